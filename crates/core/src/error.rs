@@ -1,0 +1,172 @@
+use serde::{Deserialize, Serialize};
+
+use crate::{Busy, Fence, LockName};
+
+/// The result of everything here.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong: each variant is a different thing for the caller to *do*.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Someone else has it: wait longer, or do something else.
+    #[error("{0}")]
+    Busy(Box<Busy>),
+    /// You had it and lost it: stop, do not hurry to finish.
+    #[error("the lock is lost: {0}")]
+    Lost(String),
+    /// A newer fence was seen: your work is out of date, drop it.
+    #[error("fence {yours} is stale: {seen} was seen already")]
+    Stale {
+        /// The fence that was offered.
+        yours: Fence,
+        /// The newest one seen.
+        seen: Fence,
+    },
+    /// It may have happened: ask again with the same attempt, or look.
+    #[error("it may have happened: {0}")]
+    Unknown(String),
+    /// It did not happen; a retry is safe.
+    #[error("unavailable: {0}")]
+    Unavailable(String),
+    /// A bad name, ttl or option: correct the call.
+    #[error("{0}")]
+    Invalid(String),
+    /// This store cannot do that: use another one.
+    #[error("{0}")]
+    Unsupported(String),
+    /// Not allowed: get the right first.
+    #[error("not allowed: {0}")]
+    Denied(String),
+    /// Waiting would never end: release what you hold, then ask again.
+    #[error("waiting would deadlock over {}", list(.0))]
+    Deadlock(Vec<LockName>),
+    /// A limit was reached: slow down, or raise it.
+    #[error("limit reached: {0}")]
+    Limited(String),
+}
+
+fn list(names: &[LockName]) -> String {
+    names.iter().map(|n| format!("{:?}", n.as_str())).collect::<Vec<_>>().join(" and ")
+}
+
+impl Error {
+    /// Shorthand for [`Error::Invalid`].
+    pub fn invalid(text: impl Into<String>) -> Self {
+        Error::Invalid(text.into())
+    }
+
+    /// The row of the table of outcomes for this error.
+    pub fn outcome(&self) -> Outcome {
+        match self {
+            Error::Busy(_) => Outcome::Busy,
+            Error::Lost(_) => Outcome::Lost,
+            Error::Stale { .. } => Outcome::Stale,
+            Error::Unknown(_) => Outcome::Unknown,
+            Error::Unavailable(_) => Outcome::Unavailable,
+            Error::Invalid(_) => Outcome::Invalid,
+            Error::Unsupported(_) => Outcome::Unsupported,
+            Error::Denied(_) => Outcome::Denied,
+            Error::Deadlock(_) => Outcome::Deadlock,
+            Error::Limited(_) => Outcome::Limited,
+        }
+    }
+}
+
+/// The one table of outcomes: the same meanings in Rust, HTTP, RESP, JSON and exit codes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Outcome {
+    /// Done.
+    Done,
+    /// Someone else has it.
+    Busy,
+    /// You had it and lost it.
+    Lost,
+    /// A newer fence was seen.
+    Stale,
+    /// It may have happened.
+    Unknown,
+    /// It did not happen, retry is safe.
+    Unavailable,
+    /// Bad name, ttl or option.
+    Invalid,
+    /// This store cannot.
+    Unsupported,
+    /// Not allowed.
+    Denied,
+    /// Would deadlock.
+    Deadlock,
+    /// A limit was reached.
+    Limited,
+}
+
+impl Outcome {
+    /// Every row of the table.
+    pub const ALL: [Outcome; 11] = [
+        Outcome::Done,
+        Outcome::Busy,
+        Outcome::Lost,
+        Outcome::Stale,
+        Outcome::Unknown,
+        Outcome::Unavailable,
+        Outcome::Invalid,
+        Outcome::Unsupported,
+        Outcome::Denied,
+        Outcome::Deadlock,
+        Outcome::Limited,
+    ];
+
+    const fn row(self) -> (&'static str, u8, u16, &'static str) {
+        match self {
+            Outcome::Done => ("done", 0, 200, ""),
+            Outcome::Busy => ("busy", 75, 409, "BUSY"),
+            Outcome::Lost => ("lost", 76, 410, "LOST"),
+            Outcome::Stale => ("stale", 65, 412, "STALE"),
+            Outcome::Unknown => ("unknown", 74, 504, "UNKNOWN"),
+            Outcome::Unavailable => ("unavailable", 69, 503, "UNAVAILABLE"),
+            Outcome::Invalid => ("invalid", 64, 400, "INVALID"),
+            Outcome::Unsupported => ("unsupported", 78, 501, "UNSUPPORTED"),
+            Outcome::Denied => ("denied", 77, 403, "NOPERM"),
+            Outcome::Deadlock => ("deadlock", 73, 423, "DEADLOCK"),
+            Outcome::Limited => ("limited", 72, 429, "LIMITED"),
+        }
+    }
+
+    /// The word in JSON and logs.
+    pub const fn word(self) -> &'static str {
+        self.row().0
+    }
+
+    /// The exit code of the command. For [`Outcome::Done`] a child's own code takes its place.
+    pub const fn exit_code(self) -> u8 {
+        self.row().1
+    }
+
+    /// The HTTP status.
+    pub const fn http_status(self) -> u16 {
+        self.row().2
+    }
+
+    /// The first word of a RESP error.
+    pub const fn resp(self) -> &'static str {
+        self.row().3
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_outcome_has_its_own_code_everywhere() {
+        let all = Outcome::ALL;
+        assert_eq!(all.iter().map(|o| o.exit_code()).collect::<HashSet<_>>().len(), all.len());
+        assert_eq!(all.iter().map(|o| o.http_status()).collect::<HashSet<_>>().len(), all.len());
+        assert_eq!(all.iter().map(|o| o.resp()).collect::<HashSet<_>>().len(), all.len());
+        for o in all {
+            assert_eq!(serde_json::to_string(&o).unwrap(), format!("{:?}", o.word()));
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! Who may join whom: the one rule of admission, used by the lock table and by every store that computes it itself.
+
+use crate::{Fence, Mode, Owner};
+
+/// What one holder has in a lock.
+#[derive(Clone, Copy, Debug)]
+pub struct Stake {
+    /// Its explicit owner, if it has one and has not let go.
+    pub owner: Option<Owner>,
+    /// How it holds.
+    pub mode: Mode,
+    /// With which fence. Re-entrant holds of one owner share it.
+    pub fence: Fence,
+}
+
+/// What the rule says about an ask for one name, the line in front of it left aside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It may have it, with a new fence.
+    Free,
+    /// Its owner has it already: one more hold with this fence, past any line.
+    Reenter(Fence),
+    /// Its owner has it already, but less of it than is asked for now: waiting would be waiting for itself.
+    Upgrade,
+    /// Others are in the way.
+    Blocked,
+}
+
+/// Judges an ask against those who hold the name now.
+pub fn judge(owner: Option<Owner>, mode: Mode, holders: impl Iterator<Item = Stake>) -> Verdict {
+    let mut verdict = Verdict::Free;
+    let mut limit = match mode {
+        Mode::Permit(n) => n,
+        _ => u32::MAX,
+    };
+    // Re-entrant holds stand beside each other and share a fence: they are one permit.
+    let mut permits: u32 = 0;
+    let mut last_fence = None;
+    for stake in holders {
+        if owner.is_some() && stake.owner == owner {
+            return if covers(stake.mode, mode) { Verdict::Reenter(stake.fence) } else { Verdict::Upgrade };
+        }
+        match (mode, stake.mode) {
+            (Mode::Shared, Mode::Shared) => {}
+            (Mode::Permit(_), Mode::Permit(n)) => {
+                limit = limit.min(n);
+                permits += u32::from(last_fence != Some(stake.fence));
+                last_fence = Some(stake.fence);
+            }
+            _ => verdict = Verdict::Blocked,
+        }
+    }
+    if permits >= limit { Verdict::Blocked } else { verdict }
+}
+
+fn covers(held: Mode, asked: Mode) -> bool {
+    matches!(
+        (held, asked),
+        (Mode::Exclusive, _) | (Mode::Shared, Mode::Shared) | (Mode::Permit(_), Mode::Permit(_))
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stake(owner: u8, mode: Mode, fence: u64) -> Stake {
+        let owner = (owner > 0).then(|| Owner::from_bytes([owner; 16]));
+        Stake { owner, mode, fence: Fence::new(fence).unwrap() }
+    }
+
+    #[test]
+    fn permits_of_different_size_keep_to_the_smallest() {
+        let held = [stake(0, Mode::Permit(5), 1), stake(0, Mode::Permit(2), 2)];
+        assert_eq!(judge(None, Mode::Permit(5), held.into_iter()), Verdict::Blocked);
+        assert_eq!(judge(None, Mode::Permit(5), held.into_iter().take(1)), Verdict::Free);
+        assert_eq!(judge(None, Mode::Permit(1), held.into_iter().take(1)), Verdict::Blocked);
+    }
+
+    #[test]
+    fn reentrant_holds_are_one_permit() {
+        let held = [stake(1, Mode::Permit(2), 7), stake(1, Mode::Permit(2), 7)];
+        assert_eq!(judge(None, Mode::Permit(2), held.into_iter()), Verdict::Free);
+    }
+
+    #[test]
+    fn an_owner_reenters_but_does_not_upgrade() {
+        let me = Some(Owner::from_bytes([1; 16]));
+        let seven = Fence::new(7).unwrap();
+        let ask = |mode, held: Stake| judge(me, mode, std::iter::once(held));
+        assert_eq!(ask(Mode::Shared, stake(1, Mode::Exclusive, 7)), Verdict::Reenter(seven));
+        assert_eq!(ask(Mode::Exclusive, stake(1, Mode::Exclusive, 7)), Verdict::Reenter(seven));
+        assert_eq!(ask(Mode::Exclusive, stake(1, Mode::Shared, 7)), Verdict::Upgrade);
+        assert_eq!(ask(Mode::Exclusive, stake(2, Mode::Exclusive, 7)), Verdict::Blocked);
+        assert_eq!(ask(Mode::Exclusive, stake(0, Mode::Exclusive, 7)), Verdict::Blocked);
+    }
+}

@@ -1,0 +1,389 @@
+//! The lock table: the reference for every store, without clock, dice or IO.
+//!
+//! Told what is asked and what time it is, it answers at once or puts the ask in line; what happens to asks in line
+//! comes out of [`Table::poll_effect`].
+//!
+//! ```
+//! # use lockkeeper_core::{*, table::*};
+//! # use std::{sync::Arc, time::Duration};
+//! let mut table = Table::default();
+//! let me = Arc::new(Holder::new("host", 1, None)?);
+//! let ask = Ask::new(Attempt::from_bytes([7; 16]), LockName::new("orders/42")?, Duration::from_secs(30), me);
+//! let now = Now { moment: Moment::from_nanos(0), wall: Wall::from_micros(1_000) };
+//! let Answer::Granted(grant) = table.handle_ask(now, ask)? else { panic!("busy") };
+//! assert_eq!(grant.fence.get(), 1_000);
+//! assert_eq!(table.handle_release(now, &grant.claim), Release::Released);
+//! # Ok::<(), Error>(())
+//! ```
+
+mod line;
+mod slab;
+mod state;
+
+use std::collections::VecDeque;
+use std::ops::Bound;
+
+use crate::rules::{Verdict, judge};
+use crate::{
+    Acquired, Ask, Attempt, Busy, Claim, Error, Event, EventKind, Fence, Grant, Holder, LockName, LockPage,
+    LockView, Moment, Names, Page, Release, Renewal, Result, Wait, Wall,
+};
+use state::{Hold, HoldId, Ids, SlotId, State, Ticket, Waiter, ms32, ms64};
+
+/// What time it is: the moment decides, the wall clock is the floor of fences and for display.
+#[derive(Clone, Copy, Debug)]
+pub struct Now {
+    /// On the boot-time clock.
+    pub moment: Moment,
+    /// On the wall clock.
+    pub wall: Wall,
+}
+
+/// The answer to an ask.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It is yours.
+    Granted(Grant),
+    /// Someone else has it, and the ask does not wait.
+    Busy(Busy),
+    /// It stands in line; what becomes of it comes as an effect.
+    Waiting,
+}
+
+/// Something the driver has to pass on.
+#[derive(Clone, Debug)]
+pub enum Effect {
+    /// An ask in line was served, ran out of patience, or could not be served.
+    Answer(Attempt, Result<Acquired>),
+    /// Something happened to a lock; only while [`Table::set_watched`].
+    Event(Event),
+}
+
+/// The lock table. See the [module](self).
+#[derive(Clone, Debug, Default)]
+pub struct Table {
+    state: State,
+    fence: Option<Fence>,
+    ticket: Ticket,
+    watched: bool,
+    effects: VecDeque<Effect>,
+}
+
+impl Table {
+    /// A table whose fences begin after `last`: what a store that remembers across restarts begins with.
+    pub fn after(last: Option<Fence>) -> Self {
+        Table { fence: last, ..Table::default() }
+    }
+
+    /// The fence of the newest grant or break.
+    pub fn last_fence(&self) -> Option<Fence> {
+        self.fence
+    }
+
+    /// A number greater than every fence and version so far, for a record's version or a fence outside of a grant.
+    pub fn next_fence(&mut self, wall: Wall) -> Result<Fence> {
+        let fence = Fence::after(self.fence, wall)?;
+        self.fence = Some(fence);
+        Ok(fence)
+    }
+
+    /// Whether events are wanted: nobody watching, nothing is written down.
+    pub fn set_watched(&mut self, watched: bool) {
+        self.watched = watched;
+    }
+
+    /// Handles an ask. The same attempt again is the same ask: a grant keeps its fence and counts its lease anew, a
+    /// place in line is kept.
+    pub fn handle_ask(&mut self, now: Now, ask: Ask) -> Result<Answer> {
+        ask.check()?;
+        self.handle_timeout(now);
+        if let Some(id) = self.state.hold_of(&ask.claim.attempt) {
+            self.extend(now, id);
+            return Ok(Answer::Granted(self.grant_of(now, id)));
+        }
+        if self.state.tickets.contains_key(&ask.claim.attempt) {
+            return Ok(Answer::Waiting);
+        }
+        let slots: Ids = ask.claim.names.iter().map(|name| self.state.slot_of(name)).collect();
+        let answer = self.decide(now, ask, &slots);
+        for slot in slots {
+            self.state.tidy(slot);
+        }
+        answer
+    }
+
+    fn decide(&mut self, now: Now, ask: Ask, slots: &Ids) -> Result<Answer> {
+        match self.verdict(&ask, slots, None)? {
+            Verdict::Free => {
+                let fence = self.next_fence(now.wall)?;
+                Ok(Answer::Granted(self.admit(now, &ask, slots, fence)))
+            }
+            Verdict::Reenter(fence) => Ok(Answer::Granted(self.admit(now, &ask, slots, fence))),
+            Verdict::Upgrade => Err(Error::Deadlock(ask.claim.names.iter().cloned().collect())),
+            Verdict::Blocked if ask.wait == Wait::No => Ok(Answer::Busy(self.busy(now, slots))),
+            Verdict::Blocked => self.enqueue(now, ask, slots.clone()).map(|()| Answer::Waiting),
+        }
+    }
+
+    /// What the rule says about all names of an ask together. `place` is its ticket if it stands in line already.
+    fn verdict(&self, ask: &Ask, slots: &Ids, place: Option<Ticket>) -> Result<Verdict> {
+        let mut blocked = false;
+        let (mut mine, mut fence) = (0, None);
+        for slot in slots {
+            match judge(ask.owner, ask.mode, self.state.stakes(*slot)) {
+                Verdict::Upgrade => return Ok(Verdict::Upgrade),
+                Verdict::Reenter(one) => {
+                    mine += 1;
+                    blocked |= fence.is_some_and(|other| other != one);
+                    fence = Some(one);
+                }
+                Verdict::Blocked => blocked = true,
+                Verdict::Free => {
+                    blocked |= self.state.delays.contains_key(slot);
+                    blocked |=
+                        self.state.front(*slot).is_some_and(|first| place.is_none_or(|place| first < place));
+                }
+            }
+        }
+        match fence {
+            Some(fence) if mine == slots.len() && !blocked => Ok(Verdict::Reenter(fence)),
+            // One grant has one fence: part of the names with the old fence and part with a new one cannot be told.
+            Some(_) if place.is_none() => Err(Error::invalid(format!(
+                "this owner holds some of {} already, but not all of them under one fence: ask for all names at once, \
+                 or for the missing ones alone",
+                ask.claim.names
+            ))),
+            Some(_) => Ok(Verdict::Blocked),
+            None if blocked => Ok(Verdict::Blocked),
+            None => Ok(Verdict::Free),
+        }
+    }
+
+    fn admit(&mut self, now: Now, ask: &Ask, slots: &Ids, fence: Fence) -> Grant {
+        let id = self.state.add_hold(Hold {
+            attempt: ask.claim.attempt,
+            owner: ask.owner.map(Box::new),
+            slots: slots.clone(),
+            fence,
+            granted: now.moment,
+            since: now.wall,
+            expires: now.moment + ask.ttl,
+            mode: ask.mode,
+            ttl_ms: ms32(ask.ttl),
+            lock_delay_ms: ms32(ask.lock_delay),
+            min_hold_ms: ms32(ask.min_hold),
+            holder: ask.holder.clone(),
+            lingering: false,
+        });
+        self.tell(now, slots, EventKind::Granted { fence }, Some(&ask.holder));
+        self.grant_of(now, id)
+    }
+
+    fn grant_of(&self, now: Now, id: HoldId) -> Grant {
+        let hold = &self.state.holds[id];
+        let names = Names::new(hold.slots.iter().map(|slot| self.state.slots[*slot].name.clone()));
+        Grant {
+            claim: Claim { attempt: hold.attempt, names: names.expect("a hold has names") },
+            fence: hold.fence,
+            mode: hold.mode,
+            ttl: hold.ttl(),
+            sent_at: now.moment,
+        }
+    }
+
+    fn extend(&mut self, now: Now, id: HoldId) {
+        let expires = now.moment + self.state.holds[id].ttl();
+        self.state.set_expiry(id, expires);
+    }
+
+    /// Renews a grant: its lease counts from `now`.
+    pub fn handle_renew(&mut self, now: Now, attempt: &Attempt) -> Renewal {
+        self.handle_timeout(now);
+        match self.state.hold_of(attempt) {
+            Some(id) => {
+                self.extend(now, id);
+                Renewal::Renewed
+            }
+            None => Renewal::Lost,
+        }
+    }
+
+    /// Gives back a grant, or takes an ask out of the line.
+    pub fn handle_release(&mut self, now: Now, claim: &Claim) -> Release {
+        self.handle_timeout(now);
+        if let Some(ticket) = self.state.tickets.get(&claim.attempt).copied() {
+            let waiter = self.state.remove_waiter(ticket);
+            self.tell(now, &waiter.slots, EventKind::Left, Some(&waiter.ask.holder));
+            self.serve(now, waiter.slots);
+            return Release::Released;
+        }
+        let Some(id) = self.state.hold_of(&claim.attempt) else { return Release::AlreadyGone };
+        let hold = &self.state.holds[id];
+        let (fence, holder, slots) = (hold.fence, hold.holder.clone(), hold.slots.clone());
+        let stays = hold.granted + std::time::Duration::from_millis(hold.min_hold_ms.into());
+        self.tell(now, &slots, EventKind::Released { fence }, Some(&holder));
+        if stays > now.moment {
+            self.state.disown(id);
+            self.state.holds[id].lingering = true;
+            self.state.set_expiry(id, stays);
+        } else {
+            self.state.remove_hold(id);
+            self.serve(now, slots);
+        }
+        Release::Released
+    }
+
+    /// Takes a lock away from whoever holds it, and lets the fence move on. A lock that is only held back is freed.
+    pub fn handle_break(&mut self, now: Now, name: &LockName, reason: &str) -> Result<Fence> {
+        self.handle_timeout(now);
+        let fence = self.next_fence(now.wall)?;
+        let slot = self.state.slot_of(name);
+        self.tell(now, &[slot], EventKind::Broken { fence, reason: reason.to_owned() }, None);
+        self.state.undelay(slot);
+        let holds = self.state.slots[slot].holds.clone();
+        let mut touched = Ids::from_slice(&[slot]);
+        for id in holds {
+            touched.extend(self.end_uncleanly(now, id));
+        }
+        self.serve(now, touched);
+        Ok(fence)
+    }
+
+    /// Removes a hold whose holder did not let go, and holds its names back if it asked for that.
+    fn end_uncleanly(&mut self, now: Now, id: HoldId) -> Ids {
+        let hold = self.state.remove_hold(id);
+        if hold.lock_delay_ms > 0 && !hold.lingering {
+            let until = now.moment + std::time::Duration::from_millis(hold.lock_delay_ms.into());
+            for slot in &hold.slots {
+                self.state.delay(*slot, until);
+            }
+        }
+        hold.slots
+    }
+
+    /// Does everything that is due: leases end, delays end, patience ends.
+    pub fn handle_timeout(&mut self, now: Now) {
+        while let Some((at, id)) = self.state.expiry.first().copied().filter(|(at, _)| *at <= now.moment) {
+            let hold = &self.state.holds[id];
+            let (fence, holder) = (hold.fence, hold.holder.clone());
+            let told = !hold.lingering;
+            // The delay counts from the end of the lease, not from the moment at which somebody noticed.
+            let slots = self.end_uncleanly(Now { moment: at, ..now }, id);
+            if told {
+                self.tell(now, &slots, EventKind::Expired { fence }, Some(&holder));
+            }
+            self.serve(now, slots);
+        }
+        while let Some((_, slot)) = self.state.delay_ends.first().copied().filter(|(at, _)| *at <= now.moment)
+        {
+            self.state.undelay(slot);
+            self.serve(now, Ids::from_slice(&[slot]));
+        }
+        while let Some((_, ticket)) = self.state.patience.first().copied().filter(|(at, _)| *at <= now.moment)
+        {
+            let waiter = self.state.remove_waiter(ticket);
+            let busy = self.busy(now, &waiter.slots);
+            self.answer(waiter.ask.claim.attempt, Ok(Acquired::Busy(busy)));
+            self.tell(now, &waiter.slots, EventKind::Left, Some(&waiter.ask.holder));
+            self.serve(now, waiter.slots);
+        }
+    }
+
+    /// When [`Table::handle_timeout`] wants to be called next.
+    pub fn poll_timeout(&self) -> Option<Moment> {
+        let expiry = self.state.expiry.first().map(|(at, _)| *at);
+        let delay = self.state.delay_ends.first().map(|(at, _)| *at);
+        let patience = self.state.patience.first().map(|(at, _)| *at);
+        [expiry, delay, patience].into_iter().flatten().min()
+    }
+
+    /// What is to be passed on, oldest first.
+    pub fn poll_effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    /// How many grants there are, lingering ones included.
+    pub fn held(&self) -> usize {
+        self.state.holds.len()
+    }
+
+    /// How many asks stand in line.
+    pub fn waiting(&self) -> usize {
+        self.state.waiters.len()
+    }
+
+    /// One lock as it is at `now`.
+    pub fn inspect(&self, now: Moment, name: &LockName) -> Option<LockView> {
+        self.state.by_name.get(name).and_then(|slot| self.view(now, *slot))
+    }
+
+    /// The locks whose names begin with `prefix`, in order, a page at a time.
+    pub fn list(&self, now: Moment, prefix: &str, page: &Page) -> LockPage {
+        let from = match &page.after {
+            Some(after) if after.as_str() >= prefix => Bound::Excluded(after.as_str()),
+            _ => Bound::Included(prefix),
+        };
+        let mut found = self
+            .state
+            .by_name
+            .range::<str, _>((from, Bound::Unbounded))
+            .take_while(|(name, _)| name.as_str().starts_with(prefix))
+            .filter_map(|(_, slot)| self.view(now, *slot));
+        let locks: Vec<LockView> = found.by_ref().take(page.size()).collect();
+        let next = found.next().and(locks.last()).map(|last| last.name.clone());
+        LockPage { locks, next }
+    }
+
+    fn view(&self, now: Moment, slot: SlotId) -> Option<LockView> {
+        let Self { state, .. } = self;
+        let live = |id: &&HoldId| state.holds[**id].expires > now;
+        let held: Vec<_> =
+            state.slots[slot].holds.iter().filter(live).map(|id| state.holds[*id].view(now)).collect();
+        let line = state.lines.get(&slot);
+        let delayed_ms =
+            state.delays.get(&slot).filter(|until| **until > now).map(|until| ms64(until.since(now)));
+        let view = LockView {
+            name: state.slots[slot].name.clone(),
+            held,
+            line: line.into_iter().flatten().take(LockView::LINE).map(|t| state.waiters[t].view()).collect(),
+            waiting: line.map_or(0, |line| line.len()),
+            delayed_ms,
+        };
+        (!view.held.is_empty() || view.waiting > 0 || view.delayed_ms.is_some()).then_some(view)
+    }
+
+    fn busy(&self, now: Now, slots: &Ids) -> Busy {
+        let in_the_way = |slot: &&SlotId| {
+            let state = &self.state;
+            !state.slots[**slot].holds.is_empty()
+                || state.front(**slot).is_some()
+                || state.delays.contains_key(*slot)
+        };
+        let slot = *slots.iter().find(in_the_way).unwrap_or(&slots[0]);
+        let holds = &self.state.slots[slot].holds;
+        Busy {
+            name: self.state.slots[slot].name.clone(),
+            held: holds
+                .iter()
+                .take(LockView::BUSY)
+                .map(|id| self.state.holds[*id].view(now.moment))
+                .collect(),
+            waiting: self.state.lines.get(&slot).map_or(0, |line| line.len()),
+        }
+    }
+
+    fn answer(&mut self, attempt: Attempt, answer: Result<Acquired>) {
+        self.effects.push_back(Effect::Answer(attempt, answer));
+    }
+
+    fn tell(&mut self, now: Now, slots: &[SlotId], kind: EventKind, holder: Option<&Holder>) {
+        if !self.watched {
+            return;
+        }
+        for slot in slots {
+            let name = self.state.slots[*slot].name.clone();
+            let event = Event { at: now.wall, name, kind: kind.clone(), holder: holder.cloned() };
+            self.effects.push_back(Effect::Event(event));
+        }
+    }
+}

@@ -1,0 +1,55 @@
+use std::fmt::Debug;
+
+use lockkeeper_core::{Moment, Wall};
+use tokio::sync::oneshot;
+
+/// Where time comes from. Everything that waits, waits here, so that a test can turn the hands.
+pub trait Clock: Send + Sync + Debug {
+    /// Now, on the boot-time clock.
+    fn now(&self) -> Moment;
+
+    /// Now, on the wall clock.
+    fn wall(&self) -> Wall;
+
+    /// Calls `then` once, at `at` or soon after, on a thread of the clock's. It must not block. Dropping the timer
+    /// before then cancels the call.
+    fn call_at(&self, at: Moment, then: Box<dyn FnOnce() + Send>) -> Timer;
+}
+
+/// A call that is to come. Dropping it cancels the call.
+#[must_use = "dropping a timer cancels it"]
+pub struct Timer(Option<Box<dyn FnOnce() + Send>>);
+
+impl Timer {
+    /// A timer that is cancelled by calling `cancel`.
+    pub fn new(cancel: impl FnOnce() + Send + 'static) -> Self {
+        Timer(Some(Box::new(cancel)))
+    }
+}
+
+impl Debug for Timer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Timer")
+    }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        if let Some(cancel) = self.0.take() {
+            cancel();
+        }
+    }
+}
+
+/// Waits until `at`. It needs no runtime and no timer but the clock's own.
+pub async fn sleep_until(clock: &dyn Clock, at: Moment) {
+    if at == Moment::NEVER {
+        return std::future::pending().await;
+    }
+    if clock.now() >= at {
+        return;
+    }
+    let (tell, told) = oneshot::channel();
+    let _timer = clock.call_at(at, Box::new(move || _ = tell.send(())));
+    let _ = told.await;
+}

@@ -1,0 +1,26 @@
+//! What Lockkeeper asks the operating system: what time it is, for random bits, which machine and process this is, and
+//! whether another process still runs. Stores and the library share it; `core` knows nothing of it.
+#![deny(missing_docs)]
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("Lockkeeper keeps its deadlines on CLOCK_BOOTTIME and needs Linux for it");
+
+mod clock;
+mod process;
+mod system;
+mod virtual_clock;
+
+pub use clock::{Clock, Timer, sleep_until};
+pub use process::{Life, Process, boot_id, host_name};
+pub use system::SystemClock;
+pub use virtual_clock::VirtualClock;
+
+/// 128 bits from the operating system's random source.
+///
+/// # Panics
+/// If the operating system has none: without them nothing here is safe.
+pub fn random_128() -> [u8; 16] {
+    let mut bits = [0; 16];
+    getrandom::fill(&mut bits).expect("the operating system gives random bits");
+    bits
+}

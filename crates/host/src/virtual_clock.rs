@@ -1,0 +1,127 @@
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use lockkeeper_core::{Moment, Wall};
+
+use crate::clock::{Clock, Timer};
+
+/// A clock that stands still until it is told to go on: time for tests.
+#[derive(Clone)]
+pub struct VirtualClock(Arc<Mutex<Hands>>);
+
+struct Hands {
+    now: Moment,
+    wall: Wall,
+    calls: BTreeMap<(Moment, u64), Box<dyn FnOnce() + Send>>,
+    count: u64,
+}
+
+impl Default for VirtualClock {
+    fn default() -> Self {
+        VirtualClock(Arc::new(Mutex::new(Hands {
+            now: Moment::from_nanos(1_000_000_000),
+            wall: Wall::from_micros(1_000_000_000_000_000),
+            calls: BTreeMap::new(),
+            count: 0,
+        })))
+    }
+}
+
+impl fmt::Debug for VirtualClock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "VirtualClock({:?})", self.now())
+    }
+}
+
+impl VirtualClock {
+    fn hands(&self) -> std::sync::MutexGuard<'_, Hands> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Goes on to the next call that is due within `limit` from now, makes every call due then, and stands still
+    /// again. Without one it goes on to the limit. Returns how much of the limit is left.
+    pub fn step(&self, limit: Duration) -> Duration {
+        let target = self.now() + limit;
+        let at = self.hands().calls.first_key_value().map_or(target, |((at, _), _)| (*at).min(target));
+        self.turn_to(at);
+        loop {
+            let mut hands = self.hands();
+            let due = hands.calls.first_entry().filter(|entry| entry.key().0 <= at);
+            let Some(call) = due.map(|entry| entry.remove()) else { break };
+            drop(hands);
+            call();
+        }
+        target.since(at)
+    }
+
+    /// Goes on by `by`, making every call on the way at its own moment. Work that a call starts elsewhere, on another
+    /// thread, may come to its turn only afterwards.
+    pub fn advance(&self, by: Duration) {
+        let mut left = by;
+        while !left.is_zero() {
+            left = self.step(left);
+        }
+    }
+
+    fn turn_to(&self, at: Moment) {
+        let mut hands = self.hands();
+        let by = at.since(hands.now);
+        hands.now = hands.now.max(at);
+        hands.wall = Wall::from_micros(hands.wall.as_micros() + by.as_micros() as u64);
+    }
+
+    /// Sets the wall clock, as an administrator might; the boot-time clock does not care.
+    pub fn set_wall(&self, wall: Wall) {
+        self.hands().wall = wall;
+    }
+}
+
+impl Clock for VirtualClock {
+    fn now(&self) -> Moment {
+        self.hands().now
+    }
+
+    fn wall(&self) -> Wall {
+        self.hands().wall
+    }
+
+    fn call_at(&self, at: Moment, then: Box<dyn FnOnce() + Send>) -> Timer {
+        let mut hands = self.hands();
+        hands.count += 1;
+        let key = (at, hands.count);
+        hands.calls.insert(key, then);
+        drop(hands);
+        let clock = self.clone();
+        Timer::new(move || {
+            let call = clock.hands().calls.remove(&key);
+            drop(call);
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_passes_only_when_told_and_calls_see_their_own_moment() {
+        let clock = VirtualClock::default();
+        let start = clock.now();
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let timers: Vec<_> = [30, 10, 20]
+            .map(|s| {
+                let (clock2, seen) = (clock.clone(), seen.clone());
+                let then = move || seen.lock().unwrap().push(clock2.now().since(start).as_secs());
+                clock.call_at(start + Duration::from_secs(s), Box::new(then))
+            })
+            .into_iter()
+            .collect();
+        clock.advance(Duration::from_secs(25));
+        assert_eq!(*seen.lock().unwrap(), [10, 20]);
+        drop(timers);
+        clock.advance(Duration::from_secs(25));
+        assert_eq!(*seen.lock().unwrap(), [10, 20]);
+    }
+}
