@@ -7,6 +7,7 @@ use crate::{Attempt, Error, Fence, Held, Holder, LockName, Moment, Names, Owner,
 
 /// The limits that are the same for every store.
 pub mod limits {
+    use crate::{Error, Result};
     use std::time::Duration;
     /// Bytes of a lock name.
     pub const NAME_BYTES: usize = 512;
@@ -26,6 +27,17 @@ pub mod limits {
     pub const PERMITS: u32 = 1_000_000;
     /// Items on one page of a list.
     pub const PAGE: usize = 1000;
+
+    /// Checks the reason for a break: some text, not too much, nothing that plays with a terminal.
+    pub fn check_reason(reason: &str) -> Result<()> {
+        if reason.trim().is_empty() {
+            return Err(Error::invalid("the reason is empty: say why the lock is broken, others will ask"));
+        }
+        if reason.len() > REASON_BYTES || reason.chars().any(char::is_control) {
+            return Err(Error::invalid(format!("a reason is one line of at most {REASON_BYTES} bytes")));
+        }
+        Ok(())
+    }
 }
 
 /// How a lock is held.

@@ -82,6 +82,8 @@ pub struct Lease {
     /// No renewal can move the deadline past this.
     end: Moment,
     renew_at: Moment,
+    /// A renewal was due, and withheld until there is progress again.
+    parked: bool,
     /// When a renewal that is under way counts as unanswered.
     give_up_at: Option<Moment>,
     unanswered: u32,
@@ -99,6 +101,7 @@ impl Lease {
             deadline: sent_at,
             end,
             renew_at: sent_at,
+            parked: false,
             give_up_at: None,
             unanswered: 0,
             progress: sent_at,
@@ -136,6 +139,9 @@ impl Lease {
     /// The holder shows that it gets on.
     pub fn handle_progress(&mut self, now: Moment) {
         self.progress = self.progress.max(now);
+        if std::mem::take(&mut self.parked) {
+            self.renew_at = now;
+        }
     }
 
     /// The holder learns from elsewhere that the lock is lost.
@@ -154,9 +160,15 @@ impl Lease {
         if self.give_up_at.is_some_and(|at| now >= at) {
             self.unanswered(now);
         }
-        if self.give_up_at.is_none() && now >= self.renew_at && self.may_renew(now) {
+        if self.give_up_at.is_some() || now < self.renew_at {
+            return;
+        }
+        if self.may_renew(now) {
             self.give_up_at = Some(now + self.terms.ttl / 3);
             self.effects.push_back(Effect::SendRenew);
+        } else {
+            // Left as it is, a time that is past would wake the driver at once, again and again.
+            self.parked = true;
         }
     }
 
@@ -185,7 +197,6 @@ impl Lease {
                 self.unanswered = 0;
                 self.count_from(sent_at);
                 self.enter(State::Valid);
-                self.handle_timeout(now);
             }
             Some(Renewal::Lost) => self.enter(State::Lost(Why::Taken)),
             None => self.unanswered(now),
@@ -208,8 +219,7 @@ impl Lease {
         }
         let renew = match self.give_up_at {
             Some(at) => at,
-            None if self.deadline == self.end => Moment::NEVER,
-            None if self.stalled(self.renew_at) => Moment::NEVER,
+            None if self.deadline == self.end || self.parked => Moment::NEVER,
             None => self.renew_at,
         };
         Some(renew.min(self.deadline))
@@ -340,11 +350,30 @@ mod tests {
         stuck.handle_timeout(at(10_000));
         stuck.handle_renewal(at(10_000), at(10_001), Some(Renewal::Renewed));
         effects(&mut stuck);
-        assert_eq!(stuck.poll_timeout(), Some(at(39_650)), "a stalled holder is not renewed");
+        stuck.handle_timeout(at(20_000));
+        assert_eq!(effects(&mut stuck), [], "a stalled holder is not renewed");
+        assert_eq!(stuck.poll_timeout(), Some(at(39_650)));
         assert_eq!(stuck.state(at(39_650)), State::Lost(Why::Stalled));
         stuck.handle_progress(at(20_500));
-        assert_eq!(stuck.poll_timeout(), Some(at(20_000)));
+        assert_eq!(stuck.poll_timeout(), Some(at(20_500)), "progress is renewed at once");
         stuck.handle_timeout(at(20_500));
         assert_eq!(effects(&mut stuck), [Effect::SendRenew]);
+    }
+
+    #[test]
+    fn a_stall_that_is_noticed_late_does_not_keep_the_driver_awake() {
+        // The renewal was due at ten seconds, before the holder stalled; the driver looks at sixteen, after it.
+        let mut late = lease(|t| t.progress_within = Some(Duration::from_secs(15)));
+        late.handle_timeout(at(16_000));
+        assert_eq!(effects(&mut late), []);
+        assert_eq!(
+            late.poll_timeout(),
+            Some(at(29_650)),
+            "a time that is past would wake it at once, for ever"
+        );
+        late.handle_progress(at(17_000));
+        assert_eq!(late.poll_timeout(), Some(at(17_000)));
+        late.handle_timeout(at(17_000));
+        assert_eq!(effects(&mut late), [Effect::SendRenew]);
     }
 }

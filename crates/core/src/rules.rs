@@ -29,6 +29,7 @@ pub enum Verdict {
 /// Judges an ask against those who hold the name now.
 pub fn judge(owner: Option<Owner>, mode: Mode, holders: impl Iterator<Item = Stake>) -> Verdict {
     let mut verdict = Verdict::Free;
+    let mut mine = false;
     let mut limit = match mode {
         Mode::Permit(n) => n,
         _ => u32::MAX,
@@ -38,7 +39,12 @@ pub fn judge(owner: Option<Owner>, mode: Mode, holders: impl Iterator<Item = Sta
     let mut last_fence = None;
     for stake in holders {
         if owner.is_some() && stake.owner == owner {
-            return if covers(stake.mode, mode) { Verdict::Reenter(stake.fence) } else { Verdict::Upgrade };
+            if covers(stake.mode, mode) {
+                return Verdict::Reenter(stake.fence);
+            }
+            // Another of its holds may still cover what is asked.
+            mine = true;
+            continue;
         }
         match (mode, stake.mode) {
             (Mode::Shared, Mode::Shared) => {}
@@ -50,7 +56,11 @@ pub fn judge(owner: Option<Owner>, mode: Mode, holders: impl Iterator<Item = Sta
             _ => verdict = Verdict::Blocked,
         }
     }
-    if permits >= limit { Verdict::Blocked } else { verdict }
+    match verdict {
+        _ if mine => Verdict::Upgrade,
+        _ if permits >= limit => Verdict::Blocked,
+        verdict => verdict,
+    }
 }
 
 fn covers(held: Mode, asked: Mode) -> bool {
@@ -93,5 +103,8 @@ mod tests {
         assert_eq!(ask(Mode::Exclusive, stake(1, Mode::Shared, 7)), Verdict::Upgrade);
         assert_eq!(ask(Mode::Exclusive, stake(2, Mode::Exclusive, 7)), Verdict::Blocked);
         assert_eq!(ask(Mode::Exclusive, stake(0, Mode::Exclusive, 7)), Verdict::Blocked);
+        // It took it twice more, as a reader and as a writer, and gave the first back: it is still the writer.
+        let held = [stake(1, Mode::Shared, 7), stake(1, Mode::Exclusive, 7)];
+        assert_eq!(judge(me, Mode::Exclusive, held.into_iter()), Verdict::Reenter(seven));
     }
 }

@@ -1,16 +1,17 @@
 //! Standing in line: strictly first come, first served, for every name of an ask.
 
+use std::collections::{BTreeSet, HashMap};
+
 use super::*;
-use crate::deadlock::{self, Obstacle};
+use crate::deadlock::{self, Want};
+use crate::rules::Stake;
 use crate::{Mode, Owner};
 
 impl Table {
     pub(super) fn enqueue(&mut self, now: Now, ask: Ask, slots: Ids) -> Result<()> {
         if let Some(owner) = ask.owner {
             self.refuse_self_wait(owner, &ask)?;
-            let first = self.obstacles_of(&ask, &slots, Ticket::MAX);
-            let all = |who| self.obstacles(who);
-            if let Some(names) = deadlock::cycle(owner, first, all) {
+            if let Some(names) = self.circle(owner, &ask, &slots) {
                 return Err(Error::Deadlock(names));
             }
         }
@@ -44,45 +45,53 @@ impl Table {
         Ok(())
     }
 
-    fn obstacles(&self, owner: Owner) -> Vec<Obstacle> {
-        let Some(estate) = self.state.owners.get(&owner) else { return Vec::new() };
-        let waits = estate.tickets.iter().map(|ticket| (*ticket, &self.state.waiters[ticket]));
-        waits.flat_map(|(ticket, waiter)| self.obstacles_of(&waiter.ask, &waiter.slots, ticket)).collect()
-    }
-
-    fn obstacles_of(&self, ask: &Ask, slots: &Ids, place: Ticket) -> Vec<Obstacle> {
-        let mut found = Vec::new();
-        for slot in slots {
-            let name = &self.state.slots[*slot].name;
-            let not_me = |owner: &Option<Owner>| owner.is_none() || *owner != ask.owner;
-            if judge(ask.owner, ask.mode, self.state.stakes(*slot)) == Verdict::Blocked {
-                let stakes = || self.state.stakes(*slot);
-                let any = matches!(ask.mode, Mode::Permit(_))
-                    && stakes().all(|stake| matches!(stake.mode, Mode::Permit(_)));
-                let owners = stakes().map(|stake| stake.owner).filter(not_me).collect();
-                found.push(Obstacle { name: name.clone(), owners, any });
+    /// Whether this ask would wait for ever at the end of its lines. Looks only at what can be in its way, however far
+    /// off.
+    fn circle(&self, owner: Owner, ask: &Ask, slots: &Ids) -> Option<Vec<LockName>> {
+        let State { owners, lines, waiters, .. } = &self.state;
+        // Who has nothing and wants nothing else keeps nobody waiting. So it is with nearly every ask.
+        owners.get(&owner)?;
+        let waits = |who: &Owner| owners.get(who).into_iter().flat_map(|estate| &estate.tickets);
+        let mut held = HashMap::new();
+        let mut line = BTreeSet::new();
+        let mut open = Vec::new();
+        let mut next = Some((slots, Ticket::MAX));
+        while let Some((slots, place)) = next {
+            for slot in slots {
+                // Those further ahead are found from the one just ahead.
+                open.extend(lines.get(slot).and_then(|line| line.range(..place).next_back()));
+                held.entry(*slot).or_insert_with(|| {
+                    let counts = |who: &Owner| *who == owner || waits(who).next().is_some();
+                    let stakes =
+                        self.state.stakes(*slot).filter(|stake| stake.owner.as_ref().is_some_and(counts));
+                    let stakes: Vec<Stake> = stakes.collect();
+                    open.extend(stakes.iter().filter_map(|stake| stake.owner.as_ref()).flat_map(waits));
+                    stakes
+                });
             }
-            let ahead = self.state.lines.get(slot).into_iter().flat_map(|line| line.range(..place));
-            let owners = ahead.map(|ticket| self.state.waiters[ticket].ask.owner).filter(not_me).collect();
-            found.push(Obstacle { name: name.clone(), owners, any: false });
+            next = std::iter::from_fn(|| open.pop()).find(|ticket| line.insert(*ticket)).map(|ticket| {
+                let waiter = &waiters[&ticket];
+                open.extend(waiter.ask.owner.iter().flat_map(waits));
+                (&waiter.slots, ticket)
+            });
         }
-        found
+        let want = |ask: &Ask, slots: &Ids| Want { owner: ask.owner, mode: ask.mode, names: slots.to_vec() };
+        let mut wants: Vec<_> = line.iter().map(|t| want(&waiters[t].ask, &waiters[t].slots)).collect();
+        wants.push(want(ask, slots));
+        let names = deadlock::circle(held, wants)?;
+        Some(names.into_iter().map(|slot| self.state.slots[slot].name.clone()).collect())
     }
 
-    /// Serves the lines of these names until nobody at a front can be served, then forgets what is empty.
+    /// Serves the lines of these names, whoever came first first, until nobody at a front can be served; then forgets
+    /// what is empty.
     pub(super) fn serve(&mut self, now: Now, slots: Ids) {
-        let mut work: VecDeque<SlotId> = slots.iter().copied().collect();
+        let mut fronts: BTreeSet<Ticket> = slots.iter().filter_map(|slot| self.state.front(*slot)).collect();
         let mut touched = slots;
-        while let Some(slot) = work.pop_front() {
-            while let Some(ticket) = self.state.front(slot) {
-                let Some(served) = self.serve_one(now, ticket) else { break };
-                // Its other lines have a new front now.
-                for other in served {
-                    if other != slot {
-                        work.push_back(other);
-                        touched.push(other);
-                    }
-                }
+        while let Some(ticket) = fronts.pop_first() {
+            if let Some(served) = self.serve_one(now, ticket) {
+                // Its lines have a new front now.
+                fronts.extend(served.iter().filter_map(|slot| self.state.front(*slot)));
+                touched.extend(served);
             }
         }
         touched.sort_unstable();

@@ -28,6 +28,7 @@ use crate::{
     Acquired, Ask, Attempt, Busy, Claim, Error, Event, EventKind, Fence, Grant, Holder, LockName, LockPage,
     LockView, Moment, Names, Page, Release, Renewal, Result, Wait, Wall,
 };
+use smallvec::SmallVec;
 use state::{Hold, HoldId, Ids, SlotId, State, Ticket, Waiter, ms32, ms64};
 
 /// What time it is: the moment decides, the wall clock is the floor of fences and for display.
@@ -120,7 +121,9 @@ impl Table {
             }
             Verdict::Reenter(fence) => Ok(Answer::Granted(self.admit(now, &ask, slots, fence))),
             Verdict::Upgrade => Err(Error::Deadlock(ask.claim.names.iter().cloned().collect())),
-            Verdict::Blocked if ask.wait == Wait::No => Ok(Answer::Busy(self.busy(now, slots))),
+            Verdict::Blocked if ask.wait == Wait::No => {
+                Ok(Answer::Busy(self.busy(now, &ask, slots, Ticket::MAX)))
+            }
             Verdict::Blocked => self.enqueue(now, ask, slots.clone()).map(|()| Answer::Waiting),
         }
     }
@@ -238,22 +241,27 @@ impl Table {
         self.handle_timeout(now);
         let fence = self.next_fence(now.wall)?;
         let slot = self.state.slot_of(name);
-        self.tell(now, &[slot], EventKind::Broken { fence, reason: reason.to_owned() }, None);
         self.state.undelay(slot);
-        let holds = self.state.slots[slot].holds.clone();
-        let mut touched = Ids::from_slice(&[slot]);
-        for id in holds {
-            touched.extend(self.end_uncleanly(now, id));
+        let mut others = Ids::new();
+        for id in self.state.slots[slot].holds.clone() {
+            others.extend(self.end_uncleanly(now.moment, id));
         }
+        // A grant of several names is lost as a whole: whoever watches one of the others has to hear of it too.
+        others.retain(|other| *other != slot);
+        others.sort_unstable_by(|a, b| self.state.slots[*a].name.cmp(&self.state.slots[*b].name));
+        others.dedup();
+        let mut touched = Ids::from_slice(&[slot]);
+        touched.extend(others);
+        self.tell(now, &touched, EventKind::Broken { fence, reason: reason.to_owned() }, None);
         self.serve(now, touched);
         Ok(fence)
     }
 
     /// Removes a hold whose holder did not let go, and holds its names back if it asked for that.
-    fn end_uncleanly(&mut self, now: Now, id: HoldId) -> Ids {
+    fn end_uncleanly(&mut self, at: Moment, id: HoldId) -> Ids {
         let hold = self.state.remove_hold(id);
         if hold.lock_delay_ms > 0 && !hold.lingering {
-            let until = now.moment + std::time::Duration::from_millis(hold.lock_delay_ms.into());
+            let until = at + std::time::Duration::from_millis(hold.lock_delay_ms.into());
             for slot in &hold.slots {
                 self.state.delay(*slot, until);
             }
@@ -263,30 +271,46 @@ impl Table {
 
     /// Does everything that is due: leases end, delays end, patience ends.
     pub fn handle_timeout(&mut self, now: Now) {
-        while let Some((at, id)) = self.state.expiry.first().copied().filter(|(at, _)| *at <= now.moment) {
-            let hold = &self.state.holds[id];
-            let (fence, holder) = (hold.fence, hold.holder.clone());
-            let told = !hold.lingering;
-            // The delay counts from the end of the lease, not from the moment at which somebody noticed.
-            let slots = self.end_uncleanly(Now { moment: at, ..now }, id);
-            if told {
-                self.tell(now, &slots, EventKind::Expired { fence }, Some(&holder));
-            }
-            self.serve(now, slots);
-        }
+        let mut touched = self.end_leases(now);
         while let Some((_, slot)) = self.state.delay_ends.first().copied().filter(|(at, _)| *at <= now.moment)
         {
             self.state.undelay(slot);
-            self.serve(now, Ids::from_slice(&[slot]));
+            touched.push(slot);
+        }
+        if !touched.is_empty() {
+            self.serve(now, touched);
         }
         while let Some((_, ticket)) = self.state.patience.first().copied().filter(|(at, _)| *at <= now.moment)
         {
             let waiter = self.state.remove_waiter(ticket);
-            let busy = self.busy(now, &waiter.slots);
+            let busy = self.busy(now, &waiter.ask, &waiter.slots, ticket);
             self.answer(waiter.ask.claim.attempt, Ok(Acquired::Busy(busy)));
             self.tell(now, &waiter.slots, EventKind::Left, Some(&waiter.ask.holder));
             self.serve(now, waiter.slots);
         }
+    }
+
+    /// Ends what is due, all of it before anybody is let in: a lease that is over must not count for anything, and
+    /// who comes first must not depend on which of several ends is looked at first.
+    fn end_leases(&mut self, now: Now) -> Ids {
+        let state = &self.state;
+        let due = state.expiry.iter().take_while(|(at, _)| *at <= now.moment);
+        let mut due: SmallVec<[(Moment, Fence, Attempt, HoldId); 2]> =
+            due.map(|(at, id)| (*at, state.holds[*id].fence, state.holds[*id].attempt, *id)).collect();
+        // Ids are used again; the order of news among equals is that of the fences.
+        due.sort_unstable();
+        let mut touched = Ids::new();
+        for (at, fence, _, id) in due {
+            let hold = &self.state.holds[id];
+            let (holder, told) = (hold.holder.clone(), !hold.lingering);
+            // The delay counts from the end of the lease, not from the moment at which somebody noticed.
+            let slots = self.end_uncleanly(at, id);
+            if told {
+                self.tell(now, &slots, EventKind::Expired { fence }, Some(&holder));
+            }
+            touched.extend(slots);
+        }
+        touched
     }
 
     /// When [`Table::handle_timeout`] wants to be called next.
@@ -352,12 +376,13 @@ impl Table {
         (!view.held.is_empty() || view.waiting > 0 || view.delayed_ms.is_some()).then_some(view)
     }
 
-    fn busy(&self, now: Now, slots: &Ids) -> Busy {
+    /// Who is in the way of an ask at this place in its lines.
+    fn busy(&self, now: Now, ask: &Ask, slots: &Ids, place: Ticket) -> Busy {
+        let state = &self.state;
         let in_the_way = |slot: &&SlotId| {
-            let state = &self.state;
-            !state.slots[**slot].holds.is_empty()
-                || state.front(**slot).is_some()
+            state.front(**slot).is_some_and(|first| first < place)
                 || state.delays.contains_key(*slot)
+                || judge(ask.owner, ask.mode, state.stakes(**slot)) == Verdict::Blocked
         };
         let slot = *slots.iter().find(in_the_way).unwrap_or(&slots[0]);
         let holds = &self.state.slots[slot].holds;

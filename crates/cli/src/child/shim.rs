@@ -1,0 +1,41 @@
+//! What the command is started through: this program again, for a moment.
+//!
+//! A command must not run on without its lock when `lockkeeper run` is killed with `kill -9`. The kernel can be told to
+//! kill a process when its parent dies, but only by that process itself, before it becomes the command. So the command
+//! is started in two steps: this program asks for that, and then becomes the command.
+
+use std::ffi::{OsStr, OsString};
+use std::io::ErrorKind;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
+
+use crate::exit;
+
+/// The first word on its command line.
+pub const WORD: &str = "__exec";
+
+/// The command line that starts `command` through the shim.
+pub fn command(command: &[impl AsRef<OsStr>]) -> Command {
+    // The running file itself, even if it has been replaced by an upgrade meanwhile.
+    let mut shim = Command::new("/proc/self/exe");
+    shim.arg0("lockkeeper").arg(WORD).arg(getpid().as_raw_pid().to_string()).args(command);
+    shim
+}
+
+/// Becomes the command. Returns an exit code if that cannot be.
+pub fn main(mut words: impl Iterator<Item = OsString>) -> i32 {
+    let parent = words.next().and_then(|word| word.to_str()?.parse::<i32>().ok());
+    let (Some(parent), Some(program)) = (parent, words.next()) else {
+        return lockkeeper::Outcome::Invalid.exit_code().into();
+    };
+    let _ = set_parent_process_death_signal(Some(Signal::KILL));
+    // If the parent died before the line above, nobody would tell us any more.
+    if getppid().is_none_or(|pid| pid.as_raw_pid() != parent) {
+        return exit::by_signal(Signal::KILL.as_raw());
+    }
+    let error = Command::new(&program).args(words).exec();
+    eprintln!("lockkeeper: {} cannot be started: {error}", program.display());
+    if error.kind() == ErrorKind::NotFound { exit::NOT_FOUND } else { exit::CANNOT_START }
+}

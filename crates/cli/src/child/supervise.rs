@@ -1,0 +1,219 @@
+//! Keeps an eye on a command for as long as it runs: passes signals on, and ends it before its lock is gone.
+
+use std::time::Duration;
+
+use lockkeeper::{Clock, Guard, LockName, Moment, State, SystemClock};
+use lockkeeper_host::sleep_until;
+use rustix::process::{Signal, getpid, kill_process};
+use tokio::signal::unix::{Signal as Stream, SignalKind, signal};
+
+use super::terminal::Terminal;
+use super::watchdog::{self, Watchdog};
+use super::{Change, Child};
+use crate::signals::Signals;
+
+/// How much time before the deadline things are done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leads {
+    /// The command is asked to end (TERM).
+    pub term: Duration,
+    /// It is not asked any more (KILL).
+    pub kill: Duration,
+    /// The watchdog acts, should we not have.
+    pub watchdog: Duration,
+}
+
+impl Leads {
+    /// `grace`, but never more than a quarter of the time there is at most.
+    pub fn new(grace: Duration, ttl: Duration, max_hold: Option<Duration>) -> Self {
+        let term = grace.min(ttl / 4).min(max_hold.map_or(Duration::MAX, |max| max / 4));
+        // Without any grace there is nothing to ask for: the same lead as with little.
+        let term = term.max((ttl / 50).min(Duration::from_millis(50)));
+        let kill = Duration::from_millis(50).max(ttl / 50).min(term / 2);
+        Leads { term, kill, watchdog: kill / 2 }
+    }
+}
+
+/// How it ended.
+#[derive(Debug)]
+pub enum End {
+    /// By itself, or by a signal that was passed on: the exit code.
+    Itself(i32),
+    /// Because its lock was lost or about to be: why, and whether everything is really gone.
+    Lost { why: String, all_gone: bool },
+}
+
+/// The command under its lock.
+pub struct Watch<'a> {
+    child: Child,
+    guard: &'a Guard,
+    name: &'a LockName,
+    grace: Duration,
+    leads: Leads,
+    changes: Stream,
+    terminal: Option<Terminal>,
+    interrupts: u32,
+    stopped: bool,
+}
+
+impl<'a> Watch<'a> {
+    /// Catches the news about children: to be called before there is one.
+    pub fn changes() -> std::io::Result<Stream> {
+        signal(SignalKind::child())
+    }
+
+    pub fn new(
+        child: Child,
+        changes: Stream,
+        guard: &'a Guard,
+        name: &'a LockName,
+        grace: Duration,
+        leads: Leads,
+    ) -> Self {
+        Watch { child, guard, name, grace, leads, changes, terminal: None, interrupts: 0, stopped: false }
+    }
+
+    /// Until the command has ended, or has been ended.
+    pub async fn until_end(mut self, signals: &mut Signals, tell_lost: impl FnOnce(&str)) -> End {
+        let mut dog: Option<Watchdog> = None;
+        let pause = (self.guard.ttl() / 8).max(Duration::from_millis(10));
+        let mut wake = SystemClock.now() + watchdog::AFTER;
+        let end = loop {
+            tokio::select! {
+                biased;
+                _ = self.changes.recv() => match self.child.change() {
+                    Some(Change::Ended(code)) => break End::Itself(code),
+                    Some(Change::Stopped(signal)) => self.handle_stop(signal),
+                    None => {}
+                },
+                () = self.guard.nearly_lost(self.leads.term) => {
+                    let why = self.why();
+                    tell_lost(&why);
+                    let all_gone = self.end().await;
+                    break End::Lost { why, all_gone };
+                }
+                signal = signals.next() => self.pass_on(signal),
+                () = sleep_until(&SystemClock, wake) => {
+                    if dog.is_none() {
+                        dog = Watchdog::start(self.child.pid(), self.leads.watchdog, self.name, self.guard.fence());
+                    }
+                    if let Some(dog) = &mut dog {
+                        dog.tell(self.guard.deadline());
+                    }
+                    wake = SystemClock.now() + pause;
+                }
+            }
+        };
+        dog.into_iter().for_each(Watchdog::dismiss);
+        end
+    }
+
+    fn why(&self) -> String {
+        match self.guard.state() {
+            State::Lost(why) => why.to_string(),
+            _ => "it could not be renewed, and its deadline is near".into(),
+        }
+    }
+
+    /// Asks the command and everything it started to end, then makes sure of it before the deadline.
+    async fn end(&mut self) -> bool {
+        let now = SystemClock.now();
+        let kill_at = (now + self.grace).min(self.guard.deadline().before(self.leads.kill));
+        if kill_at > now {
+            self.child.signal_all(Signal::TERM);
+            // A stopped process hears nothing until it goes on.
+            self.child.signal_all(Signal::CONT);
+        }
+        if self.gone_before(kill_at).await {
+            return true;
+        }
+        // What cannot be killed in two seconds hangs in the kernel; we cannot wait for it for ever.
+        let give_up = SystemClock.now() + Duration::from_secs(2);
+        while SystemClock.now() < give_up {
+            self.child.signal_all(Signal::KILL);
+            if self.gone_before((SystemClock.now() + Duration::from_millis(20)).min(give_up)).await {
+                return true;
+            }
+        }
+        false
+    }
+
+    async fn gone_before(&mut self, end: Moment) -> bool {
+        loop {
+            self.child.change();
+            if self.child.all_gone() {
+                return true;
+            }
+            if SystemClock.now() >= end {
+                return false;
+            }
+            // Children that are not ours end without a word to us: look every now and then.
+            let look = (SystemClock.now() + Duration::from_millis(20)).min(end);
+            tokio::select! {
+                _ = self.changes.recv() => {}
+                () = sleep_until(&SystemClock, look) => {}
+            }
+        }
+    }
+
+    fn pass_on(&mut self, signal: Signal) {
+        match signal {
+            Signal::INT if self.interrupts > 0 => self.child.signal_all(Signal::KILL),
+            Signal::CONT => self.go_on(),
+            _ => {
+                self.interrupts += u32::from(signal == Signal::INT);
+                self.child.signal_group(signal);
+            }
+        }
+    }
+
+    /// The command was stopped. If it only wants the terminal it gets it; if it is Ctrl-Z, we stop as well, so that the
+    /// shell goes on. Nothing is renewed meanwhile.
+    fn handle_stop(&mut self, signal: i32) {
+        let wants_terminal = [Signal::TTIN, Signal::TTOU].map(Signal::as_raw).contains(&signal);
+        if !wants_terminal && signal != Signal::TSTP.as_raw() {
+            return;
+        }
+        if self.terminal.is_none() {
+            self.terminal = Terminal::open();
+        }
+        // Without a terminal there is no shell that would let us go on again.
+        let Some(terminal) = &mut self.terminal else { return };
+        if wants_terminal && terminal.lend(self.child.pid()) {
+            return self.child.signal_group(Signal::CONT);
+        }
+        terminal.take_back();
+        self.stopped = true;
+        let _ = kill_process(getpid(), Signal::STOP);
+    }
+
+    /// We go on after a stop. The command does too, but only if its lock is still there: if not, it is killed where
+    /// it stands.
+    fn go_on(&mut self) {
+        if !self.guard.is_held() || self.guard.remaining() <= self.leads.term {
+            return;
+        }
+        self.stopped = false;
+        self.child.signal_group(Signal::CONT);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_leads_fit_into_every_lease() {
+        let ms = Duration::from_millis;
+        let leads = |grace, ttl, max| Leads::new(grace, ttl, max);
+        assert_eq!(leads(ms(5000), ms(30_000), None), Leads { term: ms(5000), kill: ms(600), watchdog: ms(300) });
+        assert_eq!(leads(ms(5000), ms(1000), None).term, ms(250));
+        assert_eq!(leads(ms(5000), ms(30_000), Some(ms(2000))).term, ms(500));
+        for ttl in [100, 300, 1000, 86_400_000] {
+            for grace in [0, 1, 5000] {
+                let l = leads(ms(grace), ms(ttl), None);
+                assert!(l.term <= ms(ttl) / 4 && l.kill < l.term && l.watchdog < l.kill && !l.watchdog.is_zero(), "{l:?}");
+            }
+        }
+    }
+}

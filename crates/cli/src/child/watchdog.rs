@@ -1,0 +1,133 @@
+//! A second process that ends the command when we cannot: because we were killed, or stopped past the deadline.
+//!
+//! The kernel kills the command itself when we die (see [`super::shim`]), but not what it had started; and nobody at
+//! all acts while we are stopped. The watchdog hears from us whenever the deadline moves. If the deadline comes near, or
+//! the line to us goes dead without a good-bye, it kills the whole process group, and whoever carries our mark in its
+//! environment. It is started only for commands that take a while: a short one is over before it would be of use.
+
+use std::ffi::OsString;
+use std::io::{PipeWriter, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Duration;
+
+use lockkeeper::{Clock, Fence, LockName, Moment, SystemClock};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+};
+
+use super::family;
+
+/// The first word on its command line.
+pub const WORD: &str = "__watchdog";
+/// A command that has run for this long gets one.
+pub const AFTER: Duration = Duration::from_millis(50);
+/// What we send to say good-bye.
+const GOOD_BYE: u64 = 0;
+
+static OURS: AtomicI32 = AtomicI32::new(0);
+
+/// Whether `pid` is our watchdog: it is a descendant that must outlive the others.
+pub fn is_ours(pid: i32) -> bool {
+    OURS.load(Ordering::Relaxed) == pid
+}
+
+/// Our end of the line.
+#[derive(Debug)]
+pub struct Watchdog {
+    line: PipeWriter,
+    told: Moment,
+}
+
+impl Watchdog {
+    /// Starts one for the process group `group`. It acts `lead` before the deadline that it was told last.
+    pub fn start(group: Pid, lead: Duration, name: &LockName, fence: Fence) -> Option<Self> {
+        let (reader, line) = std::io::pipe().ok()?;
+        let child = Command::new("/proc/self/exe")
+            .arg0("lockkeeper")
+            .args([WORD, &group.as_raw_pid().to_string(), &lead.as_nanos().to_string()])
+            .args([name.as_str(), &fence.to_string()])
+            .stdin(reader)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            // Its own group: it must not end with the one it watches, or with ours.
+            .process_group(0)
+            .spawn()
+            .ok()?;
+        OURS.store(i32::try_from(child.id()).unwrap_or(0), Ordering::Relaxed);
+        Some(Watchdog { line, told: Moment::from_nanos(GOOD_BYE) })
+    }
+
+    /// Tells it the deadline, if that has moved.
+    pub fn tell(&mut self, deadline: Moment) {
+        if deadline != self.told {
+            self.told = deadline;
+            let _ = self.line.write_all(&deadline.as_nanos().to_ne_bytes());
+        }
+    }
+
+    /// All is done; it may go.
+    pub fn dismiss(mut self) {
+        let _ = self.line.write_all(&GOOD_BYE.to_ne_bytes());
+    }
+}
+
+/// The watchdog itself.
+pub fn main(words: impl Iterator<Item = OsString>) -> i32 {
+    let words: Vec<OsString> = words.collect();
+    let word = |i: usize| words.get(i).and_then(|word| word.to_str());
+    let group = word(0).and_then(|w| w.parse().ok()).and_then(Pid::from_raw);
+    let lead = word(1).and_then(|w| w.parse().ok()).map(Duration::from_nanos);
+    let (Some(group), Some(lead), Some(name), Some(fence)) = (group, lead, word(2), word(3)) else {
+        return lockkeeper::Outcome::Invalid.exit_code().into();
+    };
+    let mut deadline = Moment::NEVER;
+    while let Some(nanos) = news_before(deadline.before(lead)) {
+        if nanos == GOOD_BYE {
+            return 0;
+        }
+        deadline = Moment::from_nanos(nanos);
+    }
+    let _ = kill_process_group(group, Signal::KILL);
+    kill_marked(name, fence);
+    0
+}
+
+/// What we are told next; `None` if nothing came until `end`, or never will. The timer goes on during suspend.
+fn news_before(end: Moment) -> Option<u64> {
+    let input = rustix::stdio::stdin();
+    let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC).ok()?;
+    if end < Moment::NEVER.before(Duration::from_secs(1 << 32)) {
+        let left = end.since(SystemClock.now()).max(Duration::from_nanos(1));
+        let at = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+        let once = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: at };
+        timerfd_settime(&timer, TimerfdTimerFlags::empty(), &once).ok()?;
+    }
+    let mut fds = [PollFd::new(&input, PollFlags::IN), PollFd::new(&timer, PollFlags::IN)];
+    while let Err(Errno::INTR) = poll(&mut fds, None) {}
+    if fds[0].revents().is_empty() {
+        return None;
+    }
+    let mut news = [0; 8];
+    match rustix::io::read(input, &mut news) {
+        Ok(8) => Some(u64::from_ne_bytes(news)),
+        _ => None,
+    }
+}
+
+/// Kills every process of ours that carries this lock in its environment, in whatever group or session it is.
+fn kill_marked(name: &str, fence: &str) {
+    let marks = [format!("LOCKKEEPER_NAME={name}"), format!("LOCKKEEPER_FENCE={fence}")];
+    let me = std::process::id() as i32;
+    for relative in family::processes().filter(|pid| *pid != me).filter_map(family::read) {
+        let environ = std::fs::read(format!("/proc/{}/environ", relative.pid)).unwrap_or_default();
+        let has = |mark: &String| environ.split(|b| *b == 0).any(|entry| entry == mark.as_bytes());
+        if marks.iter().all(has) {
+            family::send(&relative, Signal::KILL);
+        }
+    }
+}

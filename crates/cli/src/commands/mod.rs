@@ -1,0 +1,67 @@
+//! One file per subcommand, and the one place that picks among them.
+
+pub mod break_lock;
+pub mod completions;
+pub mod hold;
+pub mod ls;
+pub mod man;
+pub mod run;
+pub mod show;
+pub mod watch;
+
+use std::future::Future;
+
+use clap::Subcommand;
+
+use crate::exit::{Failure, OK};
+
+/// Every subcommand.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a command under a lock
+    Run(Box<run::Run>),
+    /// Hold a lock until stdin closes or a signal comes
+    Hold(Box<hold::Hold>),
+    /// List the locks that are held or waited for
+    Ls(ls::Ls),
+    /// Show everything about one lock
+    Show(show::Show),
+    /// Print what happens to locks, as it happens
+    Watch(watch::Watch),
+    /// Take a lock away from whoever holds it
+    Break(break_lock::Break),
+    /// Print shell completions
+    Completions(completions::Completions),
+    /// Print the manual page
+    Man(man::Man),
+}
+
+/// Does it, says what went wrong, and returns the exit code.
+pub fn run(command: Command) -> i32 {
+    let (json, result) = match command {
+        Command::Run(run) => (run.common.json, block_on(run.go())),
+        Command::Hold(hold) => (hold.common.json, block_on(hold.go())),
+        Command::Ls(ls) => (ls.common.json, block_on(ls.go())),
+        Command::Show(show) => (show.common.json, block_on(show.go())),
+        Command::Watch(watch) => (watch.common.json, block_on(watch.go())),
+        Command::Break(break_lock) => (break_lock.common.json, block_on(break_lock.go())),
+        Command::Completions(completions) => (false, completions.go().map(|()| OK)),
+        Command::Man(man) => (false, man.go().map(|()| OK)),
+    };
+    result.unwrap_or_else(|failure| {
+        failure.tell(json);
+        failure.code
+    })
+}
+
+/// Runs it on this thread. One thread is enough here, and the child's parent must be the thread that lives longest.
+fn block_on<F: Future<Output = Result<i32, Failure>>>(work: F) -> Result<i32, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|e| {
+        Failure::new(lockkeeper::Outcome::Unavailable, format!("the operating system gives no event queue: {e}"))
+    })?;
+    let result = runtime.block_on(work);
+    // Waiting for its helper threads would only delay the exit.
+    runtime.shutdown_background();
+    result
+}

@@ -1,0 +1,159 @@
+use std::ffi::OsString;
+use std::time::Duration;
+
+use clap::Args;
+use lockkeeper::{Guard, Lockkeeper, Outcome, Release};
+use serde_json::json;
+
+use crate::args::{Ask, Common};
+use crate::child::supervise::{End, Leads, Watch};
+use crate::child::{self, Child, Unusable};
+use crate::exit::{self, Failure};
+use crate::report::{Events, Report, millis};
+use crate::signals::Signals;
+use crate::text::plain;
+use crate::{span, waiting};
+
+/// Run a command under a lock, and exit with its exit code.
+///
+/// Waits for the lock, then runs the command in its own process group. If the lock is about to be lost, the command and
+/// everything it started get TERM, and KILL before the deadline.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Run {
+    #[command(flatten)]
+    pub ask: Ask,
+    /// Time between TERM and KILL if the lock is lost; at most a quarter of the ttl
+    #[arg(long, value_name = "SPAN", default_value = "5s", value_parser = span::up_to_a_day, allow_hyphen_values = true)]
+    pub grace: Duration,
+    /// Say nothing but errors
+    #[arg(long, short)]
+    pub quiet: bool,
+    #[command(flatten)]
+    pub common: Common,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  lockkeeper run nightly -- ./settle.sh                 wait for ever
+  lockkeeper run nightly --skip -- ./settle.sh          exit 75 if it is taken
+  lockkeeper run nightly --min-hold 1m -- ./settle.sh   cron on many hosts, clocks a little apart
+  lockkeeper run a --also b --wait 5s -- ./move.sh      both or none
+  lockkeeper run gpu --permits 4 -- ./train.sh          at most four at a time
+
+The command runs in its own process group and sees LOCKKEEPER_NAME, LOCKKEEPER_FENCE,
+LOCKKEEPER_STORE and LOCKKEEPER_TTL_MS. Send the fence along with every write to a resource that
+can check it. Signals are passed on; Ctrl-C twice kills. If the lock is about to be lost, the
+command and everything it started get TERM, and KILL before the deadline.
+
+Exit codes: the command's own, 128+n for a signal; 75 busy, 76 lost, 126 and 127 if it cannot be
+started, 64 bad call, 69 store unavailable, 78 the store cannot do that.";
+
+impl Run {
+    pub async fn go(self) -> Result<i32, Failure> {
+        let report = Report::new(self.ask.names(), self.common.json, self.quiet, Events::Stderr);
+        self.check_command()?;
+        let url = self.common.url()?;
+        let keeper = Lockkeeper::open(&url).await?;
+        if keeper.profile().store == "memory" && !self.ask.correctness {
+            report.say("warning: a memory: store is private to this process. This lock keeps nobody out");
+        }
+        let mut signals = Signals::forwarded()?;
+        let guard = waiting::acquire(&keeper, &self.ask, self.label(), &report, &mut signals).await?;
+        report.granted(&guard);
+        let end = self.supervise(&url, &guard, &mut signals, &report).await;
+        let released = release(&keeper, guard, &report).await;
+        match end? {
+            End::Itself(code) if released != Some(Release::AlreadyGone) => {
+                report.event("ended", json!({ "outcome": "done", "exit_code": code }));
+                Ok(code)
+            }
+            End::Itself(code) => Err(Failure::new(
+                Outcome::Lost,
+                format!("the command ended with {code}, but the lock on {} was lost before that", report.what()),
+            )
+            .next("somebody else may have been at it at the same time: check the result")),
+            End::Lost { why, all_gone } => {
+                let left = if all_gone { "" } else { "; some of its processes could not be killed" };
+                let message = format!("the lock on {} is lost: {why}. The command was ended{left}", report.what());
+                Err(Failure::new(Outcome::Lost, message).next("its work may be half done: check before you run it again"))
+            }
+        }
+    }
+
+    /// A command that cannot be started is told before anything is locked.
+    fn check_command(&self) -> Result<(), Failure> {
+        let program = &self.command[0];
+        let shown = plain(&program.to_string_lossy()).into_owned();
+        match child::find(program) {
+            Ok(_) => Ok(()),
+            Err(Unusable::NotFound) => Err(Failure::new(Outcome::Invalid, format!("there is no command {shown:?}"))
+                .with_code(exit::NOT_FOUND)
+                .next("check the spelling and PATH; for shell syntax use: sh -c '…'")),
+            Err(Unusable::NotExecutable) => {
+                Err(Failure::new(Outcome::Invalid, format!("{shown:?} is not executable"))
+                    .with_code(exit::CANNOT_START)
+                    .next("chmod +x it, or name the program that runs it"))
+            }
+        }
+    }
+
+    /// What others see: the command's name, unless we were told.
+    fn label(&self) -> Option<String> {
+        let name = std::path::Path::new(&self.command[0]).file_name()?.to_string_lossy();
+        Some(name.chars().filter(|c| !c.is_control()).take(64).collect())
+    }
+
+    async fn supervise(
+        &self,
+        url: &str,
+        guard: &Guard,
+        signals: &mut Signals,
+        report: &Report,
+    ) -> Result<End, Failure> {
+        let cannot = |e: std::io::Error| {
+            let message = format!("{} cannot be started: {e}", plain(&self.command[0].to_string_lossy()));
+            Failure::new(Outcome::Unavailable, message).with_code(exit::CANNOT_START)
+        };
+        let changes = Watch::changes().map_err(cannot)?;
+        let env = [
+            ("LOCKKEEPER_NAME", self.ask.name.to_string()),
+            ("LOCKKEEPER_FENCE", guard.fence().to_string()),
+            ("LOCKKEEPER_STORE", url.to_owned()),
+            ("LOCKKEEPER_TTL_MS", millis(self.ask.ttl).to_string()),
+        ];
+        let child = Child::start(&self.command, &env).map_err(cannot)?;
+        let leads = Leads::new(self.grace, self.ask.ttl, self.ask.max_hold);
+        let watch = Watch::new(child, changes, guard, &self.ask.name, self.grace, leads);
+        let tell_lost = |why: &str| {
+            report.event("lost", json!({ "fence": guard.fence(), "why": why }));
+            report.say(&format!("losing the lock on {}: {why}. Ending the command", report.what()));
+        };
+        Ok(watch.until_end(signals, tell_lost).await)
+    }
+}
+
+/// Gives the lock back. `None`: the store did not answer; the ttl ends it.
+async fn release(keeper: &Lockkeeper, guard: Guard, report: &Report) -> Option<Release> {
+    let (fence, ttl) = (guard.fence(), guard.ttl());
+    match guard.release().await {
+        Ok(release) => {
+            if release == Release::Released {
+                report.event("released", json!({ "fence": fence }));
+            }
+            Some(release)
+        }
+        Err(error) => {
+            report.say(&format!(
+                "warning: {} could not be released ({error}); it is free in {} at the latest",
+                report.what(),
+                span::show(ttl)
+            ));
+            let _ = tokio::time::timeout(Duration::from_secs(2), keeper.settle()).await;
+            None
+        }
+    }
+}

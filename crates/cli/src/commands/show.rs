@@ -1,0 +1,113 @@
+use std::time::Duration;
+
+use clap::Args;
+use lockkeeper::{LockName, LockView, Mode, Profile};
+use serde_json::json;
+
+use crate::args::{Common, lock_name};
+use crate::exit::{Failure, OK};
+use crate::output::{self, bold};
+use crate::span;
+use crate::text::{ago, columns, plain, quoted, rfc3339};
+
+/// Show everything about one lock: who holds it, who waits, what the store promises.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Show {
+    /// Which lock
+    #[arg(value_parser = lock_name())]
+    pub name: LockName,
+    #[command(flatten)]
+    pub common: Common,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  lockkeeper show nightly
+  lockkeeper show nightly --json | jq '.lock.held[0].fence'
+
+A free lock is no error: the exit code is 0 and the JSON has \"lock\": null.";
+
+impl Show {
+    pub async fn go(self) -> Result<i32, Failure> {
+        let keeper = self.common.open().await?;
+        let view = keeper.inspect(&self.name).await?;
+        let profile = keeper.profile();
+        if self.common.json {
+            output::line(&json!({ "name": self.name, "lock": view, "store": profile }).to_string())?;
+            return Ok(OK);
+        }
+        let shown = bold(&quoted(self.name.as_str()));
+        match &view {
+            None => output::line(&format!("{shown} is free"))?,
+            Some(view) => lock(&shown, view)?,
+        }
+        store(profile)?;
+        Ok(OK)
+    }
+}
+
+fn lock(shown: &str, view: &LockView) -> Result<(), Failure> {
+    let state = match (view.held.len(), view.delayed_ms) {
+        (0, Some(ms)) => {
+            format!("held back for {} after an unclean end", span::rough(Duration::from_millis(ms)))
+        }
+        (0, None) => "free, with a line".into(),
+        (1, _) => "held".into(),
+        (n, _) => format!("held by {n}"),
+    };
+    output::line(&format!("{shown} is {state}"))?;
+    for held in &view.held {
+        let left = span::rough(Duration::from_millis(held.expires_in_ms));
+        let (end, left) = if held.lingering {
+            ("  done, kept for", left)
+        } else {
+            ("  expires in", format!("{left}, unless renewed"))
+        };
+        let rows = [
+            ("  holder", plain(&held.holder.to_string()).into_owned()),
+            ("  fence", held.fence.to_string()),
+            ("  mode", mode(held.mode)),
+            ("  since", format!("{} ({} ago)", rfc3339(held.since), ago(held.since))),
+            (end, left),
+        ];
+        rows_out(&rows.map(|(what, value)| vec![what.to_owned(), value]))?;
+    }
+    if view.waiting > 0 {
+        output::line(&format!("{} in line", view.waiting))?;
+        let row = |(i, q): (usize, &lockkeeper::Queued)| {
+            let who = plain(&q.holder.to_string()).into_owned();
+            vec![format!("  {}.", i + 1), who, mode(q.mode), format!("for {}", ago(q.since))]
+        };
+        rows_out(&view.line.iter().enumerate().map(row).collect::<Vec<_>>())?;
+        if view.waiting > view.line.len() {
+            output::line(&format!("  … and {} more", view.waiting - view.line.len()))?;
+        }
+    }
+    Ok(())
+}
+
+fn rows_out(rows: &[Vec<String>]) -> Result<(), Failure> {
+    columns(rows).iter().try_for_each(|line| output::line(line))
+}
+
+fn mode(mode: Mode) -> String {
+    match mode {
+        Mode::Exclusive => "exclusive".into(),
+        Mode::Shared => "shared".into(),
+        Mode::Permit(n) => format!("one of {n}"),
+    }
+}
+
+fn store(profile: &Profile) -> Result<(), Failure> {
+    let word = |promise| format!("{promise:?}").to_lowercase();
+    output::line(&format!(
+        "store {}: exclusion {}, fences {}, durable {}; next waiter in within {}",
+        plain(&profile.store),
+        word(profile.exclusion),
+        word(profile.fence),
+        word(profile.durable),
+        span::rough(profile.wake),
+    ))?;
+    profile.notes.iter().try_for_each(|note| output::line(&format!("  note: {}", plain(note))))
+}

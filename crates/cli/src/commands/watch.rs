@@ -1,0 +1,64 @@
+use clap::Args;
+use futures_util::StreamExt;
+use lockkeeper::{Event, EventKind};
+
+use crate::args::{Common, utf8};
+use crate::exit::{self, Failure};
+use crate::output;
+use crate::signals::Signals;
+use crate::text::{plain, rfc3339};
+
+/// Print what happens to locks, one line per event, until Ctrl-C.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Watch {
+    /// Only names that begin with this
+    #[arg(default_value = "", hide_default_value = true, value_parser = utf8("prefix"))]
+    pub prefix: String,
+    #[command(flatten)]
+    pub common: Common,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  lockkeeper watch
+  lockkeeper watch orders/ --json | jq -r 'select(.event == \"broken\") | .reason'
+
+Events: granted, released, expired, broken, waiting, left; missed says that some were not seen.";
+
+impl Watch {
+    pub async fn go(self) -> Result<i32, Failure> {
+        let mut signals = Signals::ending()?;
+        let keeper = self.common.open().await?;
+        let mut events = keeper.watch(&self.prefix).await?;
+        loop {
+            tokio::select! {
+                biased;
+                signal = signals.end() => return Ok(exit::by_signal(signal.as_raw())),
+                event = events.next() => match event {
+                    Some(event) => self.print(&event?)?,
+                    None => return Ok(exit::OK),
+                },
+            }
+        }
+    }
+
+    fn print(&self, event: &Event) -> Result<(), Failure> {
+        if self.common.json {
+            let line = serde_json::to_string(event).expect("an event is plain data");
+            return output::line(&line);
+        }
+        let name = plain(event.name.as_str());
+        let mut line = format!("{}  {:<8}  {name}", rfc3339(event.at), event.kind.word());
+        if let Some(fence) = event.kind.fence() {
+            line += &format!("  fence {fence}");
+        }
+        if let Some(holder) = &event.holder {
+            line += &format!("  {}", plain(&holder.to_string()));
+        }
+        if let EventKind::Broken { reason, .. } = &event.kind {
+            line += &format!("  because: {}", plain(reason));
+        }
+        output::line(&line)
+    }
+}

@@ -1,0 +1,33 @@
+//! The `lockkeeper` command: run something under a lock, hold one, see who has it, take it away.
+//!
+//! One file per subcommand in [`commands`]; every exit code in [`exit`]; everything about child processes in [`child`].
+
+mod args;
+mod child;
+mod commands;
+mod exit;
+mod output;
+mod report;
+mod signals;
+mod span;
+mod text;
+mod waiting;
+
+use std::process::exit as end;
+
+use clap::Parser;
+
+fn main() {
+    let mut words = std::env::args_os().skip(1);
+    // These two are started by `run`, many times an hour on some hosts: they do without the whole command line.
+    match words.next().as_ref().and_then(|word| word.to_str()) {
+        Some(child::shim::WORD) => end(child::shim::main(words)),
+        Some(child::watchdog::WORD) => end(child::watchdog::main(words)),
+        _ => {}
+    }
+    // Ends the process at once: nothing is left to do, and joining threads would only cost time.
+    end(match args::Cli::try_parse() {
+        Ok(cli) => commands::run(cli.command),
+        Err(error) => exit::usage(&error),
+    })
+}

@@ -1,0 +1,115 @@
+//! Spans of time on the command line: read here and nowhere else.
+
+use std::time::Duration;
+
+use jiff::SignedDuration;
+use lockkeeper::limits;
+
+/// The longest time anything here can be told to wait: beyond it, it is a slip of the finger.
+const YEAR: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+
+/// `--ttl`
+pub fn ttl(text: &str) -> Result<Duration, String> {
+    between(text, limits::TTL_MIN, limits::TTL_MAX)
+}
+
+/// `--min-hold`, `--lock-delay`, `--grace`: none at all is fine.
+pub fn up_to_a_day(text: &str) -> Result<Duration, String> {
+    between(text, Duration::ZERO, limits::TTL_MAX)
+}
+
+/// `--wait`
+pub fn wait(text: &str) -> Result<Duration, String> {
+    let least = Duration::from_millis(1);
+    between(text, least, YEAR).map_err(|e| if is_zero(text) { format!("{e}; not to wait is --skip") } else { e })
+}
+
+/// `--max-hold`, `--for`
+pub fn long(text: &str) -> Result<Duration, String> {
+    between(text, limits::TTL_MIN, YEAR)
+}
+
+fn is_zero(text: &str) -> bool {
+    text.parse::<SignedDuration>().is_ok_and(|d| d.is_zero())
+}
+
+fn between(text: &str, least: Duration, most: Duration) -> Result<Duration, String> {
+    let range = || format!("{} to {} are possible", show(least), show(most));
+    let trimmed = text.trim();
+    if !trimmed.is_empty() && trimmed.chars().all(|c| c.is_ascii_digit() || matches!(c, '.' | '-' | '+')) {
+        return Err(format!("add a unit, for instance {trimmed}s or {trimmed}ms"));
+    }
+    let given: SignedDuration = match trimmed.parse() {
+        Ok(given) => given,
+        // Numbers that fit into nothing are refused for what they are.
+        Err(_) if trimmed.chars().filter(char::is_ascii_digit).count() > 15 => {
+            return Err(format!("that is absurdly long: {}", range()));
+        }
+        Err(_) => return Err("not a span of time: write 500ms, 30s, 1m30s or 2h".into()),
+    };
+    match Duration::try_from(given) {
+        Err(_) => Err(format!("a negative span of time: {}", range())),
+        Ok(given) if given < least || given > most => Err(range()),
+        Ok(given) => Ok(given),
+    }
+}
+
+/// A span as it could have been typed: `1m30s`.
+pub fn show(span: Duration) -> String {
+    let (ms, s) = (span.subsec_millis(), span.as_secs());
+    let parts = [(s / 3600, "h"), (s / 60 % 60, "m"), (s % 60, "s"), (ms.into(), "ms")];
+    let text: String = parts.iter().filter(|(n, _)| *n > 0).map(|(n, unit)| format!("{n}{unit}")).collect();
+    if text.is_empty() { "0s".into() } else { text }
+}
+
+/// A span for a quick look: the two largest units, `3m 12s`.
+pub fn rough(span: Duration) -> String {
+    let s = span.as_secs();
+    match s {
+        0 => format!("{}ms", span.as_millis()),
+        1..60 => format!("{s}s"),
+        60..3600 => format!("{}m {}s", s / 60, s % 60),
+        3600..86_400 => format!("{}h {}m", s / 3600, s / 60 % 60),
+        _ => format!("{}d {}h", s / 86_400, s / 3600 % 24),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_people_type_is_read() {
+        for (text, ms) in [("30s", 30_000), ("500ms", 500), ("1m30s", 90_000), ("2h", 7_200_000), ("1m 30s", 90_000)] {
+            assert_eq!(ttl(text), Ok(Duration::from_millis(ms)), "{text}");
+        }
+        assert_eq!(up_to_a_day("0s"), Ok(Duration::ZERO));
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_the_reason() {
+        for (text, why) in [
+            ("30", "add a unit"),
+            ("-3", "add a unit"),
+            ("0s", "100ms to 24h"),
+            ("99ms", "100ms to 24h"),
+            ("-5s", "negative"),
+            ("25h", "100ms to 24h"),
+            ("99999999999999999999h", "absurdly long"),
+            ("soon", "not a span of time"),
+            ("", "not a span of time"),
+        ] {
+            let error = ttl(text).unwrap_err();
+            assert!(error.contains(why), "{text:?}: {error}");
+        }
+        assert!(wait("0s").unwrap_err().contains("--skip"));
+    }
+
+    #[test]
+    fn spans_are_shown_as_they_are_typed() {
+        for text in ["100ms", "24h", "1m30s", "1s500ms", "0s"] {
+            assert_eq!(show(up_to_a_day(text).unwrap()), text);
+        }
+        assert_eq!(rough(Duration::from_secs(200)), "3m 20s");
+    }
+}

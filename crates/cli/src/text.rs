@@ -1,0 +1,100 @@
+//! Text for people. Names, labels and hosts were written by others: what could play with a terminal is shown as an
+//! escape, and columns are counted as the terminal counts them.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use lockkeeper::{Clock, SystemClock, Wall};
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
+use crate::span;
+
+/// `text` without anything that is invisible or turns the line around.
+pub fn plain(text: &str) -> Cow<'_, str> {
+    if !text.chars().any(odd) {
+        return Cow::Borrowed(text);
+    }
+    let escape = |c: char| if odd(c) { c.escape_unicode().to_string() } else { c.to_string() };
+    Cow::Owned(text.chars().map(escape).collect())
+}
+
+/// Control characters, marks of direction, zero-width and tag characters, and the line breaks of Unicode.
+fn odd(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
+        || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
+
+/// A name in quotes, as messages show it.
+pub fn quoted(name: &str) -> String {
+    format!("\"{}\"", plain(name))
+}
+
+/// As much of `text` as fits into `width` columns.
+pub fn cut(text: &str, width: usize) -> String {
+    if text.width() <= width {
+        return text.to_owned();
+    }
+    let mut fits = String::new();
+    for c in text.chars() {
+        if fits.width() + c.width().unwrap_or(0) >= width {
+            break;
+        }
+        fits.push(c);
+    }
+    fits + "…"
+}
+
+/// How long ago `then` was.
+pub fn age(then: Wall) -> Duration {
+    Duration::from_micros(SystemClock.wall().as_micros().saturating_sub(then.as_micros()))
+}
+
+/// How long ago `then` was, for people.
+pub fn ago(then: Wall) -> String {
+    span::rough(age(then))
+}
+
+/// A time in RFC 3339, in UTC.
+pub fn rfc3339(wall: Wall) -> String {
+    let micros = i64::try_from(wall.as_micros()).unwrap_or(i64::MAX);
+    jiff::Timestamp::from_microsecond(micros).map_or_else(|_| "?".into(), |t| format!("{t:.3}"))
+}
+
+/// Rows of text as columns that line up, two spaces apart. The last column is not padded.
+pub fn columns(rows: &[Vec<String>]) -> Vec<String> {
+    let count = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let widths: Vec<usize> =
+        (0..count).map(|i| rows.iter().filter_map(|r| r.get(i)).map(|c| c.width()).max().unwrap_or(0)).collect();
+    let line = |row: &Vec<String>| {
+        let mut text = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            text += cell;
+            text += &" ".repeat(width - cell.width() + 2);
+        }
+        text.trim_end().to_owned()
+    };
+    rows.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_invisible_gets_through() {
+        assert_eq!(plain("orders/42 ключ"), "orders/42 ключ");
+        assert_eq!(plain("a\u{202e}b\u{200b}\u{1b}[31m"), "a\\u{202e}b\\u{200b}\\u{1b}[31m");
+    }
+
+    #[test]
+    fn wide_characters_take_two_columns() {
+        let rows = [vec!["鍵".into(), "1".into()], vec!["abc".into(), "2".into()]];
+        assert_eq!(columns(&rows), ["鍵   1", "abc  2"]);
+    }
+
+    #[test]
+    fn times_are_rfc_3339() {
+        assert_eq!(rfc3339(Wall::from_micros(1_500)), "1970-01-01T00:00:00.001Z");
+    }
+}

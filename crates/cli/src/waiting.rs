@@ -1,0 +1,159 @@
+//! Getting the lock: at once if it is free, else with a word about who has it and where in line we are.
+
+use std::io::Write;
+use std::pin::pin;
+use std::time::Duration;
+
+use lockkeeper::{Guard, LockName, LockView, Lockkeeper, Outcome};
+use rustix::process::Signal;
+use serde_json::json;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use crate::args::Ask;
+use crate::exit::{self, Failure};
+use crate::report::{Report, held_line, waiting_line};
+use crate::signals::Signals;
+use crate::text::quoted;
+
+/// A free lock answers long before this; nobody is asked about before.
+const BEFORE_LOOKING: Duration = Duration::from_millis(200);
+const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
+const FRAME: Duration = Duration::from_millis(120);
+const FRAMES: [&str; 8] = ["⠋", "⠙", "⠸", "⢰", "⣠", "⣄", "⡆", "⠇"];
+
+/// Gets what was asked for, or says why not.
+pub async fn acquire(
+    keeper: &Lockkeeper,
+    ask: &Ask,
+    label: Option<String>,
+    report: &Report,
+    signals: &mut Signals,
+) -> Result<Guard, Failure> {
+    let builder = ask.builder(keeper, label);
+    if ask.skip {
+        return match builder.try_acquire().await? {
+            Some(guard) => Ok(guard),
+            None => Err(skipped(keeper, ask, report).await),
+        };
+    }
+    let ended = {
+        let mut acquire = pin!(builder.acquire());
+        let mut wait = pin!(wait(keeper, ask, report));
+        tokio::select! {
+            biased;
+            answer = &mut acquire => return answer.map_err(|error| {
+                if error.outcome() == Outcome::Busy {
+                    report.event("busy", json!({ "outcome": "busy", "exit_code": Outcome::Busy.exit_code() }));
+                }
+                error.into()
+            }),
+            signal = signals.end() => signal,
+            never = &mut wait => never,
+        }
+        // Dropped here, the ask leaves the line in the background.
+    };
+    leave(keeper, report, signals, ended).await
+}
+
+/// Leaves the line cleanly. A second signal is an order to leave it at that.
+async fn leave<T>(
+    keeper: &Lockkeeper,
+    report: &Report,
+    signals: &mut Signals,
+    ended: Signal,
+) -> Result<T, Failure> {
+    tokio::select! {
+        () = keeper.settle() => {}
+        _ = signals.end() => {}
+    }
+    let code = exit::by_signal(ended.as_raw());
+    report.event("left", json!({ "signal": ended.as_raw(), "exit_code": code }));
+    Err(Failure::silent(code))
+}
+
+/// Tells who is in the way for as long as somebody is. Never ends; it is dropped when the lock is there.
+async fn wait(keeper: &Lockkeeper, ask: &Ask, report: &Report) -> Signal {
+    sleep(BEFORE_LOOKING).await;
+    let spinner = report.is_live().then(Spinner::new);
+    let mut told = None;
+    loop {
+        // Trouble while looking is no trouble: the ask itself will tell.
+        if let Ok(Some((view, position))) = look(keeper, ask).await {
+            let holders: Vec<_> = view.held.iter().map(|h| (h.fence, h.holder.clone(), h.lingering)).collect();
+            if told.as_ref() != Some(&holders) {
+                report.waiting(&view, position, spinner.is_some());
+                told = Some(holders);
+            }
+            if let Some(spinner) = &spinner {
+                spinner.turn(&view, position).await;
+                continue;
+            }
+        }
+        sleep(BETWEEN_LOOKS).await;
+    }
+}
+
+/// The first of the names that somebody else has, and our place in its line.
+async fn look(
+    keeper: &Lockkeeper,
+    ask: &Ask,
+) -> Result<Option<(LockView, Option<usize>)>, lockkeeper::Error> {
+    let host = lockkeeper_host::host_name();
+    let pid = std::process::id();
+    for name in ask.names().map(LockName::as_str) {
+        let Some(view) = keeper.inspect(name).await? else { continue };
+        if view.held.is_empty() && view.delayed_ms.is_none() {
+            continue;
+        }
+        let ours = view.line.iter().position(|q| q.holder.pid == pid && q.holder.host == host);
+        return Ok(Some((view, ours.map(|i| i + 1))));
+    }
+    Ok(None)
+}
+
+/// The failure of an ask that was not to wait.
+async fn skipped(keeper: &Lockkeeper, ask: &Ask, report: &Report) -> Failure {
+    let code = Outcome::Busy.exit_code();
+    let (message, held) = match look(keeper, ask).await {
+        Ok(Some((view, _))) => {
+            (format!("skipped: {} is {}", quoted(view.name.as_str()), held_line(&view)), json!(view.held))
+        }
+        _ => (format!("skipped: somebody else had {} a moment ago", report.what()), json!([])),
+    };
+    report.event("skipped", json!({ "held_by": held, "outcome": "busy", "exit_code": code }));
+    Failure::new(Outcome::Busy, message)
+}
+
+/// One line on the terminal that is drawn over and over, and wiped away at the end.
+struct Spinner {
+    started: Instant,
+}
+
+impl Spinner {
+    fn new() -> Self {
+        Spinner { started: Instant::now() }
+    }
+
+    /// Turns until it is time to look again.
+    async fn turn(&self, view: &LockView, position: Option<usize>) {
+        let until = Instant::now() + BETWEEN_LOOKS;
+        while Instant::now() < until {
+            let frame = (self.started.elapsed().as_millis() / FRAME.as_millis()) as usize % FRAMES.len();
+            self.draw(&format!("{} {}", FRAMES[frame], waiting_line(view, position)));
+            sleep_until((Instant::now() + FRAME).min(until)).await;
+        }
+    }
+
+    fn draw(&self, line: &str) {
+        let width = rustix::termios::tcgetwinsize(std::io::stderr()).map_or(80, |size| size.ws_col.max(20));
+        // A line that wraps could not be drawn over.
+        let fits: String = crate::text::cut(line, usize::from(width) - 1);
+        let _ = write!(std::io::stderr(), "\r\x1b[2K{fits}");
+    }
+}
+
+impl Drop for Spinner {
+    fn drop(&mut self) {
+        let _ = write!(std::io::stderr(), "\r\x1b[2K");
+    }
+}

@@ -1,0 +1,196 @@
+//! A place of its own for every test: a directory with a store in it, and the real program.
+#![allow(dead_code, reason = "every test file uses its own part of this")]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+pub const PROGRAM: &str = env!("CARGO_BIN_EXE_lockkeeper");
+/// Nothing here takes this long unless it hangs.
+pub const LONG: Duration = Duration::from_secs(60);
+
+pub struct Place {
+    pub dir: PathBuf,
+}
+
+impl Place {
+    pub fn new(test: &str) -> Self {
+        let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&dir);
+        fs::create_dir_all(&dir).unwrap();
+        Place { dir }
+    }
+
+    pub fn url(&self) -> String {
+        format!("sqlite:{}", self.db().display())
+    }
+
+    pub fn db(&self) -> PathBuf {
+        self.dir.join("locks.db")
+    }
+
+    /// The program with its store, in this directory.
+    pub fn lk<S: AsRef<std::ffi::OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
+        let mut command = Command::new(PROGRAM);
+        command.args(args).current_dir(&self.dir).env("LOCKKEEPER_STORE", self.url());
+        command.env_remove("NO_COLOR").stdin(Stdio::null());
+        command
+    }
+
+    /// The program with a command line that is split at spaces, run to its end.
+    pub fn run(&self, line: &str) -> Output {
+        self.lk(line.split(' ')).output().unwrap()
+    }
+
+    /// `lockkeeper run` with these options and a script, running.
+    pub fn start(&self, options: &str, script: &str) -> Running {
+        let mut command = self.lk(["run"]);
+        command.args(options.split(' ')).args(["--", "sh", "-c", script]);
+        Running::new(command)
+    }
+
+    /// Holds a lock until it is dropped.
+    pub fn hold(&self, options: &str) -> Running {
+        let mut command = self.lk(["hold"]);
+        command.args(options.split(' '));
+        let mut held = Running::new(command);
+        assert!(held.line().starts_with("held "));
+        held
+    }
+
+    pub fn show(&self, name: &str) -> Value {
+        json(&self.run(&format!("show {name} --json")))
+    }
+
+    /// Waits until `name` looks as wanted.
+    pub fn until(&self, name: &str, wanted: impl Fn(&Value) -> bool) -> Value {
+        let started = Instant::now();
+        loop {
+            let seen = self.show(name);
+            if wanted(&seen) {
+                return seen;
+            }
+            assert!(started.elapsed() < LONG, "still {seen}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    pub fn read(&self, file: &str) -> String {
+        fs::read_to_string(self.dir.join(file)).unwrap_or_default()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            let _ = fs::remove_dir_all(&self.dir);
+        }
+    }
+}
+
+/// A program that is running, with pipes to it.
+pub struct Running {
+    pub child: Child,
+    out: BufReader<ChildStdout>,
+}
+
+impl Running {
+    pub fn new(mut command: Command) -> Self {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        Running { child, out }
+    }
+
+    pub fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id() as i32).unwrap()
+    }
+
+    /// The next line of stdout.
+    pub fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.out.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).unwrap();
+    }
+
+    pub fn say(&mut self, text: &str) {
+        self.child.stdin.as_mut().unwrap().write_all(text.as_bytes()).unwrap();
+    }
+
+    /// Closes its stdin, waits for its end, and returns the exit code, the rest of stdout, and stderr.
+    pub fn end(mut self) -> (i32, String, String) {
+        drop(self.child.stdin.take());
+        let mut err = self.child.stderr.take().unwrap();
+        let errors = std::thread::spawn(move || {
+            let mut text = String::new();
+            let _ = err.read_to_string(&mut text);
+            text
+        });
+        let mut out = String::new();
+        let _ = self.out.read_to_string(&mut out);
+        (code(self.child.wait().unwrap()), out, errors.join().unwrap())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        if std::thread::panicking() {
+            let _ = self.child.kill();
+        }
+        let _ = self.child.wait();
+    }
+}
+
+/// The exit code; a program that was killed itself never counts as one that ended with 128 + n.
+pub fn code(status: ExitStatus) -> i32 {
+    status.code().unwrap_or_else(|| -status.signal().unwrap())
+}
+
+pub fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+pub fn errors(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+pub fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}{}", text(output), errors(output)))
+}
+
+/// Seconds since boot, as a shell reads them from /proc/uptime.
+pub fn uptime() -> f64 {
+    seconds(&fs::read_to_string("/proc/uptime").unwrap())
+}
+
+/// The first number of a line.
+pub fn seconds(line: &str) -> f64 {
+    line.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+/// Whether a process with this pid runs; a zombie does not.
+pub fn runs(pid: &str) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
+    let state = stat.rsplit(") ").next().and_then(|rest| rest.chars().next());
+    state.is_some_and(|state| !"ZX".contains(state))
+}
+
+/// Waits until no such process runs.
+pub fn until_gone(pid: &str) {
+    let started = Instant::now();
+    while runs(pid) {
+        assert!(started.elapsed() < LONG, "{pid} still runs");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,176 @@
+//! What happens when the lock is lost, and when `lockkeeper run` itself is hurt: nothing runs on without its lock.
+
+mod common;
+use std::time::Duration;
+
+use common::*;
+use rustix::process::Signal;
+use serde_json::Value;
+
+/// Writes the time since boot into a file every 20 ms, whatever signal comes.
+const BEAT: &str = "while :; do read -r up _ </proc/uptime; echo $up >>$1; sleep 0.02; done";
+
+/// A command that does not want to end, with a child in its group and one in a session of its own.
+fn stubborn() -> String {
+    format!(
+        "trap '' TERM; echo '{BEAT}' >beat.sh
+         sh beat.sh group & echo $! >>pids
+         setsid sh beat.sh session & echo $! >>pids
+         echo $$ >>pids
+         while ! test -s group || ! test -s session; do sleep 0.01; done
+         echo up; exec sh beat.sh own"
+    )
+}
+
+/// The last time of all heartbeats.
+fn last_beat(place: &Place) -> f64 {
+    let last = |file: &str| place.read(file).lines().filter(|l| l.contains('.')).map(seconds).fold(0.0, f64::max);
+    ["own", "group", "session"].map(last).into_iter().fold(0.0, f64::max)
+}
+
+/// The earliest moment at which the store can give the lock to somebody else.
+fn expiry(place: &Place, name: &str) -> f64 {
+    let before = uptime();
+    let seen = place.show(name);
+    before + seen["lock"]["held"][0]["expires_in_ms"].as_f64().unwrap() / 1000.0
+}
+
+fn nobody_runs(place: &Place) {
+    for pid in place.read("pids").lines() {
+        assert!(!runs(pid), "{pid} still runs");
+    }
+}
+
+#[test]
+fn a_broken_lock_ends_everything_before_its_deadline() {
+    let place = Place::new("broken");
+    let mut running = place.start("x --ttl 3s --grace 300ms", &stubborn());
+    assert_eq!(running.line(), "up");
+    let expiry = expiry(&place, "x");
+    assert_eq!(code(place.run("break x --reason test --yes").status), 0);
+    let (code, _, err) = running.end();
+    assert_eq!(code, 76, "{err}");
+    assert!(err.contains("broken") && err.contains("next:"), "{err}");
+    nobody_runs(&place);
+    let last = last_beat(&place);
+    assert!(last < expiry, "the last beat was at {last}, the lock was gone at {expiry}");
+}
+
+#[test]
+fn term_comes_first() {
+    let place = Place::new("term_first");
+    let script = "trap 'echo tidy; exit 0' TERM; echo up; while :; do sleep 0.02; done";
+    let mut running = place.start("x --ttl 3s", script);
+    running.line();
+    place.run("break x --reason test --yes");
+    let (code, out, _) = running.end();
+    assert_eq!((code, out.as_str()), (76, "tidy\n"));
+}
+
+#[test]
+fn a_silent_store_ends_everything_before_the_deadline() {
+    let place = Place::new("silent");
+    let mut running = place.start("x --ttl 4s --grace 300ms", &stubborn());
+    assert_eq!(running.line(), "up");
+    let expiry = expiry(&place, "x");
+    // Nobody else can write until this is dropped.
+    let store = rusqlite::Connection::open(place.db()).unwrap();
+    store.busy_timeout(LONG).unwrap();
+    store.execute_batch("BEGIN IMMEDIATE").unwrap();
+    // A renewal may have slipped in before: then there is more time, and never less.
+    let (child, _) = (running.pid(), running.child.stdin.take());
+    let pids = place.read("pids");
+    pids.lines().for_each(until_gone);
+    let (last, now) = (last_beat(&place), uptime());
+    store.execute_batch("ROLLBACK").unwrap();
+    let (code, _, err) = running.end();
+    assert_eq!(code, 76, "{err}");
+    assert!(err.contains("renew"), "{err}");
+    // A third of the ttl is when the first renewal is due.
+    assert!(last < expiry + 4.0 / 3.0 && now < expiry + 4.0 / 3.0 + 1.0, "{child:?}: {last}, {now}, {expiry}");
+}
+
+#[test]
+fn a_blip_shorter_than_the_lease_leaves_it_alone() {
+    let place = Place::new("blip");
+    let mut running = place.start("x --ttl 3s --grace 200ms", "echo up; read -r _; echo still here");
+    running.line();
+    let store = rusqlite::Connection::open(place.db()).unwrap();
+    store.busy_timeout(LONG).unwrap();
+    store.execute_batch("BEGIN IMMEDIATE").unwrap();
+    // Over the first renewal, which is due after a second, and well short of the deadline.
+    std::thread::sleep(Duration::from_millis(1500));
+    store.execute_batch("ROLLBACK").unwrap();
+    // Past the deadline that it would have had without a renewal.
+    std::thread::sleep(Duration::from_millis(2500));
+    running.say("\n");
+    let (code, out, err) = running.end();
+    assert_eq!((code, out.as_str()), (0, "still here\n"), "{err}");
+}
+
+#[test]
+fn a_maximum_hold_ends_the_command() {
+    let place = Place::new("max_hold");
+    let mut running = place.start("x --max-hold 1s", &stubborn());
+    assert_eq!(running.line(), "up");
+    let (code, _, err) = running.end();
+    assert_eq!(code, 76, "{err}");
+    nobody_runs(&place);
+}
+
+#[test]
+fn stopped_past_its_deadline_the_command_is_ended_all_the_same() {
+    let place = Place::new("stopped");
+    let mut running = place.start("x --ttl 2s --grace 200ms", &stubborn());
+    assert_eq!(running.line(), "up");
+    // Long enough for the watchdog to be there: it is told the deadline once it is.
+    std::thread::sleep(Duration::from_millis(400));
+    running.signal(Signal::STOP);
+    let expiry = expiry(&place, "x");
+    // The watchdog acts while `run` cannot.
+    place.read("pids").lines().for_each(until_gone);
+    assert!(last_beat(&place) < expiry, "{} {expiry}", last_beat(&place));
+    place.until("x", |seen| seen["lock"] == Value::Null);
+    running.signal(Signal::CONT);
+    let (code, _, err) = running.end();
+    assert_eq!(code, 76, "{err}");
+}
+
+#[test]
+fn killed_with_kill_9_it_takes_everything_with_it() {
+    let place = Place::new("kill9");
+    let mut running = place.start("x", &stubborn());
+    assert_eq!(running.line(), "up");
+    std::thread::sleep(Duration::from_millis(400));
+    running.signal(Signal::KILL);
+    place.read("pids").lines().for_each(until_gone);
+    drop(running.child.stdin.take());
+    assert_eq!(running.end().0, -9);
+    // The store sees that the process is dead and does not wait for the ttl of 30 s.
+    assert_eq!(code(place.run("run x --wait 10s -- true").status), 0);
+}
+
+#[test]
+fn killed_in_its_first_moment_it_takes_the_command_with_it() {
+    let place = Place::new("kill9_early");
+    let mut running = place.start("x", "echo $$; exec sleep 60");
+    let pid = running.line();
+    running.signal(Signal::KILL);
+    until_gone(&pid);
+}
+
+#[test]
+fn the_next_one_starts_after_the_last_one_is_gone() {
+    let place = Place::new("next");
+    let mut running = place.start("x --ttl 3s --grace 300ms", &stubborn());
+    assert_eq!(running.line(), "up");
+    let mut next = place.start("x", "cat /proc/uptime");
+    place.until("x", |seen| seen["lock"]["waiting"] == 1);
+    // A stopped `run` loses its lock to the next in line.
+    std::thread::sleep(Duration::from_millis(200));
+    running.signal(Signal::STOP);
+    let started = seconds(&next.line());
+    assert!(last_beat(&place) < started, "{} {started}", last_beat(&place));
+    running.signal(Signal::CONT);
+    assert_eq!(running.end().0, 76);
+}

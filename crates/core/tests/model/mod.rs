@@ -1,0 +1,369 @@
+//! The world of the model check: the real table, three clients with the real lease, and the messages between them.
+
+mod fingerprint;
+mod laws;
+mod search;
+
+pub use laws::Law;
+pub use search::{Found, Limits, explore};
+
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use lockkeeper_core::lease::{self, Lease, Terms};
+use lockkeeper_core::table::{Answer, Effect, Now, Table};
+use lockkeeper_core::{
+    Acquired, Ask, Attempt, Claim, EventKind, Fence, Grant, Holder, LockName, Moment, Release, Renewal, Wait,
+    Wall,
+};
+
+pub const CLIENTS: usize = 3;
+/// With the margin of 53 ms a lease is believed at the tick at which it was sent and at two more, and over in the table
+/// at the third; it is renewed after one tick, and in jeopardy after two.
+pub const TTL: Duration = Duration::from_millis(300);
+pub const TICK: Duration = Duration::from_millis(100);
+
+/// A way in which the harness misuses the machines on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bug {
+    /// The lease counts from the moment at which the reply came.
+    CountsFromTheReply,
+    /// A release takes the lock away from whoever holds it.
+    ReleaseByAnyone,
+    /// A renewal that finds the grant gone takes the lock again, and says nothing about it.
+    RenewalRevives,
+    /// The fences begin again when nobody holds the lock.
+    FenceStartsAgain,
+    /// A holder that was told of its loss believes a late good answer.
+    LostIsRevived,
+}
+
+/// Which ask: of which client, and its how manieth. It is also the attempt and the holder's pid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Id {
+    pub client: u8,
+    pub nth: u8,
+}
+
+impl Id {
+    fn attempt(self) -> Attempt {
+        Attempt::from_bytes([self.client * 16 + self.nth; 16])
+    }
+
+    pub fn of_pid(pid: u32) -> Id {
+        Id { client: (pid / 16) as u8, nth: (pid % 16) as u8 }
+    }
+
+    fn of(attempt: &Attempt) -> Id {
+        Id::of_pid(u32::from(attempt.as_bytes()[0]))
+    }
+
+    fn claim(self) -> Claim {
+        Claim { attempt: self.attempt(), names: NAME.clone().into() }
+    }
+
+    fn ask(self) -> Ask {
+        let holder = HOLDERS[usize::from(self.client * 16 + self.nth)].clone();
+        Ask { wait: Wait::Forever, ..Ask::new(self.attempt(), NAME.clone(), TTL, holder) }
+    }
+}
+
+pub static NAME: LazyLock<LockName> = LazyLock::new(|| LockName::new("the lock").unwrap());
+static HOLDERS: LazyLock<Vec<Arc<Holder>>> =
+    LazyLock::new(|| (0..48).map(|pid| Arc::new(Holder::new("host", pid, None).unwrap())).collect());
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Body {
+    Ask,
+    Renew,
+    Release,
+    Granted(Fence),
+    Renewed(Renewal),
+}
+
+/// A request or a reply. Both carry the moment at which the request was sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Message {
+    pub id: Id,
+    pub sent: Moment,
+    pub body: Body,
+    /// It was delivered once already.
+    pub copy: bool,
+}
+
+#[derive(Clone, Debug)]
+pub enum Phase {
+    Idle,
+    Asking,
+    Holding {
+        lease: Box<Lease>,
+        fence: Fence,
+        /// A renewal is under way.
+        renewing: bool,
+        /// The holder was told that it is lost.
+        told: bool,
+    },
+    Crashed,
+}
+
+#[derive(Clone, Debug)]
+pub struct Client {
+    pub id: Id,
+    pub phase: Phase,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Action {
+    /// Time passes, and the table is told so; a client may sleep through it.
+    Tick,
+    ClientWakes(usize),
+    Ask(usize),
+    AskAgain(usize),
+    /// Gives back what it holds, or leaves the line.
+    Release(usize),
+    Crash(usize),
+    /// Writes to the register with the fence it has, whatever its lease says: it looked, was stopped, and goes on.
+    Write(usize),
+    Deliver(Message),
+    DeliverACopy(Message),
+    Lose(Message),
+}
+
+/// What was broken, and how.
+pub type Broken = (Law, String);
+
+#[derive(Clone)]
+pub struct World {
+    pub bug: Option<Bug>,
+    pub now: Moment,
+    pub table: Table,
+    pub clients: [Client; CLIENTS],
+    pub soup: Vec<Message>,
+    /// When the newest request for this ask was sent that the table has seen: a reply from the line answers that one.
+    pub asked: Vec<(Id, Moment)>,
+    /// Every grant in order. Only the watcher knows it.
+    pub grants: Vec<(Id, Fence)>,
+    /// The newest write that the fenced register took: its fence, and the place of its grant in the order.
+    pub written: Option<(Fence, usize)>,
+    /// The same for a register that takes everything.
+    pub unfenced: usize,
+}
+
+impl World {
+    pub fn new(bug: Option<Bug>) -> Self {
+        let mut table = Table::default();
+        table.set_watched(true);
+        let client = |client| Client { id: Id { client, nth: 0 }, phase: Phase::Idle };
+        World {
+            bug,
+            now: Moment::from_nanos(1_000_000_000),
+            table,
+            clients: [client(0), client(1), client(2)],
+            soup: Vec::new(),
+            asked: Vec::new(),
+            grants: Vec::new(),
+            written: None,
+            unfenced: 0,
+        }
+    }
+
+    /// The wall clock stands at zero: fences are counted, one by one.
+    pub fn time(&self) -> Now {
+        Now { moment: self.now, wall: Wall::from_micros(0) }
+    }
+
+    pub fn send(&mut self, id: Id, sent: Moment, body: Body) {
+        let message = Message { id, sent, body, copy: false };
+        if !self.soup.contains(&message) {
+            self.soup.push(message);
+        }
+    }
+
+    /// Whether this client believes that the lock is its own.
+    pub fn believes(&self, client: usize) -> bool {
+        match &self.clients[client].phase {
+            Phase::Holding { lease, .. } => !matches!(lease.state(self.now), lease::State::Lost(_)),
+            _ => false,
+        }
+    }
+
+    pub fn apply(&mut self, action: Action) -> Result<(), Broken> {
+        match action {
+            Action::Tick => {
+                self.now = self.now + TICK;
+                self.table.handle_timeout(self.time());
+            }
+            Action::ClientWakes(i) => self.wake(i),
+            Action::Ask(i) => {
+                self.clients[i].phase = Phase::Asking;
+                self.clients[i].id.nth += 1;
+                self.send(self.clients[i].id, self.now, Body::Ask);
+            }
+            Action::AskAgain(i) => self.send(self.clients[i].id, self.now, Body::Ask),
+            Action::Release(i) => {
+                self.clients[i].phase = Phase::Idle;
+                self.send(self.clients[i].id, self.now, Body::Release);
+            }
+            Action::Crash(i) => self.clients[i].phase = Phase::Crashed,
+            Action::Write(i) => self.write(i)?,
+            Action::Deliver(message) => {
+                self.soup.retain(|other| *other != message);
+                self.deliver(message);
+            }
+            Action::DeliverACopy(message) => {
+                self.soup.retain(|other| *other != message);
+                self.soup.push(Message { copy: true, ..message });
+                self.deliver(message);
+            }
+            Action::Lose(message) => {
+                self.soup.retain(|other| *other != message);
+                if message.body == Body::Renew {
+                    // The connection breaks, and the client knows that it knows nothing. A lost reply is silence.
+                    self.hear(message.id, message.sent, None);
+                }
+            }
+        }
+        self.pass_on()?;
+        self.drop_dead_letters();
+        Ok(())
+    }
+
+    /// Replies that nobody reads any more are as good as gone. Requests never are: the table reads them all.
+    fn drop_dead_letters(&mut self) {
+        let World { soup, clients, now, bug, .. } = self;
+        soup.retain(|message| {
+            let Client { id, phase } = &clients[usize::from(message.id.client)];
+            let late = *now >= message.sent + TTL && *bug != Some(Bug::CountsFromTheReply);
+            match message.body {
+                Body::Granted(_) => *id == message.id && matches!(phase, Phase::Asking) && !late,
+                Body::Renewed(_) => *id == message.id && matches!(phase, Phase::Holding { .. }),
+                Body::Ask | Body::Renew | Body::Release => true,
+            }
+        });
+    }
+
+    fn deliver(&mut self, message: Message) {
+        let Message { id, sent, body, .. } = message;
+        match body {
+            Body::Ask => {
+                self.asked.retain(|(other, before)| *other != id || *before > sent);
+                if !self.asked.iter().any(|(other, _)| *other == id) {
+                    self.asked.push((id, sent));
+                }
+                if let Ok(Answer::Granted(grant)) = self.table.handle_ask(self.time(), id.ask()) {
+                    self.send(id, sent, Body::Granted(grant.fence));
+                }
+            }
+            Body::Renew => {
+                let answer = self.renew(id);
+                self.send(id, sent, Body::Renewed(answer));
+            }
+            Body::Release => self.release(id),
+            Body::Granted(fence) => self.granted(id, sent, fence),
+            Body::Renewed(answer) => self.hear(id, sent, Some(answer)),
+        }
+    }
+
+    fn renew(&mut self, id: Id) -> Renewal {
+        let answer = self.table.handle_renew(self.time(), &id.attempt());
+        if answer == Renewal::Lost && self.bug == Some(Bug::RenewalRevives) {
+            let again = Ask { wait: Wait::No, ..id.ask() };
+            if let Ok(Answer::Granted(_)) = self.table.handle_ask(self.time(), again) {
+                return Renewal::Renewed;
+            }
+        }
+        answer
+    }
+
+    fn release(&mut self, id: Id) {
+        let answer = self.table.handle_release(self.time(), &id.claim());
+        if answer == Release::AlreadyGone && self.bug == Some(Bug::ReleaseByAnyone) {
+            let view = self.table.inspect(self.now, &NAME);
+            if let Some(held) = view.and_then(|view| view.held.first().cloned()) {
+                self.table.handle_release(self.time(), &Id::of_pid(held.holder.pid).claim());
+            }
+        }
+        if self.bug == Some(Bug::FenceStartsAgain) && self.table.held() + self.table.waiting() == 0 {
+            self.table = Table::default();
+            self.table.set_watched(true);
+        }
+    }
+
+    fn granted(&mut self, id: Id, sent: Moment, fence: Fence) {
+        let Client { id: current, phase } = &mut self.clients[usize::from(id.client)];
+        if *current != id || !matches!(phase, Phase::Asking) {
+            return;
+        }
+        let sent = if self.bug == Some(Bug::CountsFromTheReply) { self.now } else { sent };
+        let terms = Terms { ttl: TTL, max_hold: None, progress_within: None, jitter: 0 };
+        let lease = Lease::new(sent, terms);
+        // A grant that waited for too long is lost on arrival. Asking again counts it anew.
+        if !matches!(lease.state(self.now), lease::State::Lost(_)) {
+            *phase = Phase::Holding { lease: Box::new(lease), fence, renewing: false, told: false };
+        }
+    }
+
+    /// The answer to a renewal, or the news that there is none.
+    fn hear(&mut self, id: Id, sent: Moment, answer: Option<Renewal>) {
+        let Client { id: current, phase } = &mut self.clients[usize::from(id.client)];
+        let Phase::Holding { lease, told, .. } = phase else { return };
+        if *current != id {
+            return;
+        }
+        if self.bug == Some(Bug::LostIsRevived) && *told && answer == Some(Renewal::Renewed) {
+            let terms = Terms { ttl: TTL, max_hold: None, progress_within: None, jitter: 0 };
+            **lease = Lease::new(sent, terms);
+        }
+        lease.handle_renewal(sent, self.now, answer);
+        if let Phase::Holding { renewing, .. } = phase {
+            *renewing = false;
+        }
+        self.act_on_lease(usize::from(id.client));
+    }
+
+    fn wake(&mut self, i: usize) {
+        if let Phase::Holding { lease, .. } = &mut self.clients[i].phase {
+            lease.handle_timeout(self.now);
+        }
+        self.act_on_lease(i);
+    }
+
+    fn act_on_lease(&mut self, i: usize) {
+        let id = self.clients[i].id;
+        let mut sends = false;
+        if let Phase::Holding { lease, renewing, told, .. } = &mut self.clients[i].phase {
+            while let Some(effect) = lease.poll_effect() {
+                match effect {
+                    lease::Effect::SendRenew => (sends, *renewing) = (true, true),
+                    lease::Effect::Tell(lease::State::Jeopardy) => *renewing = false,
+                    lease::Effect::Tell(lease::State::Lost(_)) => *told = true,
+                    lease::Effect::Tell(lease::State::Valid) => {}
+                }
+            }
+        }
+        if sends {
+            self.send(id, self.now, Body::Renew);
+        }
+    }
+
+    /// What the table has to say, to the clients and to the watcher.
+    fn pass_on(&mut self) -> Result<(), Broken> {
+        while let Some(effect) = self.table.poll_effect() {
+            match effect {
+                Effect::Answer(attempt, Ok(Acquired::Granted(Grant { fence, .. }))) => {
+                    let id = Id::of(&attempt);
+                    let sent = self.asked.iter().find(|(other, _)| *other == id).map(|(_, sent)| *sent);
+                    self.send(id, sent.unwrap(), Body::Granted(fence));
+                }
+                Effect::Event(event) => {
+                    if let (EventKind::Granted { fence }, Some(holder)) = (event.kind, event.holder) {
+                        self.fence_grows(fence)?;
+                        self.grants.push((Id::of_pid(holder.pid), fence));
+                    }
+                }
+                Effect::Answer(_, answer) => unreachable!("an ask that waits for ever was told {answer:?}"),
+            }
+        }
+        Ok(())
+    }
+}

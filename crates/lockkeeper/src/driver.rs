@@ -1,0 +1,290 @@
+//! The thread that keeps promises: it renews all guards of a keeper in batches, tells the ones that are lost, and
+//! releases what was dropped. It has its own thread, so that a busy or a finished runtime of the user's loses no lock.
+
+use std::collections::{BTreeSet, HashMap};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use lockkeeper_core::lease::{Effect, Lease, State, Why};
+use lockkeeper_core::{Claim, Grant, Moment, Renewal, Store};
+use lockkeeper_host::{Clock, Timer, sleep_until};
+use tokio::sync::{Notify, mpsc, oneshot};
+
+use crate::guard::Pulse;
+
+/// The handle to the thread. The thread ends when the handle is gone and the releases it was left are done.
+pub(crate) struct Driver {
+    orders: mpsc::UnboundedSender<Order>,
+    ids: AtomicU64,
+}
+
+enum Order {
+    Add(u64, Box<Ward>),
+    Progress(u64),
+    Remove(u64),
+    Release(Claim, Duration),
+    Settle(oneshot::Sender<()>),
+    Quiesce(oneshot::Sender<()>),
+}
+
+/// One guard in the driver's care.
+struct Ward {
+    grant: Grant,
+    lease: Lease,
+    pulse: Arc<Pulse>,
+    /// The key under which it stands in the timetable.
+    due: Option<Moment>,
+}
+
+impl Driver {
+    pub fn start(store: Arc<dyn Store>, clock: Arc<dyn Clock>) -> Self {
+        let (orders, inbox) = mpsc::unbounded_channel();
+        let care = Care {
+            store,
+            clock,
+            wards: HashMap::new(),
+            timetable: BTreeSet::new(),
+            renewals: FuturesUnordered::new(),
+            releases: FuturesUnordered::new(),
+            settling: Vec::new(),
+            alarm: None,
+            ring: Arc::new(Notify::new()),
+        };
+        let run = move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().build();
+            runtime.expect("a runtime can be built").block_on(care.run(inbox));
+        };
+        let thread = std::thread::Builder::new().name("lockkeeper".into()).spawn(run);
+        thread.expect("a thread can be started");
+        Driver { orders, ids: AtomicU64::new(0) }
+    }
+
+    pub fn add(&self, grant: Grant, lease: Lease, pulse: Arc<Pulse>) -> u64 {
+        let id = self.ids.fetch_add(1, Ordering::Relaxed);
+        let ward = Ward { grant, lease, pulse: pulse.clone(), due: None };
+        if self.orders.send(Order::Add(id, Box::new(ward))).is_err() {
+            pulse.tell(State::Lost(Why::Abandoned));
+        }
+        id
+    }
+
+    // A driver that is gone has told all its guards already, and cannot release either: the ttl is the last resort.
+    fn order(&self, order: Order) {
+        let _ = self.orders.send(order);
+    }
+
+    pub fn progress(&self, id: u64) {
+        self.order(Order::Progress(id));
+    }
+
+    pub fn remove(&self, id: u64) {
+        self.order(Order::Remove(id));
+    }
+
+    pub fn release_later(&self, claim: Claim, ttl: Duration) {
+        self.order(Order::Release(claim, ttl));
+    }
+
+    /// Waits until every release that was left to the driver is done or given up.
+    pub async fn settle(&self) {
+        let (done, told) = oneshot::channel();
+        self.order(Order::Settle(done));
+        let _ = told.await;
+    }
+
+    /// Waits until the driver has nothing to do before its clock goes on.
+    pub async fn quiesce(&self) {
+        let (done, told) = oneshot::channel();
+        self.order(Order::Quiesce(done));
+        let _ = told.await;
+    }
+}
+
+type Batch = (Vec<u64>, Moment, Option<Vec<Renewal>>);
+
+struct Care {
+    store: Arc<dyn Store>,
+    clock: Arc<dyn Clock>,
+    wards: HashMap<u64, Ward>,
+    timetable: BTreeSet<(Moment, u64)>,
+    renewals: FuturesUnordered<Pin<Box<dyn Future<Output = Batch> + Send>>>,
+    releases: FuturesUnordered<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    settling: Vec<oneshot::Sender<()>>,
+    alarm: Option<(Moment, Timer)>,
+    ring: Arc<Notify>,
+}
+
+impl Care {
+    async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Order>) {
+        let mut open = true;
+        while open || !self.releases.is_empty() {
+            self.set_alarm();
+            let ring = self.ring.clone();
+            tokio::select! {
+                // In this order: answers, then what is due, then new orders. So whoever asks whether anything is left
+                // to do at this moment is answered last.
+                biased;
+                Some(batch) = self.renewals.next() => self.take_answers(batch),
+                Some(()) = self.releases.next() => {}
+                () = ring.notified() => {}
+                order = inbox.recv(), if open => match order {
+                    Some(order) => self.take_order(order),
+                    None => open = false,
+                },
+            }
+            self.do_what_is_due();
+            if self.releases.is_empty() {
+                self.settling.drain(..).for_each(|told| _ = told.send(()));
+            }
+        }
+    }
+
+    /// The alarm stays set over orders and answers that do not change when something is due next.
+    fn set_alarm(&mut self) {
+        let next = self.timetable.first().map(|(at, _)| *at);
+        if self.alarm.as_ref().map(|(at, _)| *at) != next {
+            self.alarm = next.map(|at| {
+                let ring = self.ring.clone();
+                (at, self.clock.call_at(at, Box::new(move || ring.notify_one())))
+            });
+        }
+    }
+
+    fn take_order(&mut self, order: Order) {
+        match order {
+            Order::Add(id, ward) => {
+                self.wards.insert(id, *ward);
+                self.attend(id, |_, _| ());
+            }
+            Order::Progress(id) => {
+                let now = self.clock.now();
+                self.attend(id, |lease, _| lease.handle_progress(now));
+            }
+            Order::Remove(id) => {
+                if let Some(ward) = self.wards.remove(&id) {
+                    ward.due.map(|due| self.timetable.remove(&(due, id)));
+                }
+            }
+            Order::Release(claim, ttl) => {
+                let (store, clock) = (self.store.clone(), self.clock.clone());
+                self.releases.push(Box::pin(release(store, clock, claim, ttl)));
+            }
+            Order::Settle(told) => self.settling.push(told),
+            // Orders come last, so everything that could be done at this moment has been done.
+            Order::Quiesce(told) => _ = told.send(()),
+        }
+    }
+
+    /// Does something to a lease, then passes on what came of it. Returns whether it wants to be renewed now.
+    fn attend(&mut self, id: u64, work: impl FnOnce(&mut Lease, Moment)) -> bool {
+        let Some(ward) = self.wards.get_mut(&id) else { return false };
+        let now = self.clock.now();
+        work(&mut ward.lease, now);
+        ward.pulse.set(&ward.lease);
+        let mut renew = false;
+        while let Some(effect) = ward.lease.poll_effect() {
+            match effect {
+                Effect::SendRenew => renew = true,
+                Effect::Tell(state) => ward.pulse.tell(state),
+            }
+        }
+        let due = ward.lease.poll_timeout();
+        if due != ward.due {
+            ward.due.map(|due| self.timetable.remove(&(due, id)));
+            due.map(|due| self.timetable.insert((due, id)));
+            ward.due = due;
+        }
+        renew
+    }
+
+    fn do_what_is_due(&mut self) {
+        let now = self.clock.now();
+        let mut batch = Vec::new();
+        let mut shortest = Duration::MAX;
+        let due: Vec<u64> = self.timetable.range(..=(now, u64::MAX)).map(|(_, id)| *id).collect();
+        for id in due {
+            if self.attend(id, |lease, _| lease.handle_timeout(now)) {
+                shortest = shortest.min(self.wards[&id].grant.ttl);
+                batch.push(id);
+            }
+        }
+        if batch.is_empty() {
+            return;
+        }
+        // Others that are due soon travel with them.
+        let soon: Vec<u64> = self.timetable.range(..(now + shortest / 12, 0)).map(|(_, id)| *id).collect();
+        for id in soon {
+            let mut joins = false;
+            self.attend(id, |lease, now| joins = lease.renew_early(now));
+            if joins {
+                batch.push(id);
+            }
+        }
+        self.send_renewals(batch, now, shortest);
+    }
+
+    fn send_renewals(&mut self, ids: Vec<u64>, sent_at: Moment, patience: Duration) {
+        let grants: Vec<Grant> = ids.iter().map(|id| self.wards[id].grant.clone()).collect();
+        let (store, clock) = (self.store.clone(), self.clock.clone());
+        self.renewals.push(Box::pin(async move {
+            let answer = tokio::select! {
+                answer = store.renew(&grants) => answer,
+                // The leases have given up on it long before; this only keeps a hung call from staying for ever.
+                () = sleep_until(&*clock, sent_at + patience) => return (ids, sent_at, None),
+            };
+            match answer {
+                Ok(answers) if answers.len() == ids.len() => (ids, sent_at, Some(answers)),
+                Ok(_) => {
+                    tracing::error!("the store gave another number of answers than there were renewals");
+                    (ids, sent_at, None)
+                }
+                Err(error) => {
+                    tracing::warn!(%error, guards = ids.len(), "renewal failed, will be tried again");
+                    (ids, sent_at, None)
+                }
+            }
+        }));
+    }
+
+    fn take_answers(&mut self, (ids, sent_at, answers): Batch) {
+        for (i, id) in ids.into_iter().enumerate() {
+            let answer = answers.as_ref().map(|all| all[i]);
+            self.attend(id, |lease, now| lease.handle_renewal(sent_at, now, answer));
+        }
+    }
+}
+
+impl Drop for Care {
+    /// However the thread ends, also by a panic: nobody goes on believing in a lock that is not renewed any more.
+    fn drop(&mut self) {
+        for ward in self.wards.values() {
+            ward.pulse.tell(State::Lost(Why::Abandoned));
+        }
+    }
+}
+
+/// Releases, and tries again until the lease would be over anyway.
+async fn release(store: Arc<dyn Store>, clock: Arc<dyn Clock>, claim: Claim, ttl: Duration) {
+    let give_up = clock.now() + ttl;
+    let mut pause = Duration::from_millis(10);
+    loop {
+        let error = tokio::select! {
+            answer = store.release(&claim) => match answer {
+                Ok(_) => return,
+                Err(error) => error,
+            },
+            () = sleep_until(&*clock, give_up) => return,
+        };
+        if clock.now() >= give_up {
+            tracing::warn!(%error, names = %claim.names, "could not be released; its ttl ends it");
+            return;
+        }
+        sleep_until(&*clock, (clock.now() + pause).min(give_up)).await;
+        pause = (pause * 2).min(ttl / 10);
+    }
+}

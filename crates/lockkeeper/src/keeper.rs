@@ -1,0 +1,122 @@
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use lockkeeper_core::{
+    Error, EventStream, Fence, LockName, LockPage, LockView, Names, Owner, Page, Profile, Result, Store, limits,
+};
+use lockkeeper_host::{Clock, SystemClock, host_name, random_128};
+
+use crate::builder::LockBuilder;
+use crate::driver::Driver;
+use crate::open;
+
+/// The door to one store: asks for locks, and keeps the ones it was given. Clones share everything.
+#[derive(Clone)]
+pub struct Lockkeeper(pub(crate) Arc<Inner>);
+
+pub(crate) struct Inner {
+    pub store: Arc<dyn Store>,
+    pub clock: Arc<dyn Clock>,
+    pub profile: Profile,
+    pub host: String,
+    driver: OnceLock<Driver>,
+}
+
+impl Inner {
+    /// The thread that renews and releases, started when the first lock is asked for.
+    pub fn driver(&self) -> &Driver {
+        self.driver.get_or_init(|| Driver::start(self.store.clone(), self.clock.clone()))
+    }
+}
+
+impl fmt::Debug for Lockkeeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lockkeeper({})", self.0.profile.store)
+    }
+}
+
+impl Lockkeeper {
+    /// Opens the store that `url` names and checks that it can be used. See [`crate::schemes`] for the ones known.
+    pub async fn open(url: &str) -> Result<Self> {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let store = open::open(url, clock.clone())?;
+        Ok(Self::with_store(store, clock))
+    }
+
+    /// A keeper of a store that is open already, going by `clock`.
+    pub fn with_store(store: Arc<dyn Store>, clock: Arc<dyn Clock>) -> Self {
+        let profile = store.profile();
+        for note in &profile.notes {
+            tracing::debug!(store = profile.store, "{note}");
+        }
+        Lockkeeper(Arc::new(Inner { store, clock, profile, host: host_name(), driver: OnceLock::new() }))
+    }
+
+    /// What the store keeps and what it does not.
+    pub fn profile(&self) -> &Profile {
+        &self.0.profile
+    }
+
+    /// The store itself.
+    pub fn store(&self) -> &Arc<dyn Store> {
+        &self.0.store
+    }
+
+    /// Begins to ask for one lock. A bad name is told by the call that acquires.
+    pub fn lock(&self, name: impl AsRef<str>) -> LockBuilder {
+        LockBuilder::new(self.clone(), LockName::new(name).map(Names::from))
+    }
+
+    /// Begins to ask for several locks at once: all or nothing, one fence, one deadline. The order does not matter, so
+    /// two that ask for the same names in different order cannot block each other.
+    pub fn lock_all<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> LockBuilder {
+        let names: Result<Vec<LockName>> = names.into_iter().map(LockName::new).collect();
+        LockBuilder::new(self.clone(), names.and_then(Names::new))
+    }
+
+    /// A new owner, for asks that are to enter each other's locks: see [`LockBuilder::owner`].
+    pub fn new_owner() -> Owner {
+        Owner::from_bytes(random_128())
+    }
+
+    /// One lock as it is now: who holds it, who waits. `None`: it is free.
+    pub async fn inspect(&self, name: impl AsRef<str>) -> Result<Option<LockView>> {
+        self.0.store.inspect(&LockName::new(name)?).await
+    }
+
+    /// The locks that are held, waited for or held back and whose names begin with `prefix`, a page at a time.
+    pub async fn list(&self, prefix: &str, page: &Page) -> Result<LockPage> {
+        self.0.store.list(prefix, page).await
+    }
+
+    /// What happens from now on to locks whose names begin with `prefix`.
+    pub async fn watch(&self, prefix: &str) -> Result<EventStream> {
+        if !self.0.profile.watch {
+            return Err(Error::Unsupported(format!("the {} store cannot be watched", self.0.profile.store)));
+        }
+        self.0.store.watch(prefix).await
+    }
+
+    /// Takes a lock away from whoever holds it, and returns the fence that moved on. Whoever held it learns of it at
+    /// its next renewal; until then only a resource that checks the fence is safe from it.
+    pub async fn break_lock(&self, name: impl AsRef<str>, reason: &str) -> Result<Fence> {
+        limits::check_reason(reason)?;
+        self.0.store.break_lock(&LockName::new(name)?, reason).await
+    }
+
+    /// Waits until everything that was handed to the background is done: releases of dropped guards, above all. Worth
+    /// calling before the process ends, because what is not released then is held until its ttl.
+    pub async fn settle(&self) {
+        if let Some(driver) = self.0.driver.get() {
+            driver.settle().await;
+        }
+    }
+
+    /// For tests on a virtual clock: waits until nothing is left to do before that clock goes on.
+    #[doc(hidden)]
+    pub async fn quiesce(&self) {
+        if let Some(driver) = self.0.driver.get() {
+            driver.quiesce().await;
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! The one registry of stores.
+
+use std::sync::Arc;
+
+use lockkeeper_core::{Error, Result, Store};
+use lockkeeper_host::Clock;
+
+/// The schemes of the stores that this build knows, with what follows them.
+pub fn schemes() -> Vec<&'static str> {
+    let mut known = Vec::new();
+    if cfg!(feature = "sqlite") {
+        known.push("sqlite:PATH");
+    }
+    if cfg!(feature = "memory") {
+        known.push("memory:");
+    }
+    known
+}
+
+pub(crate) fn open(url: &str, clock: Arc<dyn Clock>) -> Result<Arc<dyn Store>> {
+    let Some((scheme, rest)) = url.split_once(':') else {
+        return Err(Error::invalid(format!(
+            "{url:?} is not the URL of a store: a scheme and a colon are missing. Known are {}",
+            schemes().join(", ")
+        )));
+    };
+    match scheme {
+        #[cfg(feature = "memory")]
+        "memory" if rest.is_empty() => Ok(Arc::new(lockkeeper_memory::MemoryStore::new(clock))),
+        #[cfg(feature = "memory")]
+        "memory" => Err(Error::invalid(format!("memory: takes nothing after the colon, and {rest:?} is there"))),
+        #[cfg(feature = "sqlite")]
+        "sqlite" => {
+            let mut options = lockkeeper_sqlite::Options::from_url(url)?;
+            options.clock = clock;
+            // Nobody typed the default path, so nobody mistyped it.
+            options.create_dir = default_url().is_ok_and(|default| default == url);
+            Ok(Arc::new(lockkeeper_sqlite::SqliteStore::open(options)?))
+        }
+        _ => Err(Error::invalid(format!(
+            "there is no store {scheme:?} in this build. Known are {}",
+            schemes().join(", ")
+        ))),
+    }
+}
+
+/// Where locks go when nobody says where: an embedded file that all processes of this user share, or, for root, of the
+/// machine: `/var/lib/lockkeeper`, else `$XDG_STATE_HOME/lockkeeper`, else `~/.local/state/lockkeeper`.
+pub fn default_url() -> Result<String> {
+    let dir = if rustix::process::geteuid().is_root() {
+        "/var/lib".into()
+    } else if let Some(state) = std::env::var_os("XDG_STATE_HOME").filter(|dir| !dir.is_empty()) {
+        std::path::PathBuf::from(state)
+    } else if let Some(home) = std::env::var_os("HOME").filter(|dir| !dir.is_empty()) {
+        std::path::PathBuf::from(home).join(".local/state")
+    } else {
+        return Err(Error::invalid("there is no HOME to keep locks in: name a store, for instance sqlite:PATH"));
+    };
+    let path = dir.join("lockkeeper/locks.db");
+    match path.to_str() {
+        Some(path) => Ok(format!("sqlite:{path}")),
+        None => Err(Error::invalid(format!("{} is not UTF-8: name a store, as sqlite:PATH", path.display()))),
+    }
+}

@@ -1,0 +1,126 @@
+//! Planted bugs: a good store, spoilt in one way each. Every law must catch one of them; see [`crate::every_law`].
+
+mod store;
+
+pub use store::Bugged;
+
+/// Ways in which real lock managers have been wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+#[allow(missing_docs, reason = "each name says it all")]
+pub enum Bug {
+    GrantsEverybody,
+    OneLockForAll,
+    FoldsNames,
+    NeverExpires,
+    RenewalAlwaysYes,
+    RenewalDoesNothing,
+    RenewalRevives,
+    ReleaseWithoutOwnerCheck,
+    ReleaseAlwaysYes,
+    ReleaseIsLost,
+    RetryIsANewAsk,
+    RetryKeepsTheOldLease,
+    RetryDoublesThePlace,
+    TtlUnchecked,
+    FenceStandsStill,
+    FenceDiesWithTheLock,
+    FencePerClient,
+    BreakKeepsTheFence,
+    NoLine,
+    ServesTwo,
+    PatienceIgnored,
+    GhostInLine,
+    DeadlockUnseen,
+    SharedLetsWritersIn,
+    SharedIsExclusive,
+    ReadersBarge,
+    PermitsUncounted,
+    PartialGrants,
+    OneByOne,
+    ReentryNewFence,
+    EveryoneIsOneOwner,
+    NoLockDelay,
+    DelaysAlways,
+    NoMinHold,
+    InspectIsBlind,
+    ListForgetsPages,
+    WatchDropsReleases,
+    ShowsTheAttempt,
+    ExpectIgnored,
+    VersionsStartAgain,
+    RecordsNeverExpire,
+    CountsFromTheReply,
+    OverstatesItself,
+}
+
+/// Implements [`lockkeeper_core::Locks`] and [`lockkeeper_core::Records`] for a type with a field `store` by passing
+/// everything on, but for `acquire`, `renew` and `release`, which are given.
+macro_rules! forward {
+    ($type:ty, { $($given:tt)* }) => {
+        #[async_trait::async_trait]
+        impl lockkeeper_core::Locks for $type {
+            $($given)*
+            fn profile(&self) -> lockkeeper_core::Profile {
+                self.store.profile()
+            }
+            async fn inspect(
+                &self,
+                name: &lockkeeper_core::LockName,
+            ) -> lockkeeper_core::Result<Option<lockkeeper_core::LockView>> {
+                self.store.inspect(name).await
+            }
+            async fn list(
+                &self,
+                prefix: &str,
+                page: &lockkeeper_core::Page,
+            ) -> lockkeeper_core::Result<lockkeeper_core::LockPage> {
+                self.store.list(prefix, page).await
+            }
+            async fn watch(&self, prefix: &str) -> lockkeeper_core::Result<lockkeeper_core::EventStream> {
+                self.store.watch(prefix).await
+            }
+            async fn break_lock(
+                &self,
+                name: &lockkeeper_core::LockName,
+                reason: &str,
+            ) -> lockkeeper_core::Result<lockkeeper_core::Fence> {
+                self.store.break_lock(name, reason).await
+            }
+        }
+
+        #[async_trait::async_trait]
+        impl lockkeeper_core::Records for $type {
+            async fn read(
+                &self,
+                key: &lockkeeper_core::LockName,
+            ) -> lockkeeper_core::Result<Option<lockkeeper_core::Record>> {
+                self.store.read(key).await
+            }
+            async fn write(
+                &self,
+                key: &lockkeeper_core::LockName,
+                value: &[u8],
+                expect: lockkeeper_core::Expect,
+                ttl: Option<std::time::Duration>,
+            ) -> lockkeeper_core::Result<lockkeeper_core::Write> {
+                self.store.write(key, value, expect, ttl).await
+            }
+            async fn delete(
+                &self,
+                key: &lockkeeper_core::LockName,
+                expect: lockkeeper_core::Expect,
+            ) -> lockkeeper_core::Result<lockkeeper_core::Delete> {
+                self.store.delete(key, expect).await
+            }
+            async fn scan(
+                &self,
+                prefix: &str,
+                page: &lockkeeper_core::Page,
+            ) -> lockkeeper_core::Result<lockkeeper_core::RecordPage> {
+                self.store.scan(prefix, page).await
+            }
+        }
+    };
+}
+pub(crate) use forward;

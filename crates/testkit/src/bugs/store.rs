@@ -1,0 +1,313 @@
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::StreamExt;
+use lockkeeper_core::{
+    Acquired, Ask, Attempt, Claim, Delete, EventKind, EventStream, Expect, Fence, Grant, LockName, LockPage, LockView,
+    Locks, Mode, Names, Owner, Page, Profile, Promise, Record, RecordPage, Records, Release, Renewal, Result, Store,
+    Version, Wait, Write, limits,
+};
+use lockkeeper_host::random_128;
+use tokio::sync::Notify;
+
+use super::Bug;
+
+/// A store with one [`Bug`].
+pub struct Bugged {
+    store: Arc<dyn Store>,
+    bug: Bug,
+    notes: Arc<Notes>,
+    own_count: AtomicU64,
+}
+
+/// What the clients of one spoilt store share.
+#[derive(Default)]
+struct Notes {
+    count: AtomicU64,
+    counts: Mutex<HashMap<LockName, u64>>,
+    grants: Mutex<HashMap<Attempt, Grant>>,
+    /// The attempts that the store knows under another name.
+    alias: Mutex<HashMap<Attempt, Vec<Attempt>>>,
+    told: Mutex<HashSet<Attempt>>,
+    served: Notify,
+}
+
+impl Bugged {
+    /// Spoils a store; `client` makes the next client of the same spoilt store.
+    pub fn new(store: Arc<dyn Store>, bug: Bug) -> Self {
+        Bugged { store, bug, notes: Arc::default(), own_count: AtomicU64::new(0) }
+    }
+
+    /// One more client of the same spoilt store.
+    pub fn client(&self) -> Self {
+        let notes = self.notes.clone();
+        Bugged { store: self.store.clone(), bug: self.bug, notes, own_count: AtomicU64::new(0) }
+    }
+
+    fn made_up(&self, ask: &Ask, like: Fence) -> Grant {
+        let n = self.notes.count.fetch_add(1, Ordering::Relaxed);
+        let fence = Fence::new(like.get() + 1_000_000 + n).expect("a fence");
+        Grant {
+            claim: ask.claim.clone(),
+            fence,
+            mode: ask.mode,
+            ttl: ask.ttl,
+            sent_at: lockkeeper_core::Moment::from_nanos(0),
+        }
+    }
+
+    /// The ask, spoilt.
+    fn twist(&self, ask: &Ask) -> Ask {
+        let mut ask = ask.clone();
+        let rename = |ask: &mut Ask, to: fn(&str) -> String| {
+            let names = ask.claim.names.iter().map(|name| LockName::new(to(name.as_str())).expect("a name"));
+            ask.claim.names = Names::new(names.collect::<Vec<_>>()).expect("names");
+        };
+        match self.bug {
+            Bug::OneLockForAll => rename(&mut ask, |_| "everything".into()),
+            Bug::FoldsNames => rename(&mut ask, |name| name.to_lowercase()),
+            Bug::PartialGrants => ask.claim.names = ask.claim.names.first().clone().into(),
+            Bug::NeverExpires => ask.ttl = limits::TTL_MAX,
+            Bug::TtlUnchecked => {
+                ask.ttl = ask.ttl.clamp(limits::TTL_MIN, limits::TTL_MAX);
+                ask.lock_delay = ask.lock_delay.min(limits::TTL_MAX);
+                ask.min_hold = ask.min_hold.min(limits::TTL_MAX);
+            }
+            Bug::PatienceIgnored if ask.wait != Wait::No => ask.wait = Wait::Forever,
+            Bug::DeadlockUnseen => ask.owner = None,
+            Bug::EveryoneIsOneOwner => ask.owner = Some(Owner::from_bytes([1; 16])),
+            Bug::SharedLetsWritersIn if ask.mode == Mode::Exclusive => ask.mode = Mode::Shared,
+            Bug::SharedIsExclusive if ask.mode == Mode::Shared => ask.mode = Mode::Exclusive,
+            Bug::PermitsUncounted if matches!(ask.mode, Mode::Permit(_)) => ask.mode = Mode::Shared,
+            Bug::NoLockDelay => ask.lock_delay = Duration::ZERO,
+            Bug::NoMinHold => ask.min_hold = Duration::ZERO,
+            Bug::RetryIsANewAsk | Bug::RetryDoublesThePlace => {
+                let other = Attempt::from_bytes(random_128());
+                self.notes.alias.lock().unwrap().entry(ask.claim.attempt).or_default().push(other);
+                ask.claim.attempt = other;
+            }
+            _ => {}
+        }
+        ask
+    }
+
+    /// The grant, spoilt.
+    async fn colour(&self, ask: &Ask, mut grant: Grant) -> Grant {
+        grant.claim = ask.claim.clone();
+        grant.ttl = ask.ttl;
+        let small = |n: u64| Fence::new(n).expect("a fence");
+        match self.bug {
+            Bug::FenceStandsStill => grant.fence = small(7),
+            Bug::FenceDiesWithTheLock => {
+                let mut counts = self.notes.counts.lock().unwrap();
+                let count = counts.entry(ask.claim.names.first().clone()).or_default();
+                *count += 1;
+                grant.fence = small(*count);
+            }
+            Bug::FencePerClient => grant.fence = small(self.own_count.fetch_add(1, Ordering::Relaxed) + 1),
+            Bug::ReentryNewFence if ask.owner.is_some() => {
+                grant.fence = small(grant.fence.get() + self.notes.count.fetch_add(1, Ordering::Relaxed));
+            }
+            Bug::CountsFromTheReply => grant.sent_at = grant.sent_at + ask.ttl / 2,
+            _ => {}
+        }
+        self.notes.grants.lock().unwrap().insert(ask.claim.attempt, grant.clone());
+        grant
+    }
+
+    async fn ask(&self, ask: &Ask) -> Result<Acquired> {
+        let twisted = self.twist(ask);
+        match self.bug {
+            Bug::NoLine => self.poll_without_a_line(&twisted).await,
+            Bug::OneByOne => {
+                for name in &twisted.claim.names {
+                    let mut one = twisted.clone();
+                    one.claim = Claim { attempt: Attempt::from_bytes(random_128()), names: name.clone().into() };
+                    let answer = self.store.acquire(&one).await?;
+                    if matches!(answer, Acquired::Busy(_)) {
+                        return Ok(answer);
+                    }
+                }
+                Ok(Acquired::Granted(self.made_up(ask, Fence::new(1)?)))
+            }
+            Bug::ServesTwo => tokio::select! {
+                answer = self.store.acquire(&twisted) => {
+                    self.notes.served.notify_waiters();
+                    answer
+                }
+                () = self.notes.served.notified() => Ok(Acquired::Granted(self.made_up(ask, Fence::new(1)?))),
+            },
+            Bug::GhostInLine => {
+                let store = self.store.clone();
+                let detached = tokio::spawn(async move { store.acquire(&twisted).await });
+                let answer = detached.await.expect("it ends well");
+                self.notes.told.lock().unwrap().insert(ask.claim.attempt);
+                answer
+            }
+            _ => self.store.acquire(&twisted).await,
+        }
+    }
+
+    async fn poll_without_a_line(&self, ask: &Ask) -> Result<Acquired> {
+        let hasty = Ask { wait: Wait::No, ..ask.clone() };
+        loop {
+            match self.store.acquire(&hasty).await? {
+                Acquired::Busy(_) if ask.wait != Wait::No => tokio::time::sleep(Duration::from_millis(1)).await,
+                answer => return Ok(answer),
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Locks for Bugged {
+    fn profile(&self) -> Profile {
+        let mut profile = self.store.profile();
+        if self.bug == Bug::OverstatesItself {
+            (profile.fence, profile.durable) = (Promise::Kept, Promise::Kept);
+        }
+        profile
+    }
+
+    async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
+        if self.bug == Bug::RetryKeepsTheOldLease
+            && let Some(grant) = self.notes.grants.lock().unwrap().get(&ask.claim.attempt)
+        {
+            return Ok(Acquired::Granted(grant.clone()));
+        }
+        if self.bug == Bug::FenceDiesWithTheLock && self.store.inspect(ask.claim.names.first()).await?.is_none() {
+            self.notes.counts.lock().unwrap().remove(ask.claim.names.first());
+        }
+        match self.ask(ask).await? {
+            Acquired::Granted(grant) => Ok(Acquired::Granted(self.colour(ask, grant).await)),
+            Acquired::Busy(busy) => {
+                let lets_in = match self.bug {
+                    Bug::GrantsEverybody => true,
+                    Bug::ReadersBarge => ask.mode == Mode::Shared,
+                    _ => false,
+                };
+                let like = busy.held.first().map_or(Fence::new(1)?, |held| held.fence);
+                if lets_in { Ok(Acquired::Granted(self.made_up(ask, like))) } else { Ok(Acquired::Busy(busy)) }
+            }
+        }
+    }
+
+    async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
+        if self.bug == Bug::RenewalDoesNothing {
+            return Ok(vec![Renewal::Renewed; grants.len()]);
+        }
+        let mut answers = self.store.renew(grants).await?;
+        for (answer, grant) in answers.iter_mut().zip(grants) {
+            if *answer == Renewal::Renewed {
+                continue;
+            }
+            if self.bug == Bug::RenewalRevives {
+                self.store.break_lock(grant.claim.names.first(), "mine!").await?;
+                let me = Arc::new(lockkeeper_core::Holder::new("host", 1, None)?);
+                let ask = Ask::new(grant.claim.attempt, grant.claim.names.clone(), grant.ttl, me);
+                self.store.acquire(&ask).await?;
+            }
+            if matches!(self.bug, Bug::RenewalRevives | Bug::RenewalAlwaysYes) {
+                *answer = Renewal::Renewed;
+            }
+        }
+        Ok(answers)
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        match self.bug {
+            Bug::ReleaseIsLost => return Ok(Release::Released),
+            Bug::GhostInLine if !self.notes.told.lock().unwrap().contains(&claim.attempt) => {
+                return Ok(Release::Released);
+            }
+            Bug::DelaysAlways => {
+                self.store.break_lock(claim.names.first(), "released").await?;
+                return Ok(Release::Released);
+            }
+            _ => {}
+        }
+        let aliases = self.notes.alias.lock().unwrap().remove(&claim.attempt).unwrap_or_default();
+        for attempt in aliases {
+            self.store.release(&Claim { attempt, names: claim.names.clone() }).await?;
+        }
+        let answer = self.store.release(claim).await?;
+        if self.bug == Bug::ReleaseWithoutOwnerCheck && answer == Release::AlreadyGone {
+            self.store.break_lock(claim.names.first(), "released").await?;
+            return Ok(Release::Released);
+        }
+        if self.bug == Bug::ReleaseAlwaysYes { Ok(Release::Released) } else { Ok(answer) }
+    }
+
+    async fn inspect(&self, name: &LockName) -> Result<Option<LockView>> {
+        let mut view = self.store.inspect(name).await?;
+        if let Some(held) = view.as_mut().map(|view| &mut view.held) {
+            match self.bug {
+                Bug::InspectIsBlind => held.clear(),
+                Bug::ShowsTheAttempt => {
+                    let grants = self.notes.grants.lock().unwrap();
+                    let attempt = grants.values().find(|grant| grant.fence == held[0].fence);
+                    held[0].holder.label = attempt.map(|grant| grant.claim.attempt.to_hex());
+                }
+                _ => {}
+            }
+        }
+        Ok(view)
+    }
+
+    async fn list(&self, prefix: &str, page: &Page) -> Result<LockPage> {
+        let mut page = page.clone();
+        if self.bug == Bug::ListForgetsPages {
+            page.after = None;
+        }
+        self.store.list(prefix, &page).await
+    }
+
+    async fn watch(&self, prefix: &str) -> Result<EventStream> {
+        let events = self.store.watch(prefix).await?;
+        if self.bug != Bug::WatchDropsReleases {
+            return Ok(events);
+        }
+        let kept = events.filter(|event| {
+            let dropped = matches!(event.as_ref().map(|event| &event.kind), Ok(EventKind::Released { .. }));
+            std::future::ready(!dropped)
+        });
+        Ok(Box::pin(kept))
+    }
+
+    async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {
+        let fence = self.store.break_lock(name, reason).await?;
+        if self.bug == Bug::BreakKeepsTheFence { Fence::new(1) } else { Ok(fence) }
+    }
+}
+
+#[async_trait]
+impl Records for Bugged {
+    async fn read(&self, key: &LockName) -> Result<Option<Record>> {
+        self.store.read(key).await
+    }
+
+    async fn write(&self, key: &LockName, value: &[u8], expect: Expect, ttl: Option<Duration>) -> Result<Write> {
+        let expect = if self.bug == Bug::ExpectIgnored { Expect::Any } else { expect };
+        let ttl = if self.bug == Bug::RecordsNeverExpire { None } else { ttl };
+        let written = self.store.write(key, value, expect, ttl).await?;
+        match written {
+            Write::Written(_) if self.bug == Bug::VersionsStartAgain => Ok(Write::Written(Version(1))),
+            written => Ok(written),
+        }
+    }
+
+    async fn delete(&self, key: &LockName, expect: Expect) -> Result<Delete> {
+        self.store.delete(key, expect).await
+    }
+
+    async fn scan(&self, prefix: &str, page: &Page) -> Result<RecordPage> {
+        let mut page = page.clone();
+        if self.bug == Bug::ListForgetsPages {
+            page.after = None;
+        }
+        self.store.scan(prefix, &page).await
+    }
+}

@@ -1,0 +1,168 @@
+//! One holder at a time, and only the holder may renew and release.
+#![allow(missing_docs, reason = "a law's name is its sentence")]
+
+use lockkeeper_core::{Error, Grant, Mode, Release, Renewal, limits};
+
+use super::*;
+
+pub async fn one_name_has_one_holder<H: Harness>(h: H) {
+    let (a, b) = (h.client().await, h.client().await);
+    let held = take(&a, &ask("orders/42")).await;
+    let busy = refused(&b, &ask("orders/42")).await;
+    assert_eq!(busy.name, name("orders/42"));
+    assert_eq!(busy.held.iter().map(|held| held.fence).collect::<Vec<_>>(), [held.fence]);
+    refused(&a, &ask("orders/42")).await;
+    assert_eq!(give_back(&a, &held.claim).await, Release::Released);
+    take(&b, &ask("orders/42")).await;
+}
+
+pub async fn different_names_do_not_block_each_other<H: Harness>(h: H) {
+    let a = h.client().await;
+    for text in ["orders/42", "orders/4", "orders", "Orders/42", "orders/42 "] {
+        take(&a, &ask(text)).await;
+    }
+}
+
+pub async fn every_legal_name_is_a_lock_of_its_own<H: Harness>(h: H) {
+    let a = h.client().await;
+    let long = "n".repeat(limits::NAME_BYTES);
+    let nearly = format!("{}m", &long[1..]);
+    let odd = [
+        "'; DROP TABLE locks; --", "a/../b", "a/b", "..", ".", "/", "//", "*", "%", "_", "[a]", "{x}", "{x}y", "x}",
+        "$(id)", "`id`", "\"", "\\", "\\\\", "a b", "A", "a", "ä", "a\u{308}", "ключ", "鍵", "🔒", "\u{202e}abc",
+        "\u{feff}", "\u{a0}", ":", "lock:a", "a:b", "-", "--help", "0", "00", "null", "%2F", "%252F", "a%2Fb", &long,
+        &nearly,
+    ];
+    for text in odd {
+        take(&a, &ask(text)).await;
+    }
+    for text in odd {
+        let busy = refused(&a, &ask(text)).await;
+        assert_eq!(busy.name.as_str(), text);
+        let view = a.inspect(&name(text)).await.unwrap().unwrap_or_else(|| panic!("{text:?} is not seen"));
+        assert_eq!((view.name.as_str(), view.held.len()), (text, 1));
+    }
+}
+
+pub async fn an_expired_lock_goes_to_the_next<H: Harness>(h: H) {
+    let (a, b) = (h.client().await, h.client().await);
+    take(&a, &with(ask("orders/42"), |ask| ask.ttl = SHORT)).await;
+    refused(&b, &ask("orders/42")).await;
+    h.pass(SHORT * 2).await;
+    take(&b, &ask("orders/42")).await;
+}
+
+pub async fn an_expired_holder_is_told_so<H: Harness>(h: H) {
+    let a = h.client().await;
+    let late = take(&a, &with(ask("orders/42"), |ask| ask.ttl = SHORT)).await;
+    let live = take(&a, &ask("orders/43")).await;
+    h.pass(SHORT * 2).await;
+    assert_eq!(a.renew(&[late.clone(), live]).await.unwrap(), [Renewal::Lost, Renewal::Renewed]);
+    assert_eq!(give_back(&a, &late.claim).await, Release::AlreadyGone);
+}
+
+pub async fn renewal_keeps_the_lock_and_its_fence<H: Harness>(h: H) {
+    // A longer ttl than SHORT, so that a slow machine renews in time.
+    let ttl = SHORT * 4;
+    let (a, b) = (h.client().await, h.client().await);
+    let held = take(&a, &with(ask("orders/42"), |ask| ask.ttl = ttl)).await;
+    for _ in 0..3 {
+        h.pass(ttl / 2).await;
+        assert_eq!(a.renew(std::slice::from_ref(&held)).await.unwrap(), [Renewal::Renewed]);
+    }
+    let busy = refused(&b, &ask("orders/42")).await;
+    assert_eq!(busy.held[0].fence, held.fence);
+}
+
+pub async fn a_stale_release_is_harmless<H: Harness>(h: H) {
+    let (a, b) = (h.client().await, h.client().await);
+    let late = take(&a, &with(ask("orders/42"), |ask| ask.ttl = SHORT)).await;
+    h.pass(SHORT * 2).await;
+    let live = take(&b, &ask("orders/42")).await;
+    assert_eq!(give_back(&a, &late.claim).await, Release::AlreadyGone);
+    assert_eq!(b.renew(&[live]).await.unwrap(), [Renewal::Renewed]);
+}
+
+pub async fn a_stale_renewal_is_harmless<H: Harness>(h: H) {
+    let (a, b) = (h.client().await, h.client().await);
+    let late = take(&a, &with(ask("orders/42"), |ask| ask.ttl = SHORT)).await;
+    h.pass(SHORT * 2).await;
+    // Free, but not the late one's any more: it must ask again, and gets a new fence.
+    assert_eq!(a.renew(std::slice::from_ref(&late)).await.unwrap(), [Renewal::Lost]);
+    let live = take(&b, &ask("orders/42")).await;
+    assert_eq!(a.renew(&[late]).await.unwrap(), [Renewal::Lost]);
+    assert_eq!(b.renew(std::slice::from_ref(&live)).await.unwrap(), [Renewal::Renewed]);
+    let busy = refused(&a, &ask("orders/42")).await;
+    assert_eq!(busy.held[0].fence, live.fence);
+}
+
+pub async fn a_second_release_says_already_gone<H: Harness>(h: H) {
+    let a = h.client().await;
+    let held = take(&a, &ask("orders/42")).await;
+    assert_eq!(give_back(&a, &held.claim).await, Release::Released);
+    assert_eq!(give_back(&a, &held.claim).await, Release::AlreadyGone);
+    assert_eq!(give_back(&a, &ask("orders/42").claim).await, Release::AlreadyGone);
+    assert_eq!(a.renew(&[held]).await.unwrap(), [Renewal::Lost]);
+}
+
+pub async fn the_same_attempt_gets_the_same_fence<H: Harness>(h: H) {
+    let (a, b) = (h.client().await, h.client().await);
+    let once = ask("orders/42");
+    let first = take(&a, &once).await;
+    let again = take(&a, &once).await;
+    assert_eq!((first.fence, &first.claim), (again.fence, &again.claim));
+    // One grant, not two: one release frees it.
+    assert_eq!(give_back(&a, &once.claim).await, Release::Released);
+    take(&b, &ask("orders/42")).await;
+}
+
+pub async fn a_retry_counts_the_lease_anew<H: Harness>(h: H) {
+    let ttl = SHORT * 4;
+    let (a, b) = (h.client().await, h.client().await);
+    let once = with(ask("orders/42"), |ask| ask.ttl = ttl);
+    let first = take(&a, &once).await;
+    h.pass(ttl / 2).await;
+    let again = take(&a, &once).await;
+    assert!(again.sent_at > first.sent_at, "the retry's lease counts from the retry");
+    h.pass(ttl * 3 / 4).await;
+    refused(&b, &ask("orders/42")).await;
+}
+
+pub async fn racing_clients_never_hold_together<H: Harness>(h: H) {
+    let clients = [h.client().await, h.client().await, h.client().await, h.client().await];
+    for round in 0..10 {
+        let text = format!("race/{round}");
+        let tries = clients.iter().map(|client| {
+            let (client, ask) = (client.clone(), ask(&text));
+            tokio::spawn(async move { client.acquire(&ask).await })
+        });
+        let mut winners: Vec<Grant> = Vec::new();
+        for one in tries.collect::<Vec<_>>() {
+            match soon("a race ends", one).await.unwrap().unwrap() {
+                lockkeeper_core::Acquired::Granted(grant) => winners.push(grant),
+                lockkeeper_core::Acquired::Busy(_) => {}
+            }
+        }
+        assert_eq!(winners.len(), 1, "winners of one race: {winners:?}");
+    }
+}
+
+pub async fn a_bad_ask_is_refused_and_leaves_nothing<H: Harness>(h: H) {
+    let a = h.client().await;
+    let bad = [
+        with(ask("orders/42"), |ask| ask.ttl = Duration::ZERO),
+        with(ask("orders/42"), |ask| ask.ttl = limits::TTL_MIN - Duration::from_nanos(1)),
+        with(ask("orders/42"), |ask| ask.ttl = limits::TTL_MAX + Duration::from_secs(1)),
+        with(ask("orders/42"), |ask| ask.ttl = Duration::MAX),
+        with(ask("orders/42"), |ask| ask.lock_delay = Duration::MAX),
+        with(ask("orders/42"), |ask| ask.min_hold = Duration::MAX),
+        with(ask("orders/42"), |ask| ask.mode = Mode::Permit(0)),
+        with(ask("orders/42"), |ask| ask.mode = Mode::Permit(u32::MAX)),
+    ];
+    for ask in bad {
+        let answer = a.acquire(&ask).await;
+        assert!(matches!(answer, Err(Error::Invalid(_) | Error::Unsupported(_))), "{ask:?} gave {answer:?}");
+    }
+    assert_eq!(a.inspect(&name("orders/42")).await.unwrap(), None);
+    assert!(matches!(a.break_lock(&name("orders/42"), " ").await, Err(Error::Invalid(_))));
+}

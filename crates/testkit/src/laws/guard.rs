@@ -1,0 +1,236 @@
+//! What the library makes of a store: guards that tell the truth, and futures that may be dropped anywhere.
+#![allow(missing_docs, reason = "a law's name is its sentence")]
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+
+use lockkeeper::{Error, Promise, Release, State, Why};
+
+use super::*;
+
+/// Long enough to be renewed in time on a busy machine.
+const TTL: Duration = Duration::from_secs(3);
+
+pub async fn a_guard_outlives_its_ttl<H: Harness>(h: H) {
+    let (keeper, other) = (h.keeper().await, h.client().await);
+    let guard = keeper.lock("orders/42").ttl(TTL).acquire().await.unwrap();
+    for _ in 0..8 {
+        h.pass(TTL / 4).await;
+        keeper.quiesce().await;
+    }
+    let busy = refused(&other, &ask("orders/42")).await;
+    assert_eq!(busy.held[0].fence, guard.fence());
+    assert!(guard.is_held(), "{guard:?}");
+    assert_eq!(guard.release().await.unwrap(), Release::Released);
+    take(&other, &ask("orders/42")).await;
+}
+
+pub async fn a_dropped_guard_frees_its_lock<H: Harness>(h: H) {
+    let (keeper, other) = (h.keeper().await, h.client().await);
+    drop(keeper.lock("orders/42").ttl(LONG).acquire().await.unwrap());
+    is_free(&other, "orders/42").await;
+    // Also outside of any runtime.
+    let guard = keeper.lock("orders/42").ttl(LONG).acquire().await.unwrap();
+    std::thread::spawn(move || drop(guard)).join().unwrap();
+    is_free(&other, "orders/42").await;
+    // Also when the release is cut off in the middle.
+    let guard = keeper.lock("orders/42").ttl(LONG).acquire().await.unwrap();
+    drop(guard.release());
+    is_free(&other, "orders/42").await;
+}
+
+/// Polls a future `polls` times and drops it. True if it came to its end before.
+async fn poll_and_drop<F: Future>(work: F, polls: usize) -> bool {
+    let mut work = pin!(work);
+    for _ in 0..polls {
+        let ready = std::future::poll_fn(|cx: &mut Context<'_>| Poll::Ready(work.as_mut().poll(cx).is_ready())).await;
+        if ready {
+            return true;
+        }
+        // Let whoever it waits for get on, so that the next poll finds it further.
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    false
+}
+
+pub async fn a_cancelled_acquire_leaves_nothing<H: Harness>(h: H) {
+    let (keeper, other) = (h.keeper().await, h.client().await);
+    // A free lock: dropped before the first poll, after it, and so on until it comes through.
+    for polls in 0.. {
+        let finished = poll_and_drop(keeper.lock("orders/42").ttl(LONG).acquire(), polls).await;
+        is_free(&other, "orders/42").await;
+        if finished {
+            break;
+        }
+    }
+    // A lock that is held, then freed while the ask stands in line.
+    for polls in 0..4 {
+        let held = take(&other, &ask("orders/42")).await;
+        let ask = keeper.lock("orders/42").ttl(LONG).acquire();
+        assert!(!poll_and_drop(ask, polls).await, "two hold it");
+        let waiting = keeper.clone();
+        let waiter = tokio::spawn(async move { waiting.lock("orders/42").ttl(LONG).acquire().await.map(drop) });
+        if polls % 2 == 0 {
+            waiter.abort();
+        }
+        give_back(&other, &held.claim).await;
+        is_free(&other, "orders/42").await;
+    }
+    keeper.settle().await;
+}
+
+pub async fn loss_is_told_before_anyone_else_gets_in<H: Harness>(h: H) {
+    let (client, other) = (h.client().await, h.client().await);
+    // Its renewals never arrive: the holder is cut off, and nobody tells it.
+    let cut = Arc::new(Cut { store: client, off: AtomicBool::new(false) });
+    let keeper = Lockkeeper::with_store(cut.clone(), h.clock());
+    let guard = keeper.lock("orders/42").ttl(TTL).acquire().await.unwrap();
+    cut.off.store(true, Ordering::SeqCst);
+    let clock = h.clock();
+    let rival = tokio::spawn(async move {
+        let patient = with(ask("orders/42"), |ask| ask.wait = lockkeeper_core::Wait::Forever);
+        let granted = other.acquire(&patient).await;
+        (granted, clock.now())
+    });
+    let deadline = guard.deadline();
+    for _ in 0..12 {
+        h.pass(TTL / 10).await;
+        keeper.quiesce().await;
+    }
+    let loss = soon("the loss is told", guard.lost()).await;
+    assert!(matches!(loss, Error::Lost(_)));
+    assert_eq!((guard.is_held(), guard.state()), (false, State::Lost(Why::Silence)));
+    let (granted, when) = soon("the rival is served", rival).await.unwrap();
+    assert!(matches!(granted, Ok(lockkeeper_core::Acquired::Granted(_))));
+    assert!(deadline < when, "the rival was served while the guard still believed");
+}
+
+/// A store that cannot be reached for renewals and releases when it is off.
+struct Cut {
+    store: Arc<dyn Store>,
+    off: AtomicBool,
+}
+
+crate::bugs::forward!(Cut, {
+    async fn acquire(&self, ask: &lockkeeper_core::Ask) -> lockkeeper::Result<lockkeeper_core::Acquired> {
+        self.store.acquire(ask).await
+    }
+    async fn renew(&self, grants: &[lockkeeper_core::Grant]) -> lockkeeper::Result<Vec<lockkeeper_core::Renewal>> {
+        if self.off.load(Ordering::SeqCst) {
+            return Err(Error::Unavailable("cut off".into()));
+        }
+        self.store.renew(grants).await
+    }
+    async fn release(&self, claim: &lockkeeper_core::Claim) -> lockkeeper::Result<Release> {
+        if self.off.load(Ordering::SeqCst) {
+            return Err(Error::Unavailable("cut off".into()));
+        }
+        self.store.release(claim).await
+    }
+});
+
+pub async fn a_broken_guard_is_told_so<H: Harness>(h: H) {
+    let (keeper, other) = (h.keeper().await, h.client().await);
+    let guard = keeper.lock("orders/42").ttl(TTL).acquire().await.unwrap();
+    other.break_lock(&name("orders/42"), "to see").await.unwrap();
+    h.pass(TTL / 2).await;
+    keeper.quiesce().await;
+    eventually("the break is told", || async { guard.state() == State::Lost(Why::Taken) }).await;
+    assert_eq!(guard.release().await.unwrap(), Release::AlreadyGone);
+}
+
+pub async fn max_hold_and_missing_progress_end_a_guard<H: Harness>(h: H) {
+    let (keeper, other) = (h.keeper().await, h.client().await);
+    let capped = keeper.lock("a").ttl(TTL).max_hold(TTL * 3 / 2).acquire().await.unwrap();
+    let stuck = keeper.lock("b").ttl(TTL).progress_within(TTL / 2).acquire().await.unwrap();
+    let busy = keeper.lock("c").ttl(TTL).progress_within(TTL / 2).acquire().await.unwrap();
+    for _ in 0..20 {
+        h.pass(TTL / 8).await;
+        busy.progress();
+        keeper.quiesce().await;
+    }
+    assert_eq!(capped.state(), State::Lost(Why::MaxHold));
+    assert_eq!(stuck.state(), State::Lost(Why::Stalled));
+    assert!(busy.is_held(), "{busy:?}");
+    for text in ["a", "b"] {
+        take(&other, &ask(text)).await;
+    }
+    refused(&other, &ask("c")).await;
+}
+
+pub async fn work_is_ended_before_the_deadline<H: Harness>(h: H) {
+    let (client, other) = (h.client().await, h.client().await);
+    let cut = Arc::new(Cut { store: client, off: AtomicBool::new(false) });
+    let keeper = Lockkeeper::with_store(cut.clone(), h.clock());
+    let guard = keeper.lock("orders/42").ttl(TTL).acquire().await.unwrap();
+    assert_eq!(guard.run(async { 7 }).await.unwrap(), 7);
+    cut.off.store(true, Ordering::SeqCst);
+    struct Ended(Arc<dyn Clock>, Arc<std::sync::Mutex<Option<lockkeeper::Moment>>>);
+    impl Drop for Ended {
+        fn drop(&mut self) {
+            *self.1.lock().unwrap() = Some(self.0.now());
+        }
+    }
+    let ended = Arc::new(std::sync::Mutex::new(None));
+    let work = Ended(h.clock(), ended.clone());
+    let never = async move {
+        let _work = work;
+        std::future::pending::<()>().await
+    };
+    let deadline = guard.deadline();
+    let run = tokio::spawn(async move { guard.run(never).await });
+    let mut left = 20;
+    while !run.is_finished() && left > 0 {
+        h.pass(TTL / 20).await;
+        keeper.quiesce().await;
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        left -= 1;
+    }
+    let answer = soon("the work is ended", run).await.unwrap();
+    assert!(matches!(answer, Err(Error::Lost(_))), "{answer:?}");
+    let ended = ended.lock().unwrap().expect("the work was dropped");
+    assert!(ended < deadline, "the work ran on past the deadline");
+    // And the store agrees that the deadline was in time.
+    let view = other.inspect(&name("orders/42")).await.unwrap();
+    assert!(view.is_none_or(|view| view.waiting == 0));
+    let fresh = h.keeper().await.lock("x").ttl(TTL).acquire().await.unwrap();
+    assert!(fresh.deadline() < h.clock().now() + TTL, "a deadline beyond the ttl");
+}
+
+pub async fn lock_all_is_one_guard<H: Harness>(h: H) {
+    let (keeper, other) = (h.keeper().await, h.client().await);
+    if !keeper.profile().several {
+        assert!(matches!(keeper.lock_all(["a", "b"]).acquire().await, Err(Error::Unsupported(_))));
+        return;
+    }
+    let guard = keeper.lock_all(["b", "a", "b"]).ttl(LONG).acquire().await.unwrap();
+    assert_eq!(guard.names().as_slice(), [name("a"), name("b")]);
+    for text in ["a", "b"] {
+        assert_eq!(refused(&other, &ask(text)).await.held[0].fence, guard.fence());
+    }
+    assert!(keeper.lock_all(["a", "c"]).try_acquire().await.unwrap().is_none());
+    is_free(&other, "c").await;
+    guard.release().await.unwrap();
+    is_free(&other, "a").await;
+    assert!(matches!(keeper.lock_all(Vec::<String>::new()).acquire().await, Err(Error::Invalid(_))));
+    assert!(matches!(keeper.lock("").acquire().await, Err(Error::Invalid(_))));
+}
+
+pub async fn correctness_is_refused_where_it_is_not_kept<H: Harness>(h: H) {
+    let keeper = h.keeper().await;
+    let profile = keeper.profile().clone();
+    assert!(!profile.notes.is_empty(), "a store says what it does not promise");
+    let answer = keeper.lock("orders/42").for_correctness().try_acquire().await;
+    if H::for_correctness() {
+        assert!(answer.unwrap().is_some());
+        assert_eq!((profile.fence, profile.durable), (Promise::Kept, Promise::Kept));
+    } else {
+        match answer {
+            Err(Error::Unsupported(reason)) => assert!(reason.contains(&profile.store), "{reason}"),
+            other => panic!("correctness was to be refused: {other:?}"),
+        }
+    }
+    assert!(keeper.lock("orders/43").for_efficiency().try_acquire().await.unwrap().is_some());
+}

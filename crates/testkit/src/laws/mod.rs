@@ -1,0 +1,140 @@
+//! The laws: what every store promises, each as a small function with a sentence for a name.
+//!
+//! A store's `tests/conformance.rs` is a [`Harness`] and one line: `lockkeeper_testkit::conformance!(MyHarness);`.
+//! Each law becomes a test of its own, so that a failure reads `a_stale_release_is_harmless`. What a store's profile
+//! does not declare must be refused as unsupported; what it declares is tested.
+//!
+//! Next to each law in the list below stands a [`Bug`](crate::bugs::Bug) that it must catch: a suite that stays green
+//! with the fence removed proves nothing.
+
+pub mod exclusion;
+pub mod fence;
+pub mod guard;
+pub mod line;
+pub mod modes;
+pub mod records;
+pub mod sight;
+mod tools;
+
+pub use tools::*;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lockkeeper::{Clock, Lockkeeper, Store};
+
+/// One store, set up for one law.
+#[async_trait]
+pub trait Harness: Send + Sync + Sized + 'static {
+    /// A fresh, empty store.
+    async fn start() -> Self;
+
+    /// One more client of it: another process would be best, another connection is good.
+    async fn client(&self) -> Arc<dyn Store>;
+
+    /// The clock that its clients go by.
+    fn clock(&self) -> Arc<dyn Clock>;
+
+    /// Whether the store is meant to be good enough for correctness.
+    fn for_correctness() -> bool;
+
+    /// Lets time pass: a virtual clock is turned, a real store really waits.
+    async fn pass(&self, time: Duration);
+
+    /// A keeper of one more client.
+    async fn keeper(&self) -> Lockkeeper {
+        Lockkeeper::with_store(self.client().await, self.clock())
+    }
+}
+
+/// Calls a macro with every law, and the planted bug that it must catch.
+#[macro_export]
+macro_rules! every_law {
+    ($then:ident $(, $arg:tt)*) => {
+        $then! { [$($arg)*]
+            exclusion::one_name_has_one_holder => GrantsEverybody,
+            exclusion::different_names_do_not_block_each_other => OneLockForAll,
+            exclusion::every_legal_name_is_a_lock_of_its_own => FoldsNames,
+            exclusion::an_expired_lock_goes_to_the_next => NeverExpires,
+            exclusion::an_expired_holder_is_told_so => RenewalAlwaysYes,
+            exclusion::renewal_keeps_the_lock_and_its_fence => RenewalDoesNothing,
+            exclusion::a_stale_release_is_harmless => ReleaseWithoutOwnerCheck,
+            exclusion::a_stale_renewal_is_harmless => RenewalRevives,
+            exclusion::a_second_release_says_already_gone => ReleaseAlwaysYes,
+            exclusion::the_same_attempt_gets_the_same_fence => RetryIsANewAsk,
+            exclusion::a_retry_counts_the_lease_anew => RetryKeepsTheOldLease,
+            exclusion::racing_clients_never_hold_together => GrantsEverybody,
+            exclusion::a_bad_ask_is_refused_and_leaves_nothing => TtlUnchecked,
+            fence::fences_grow_from_grant_to_grant => FenceStandsStill,
+            fence::the_fence_outlives_release_and_expiry => FenceDiesWithTheLock,
+            fence::fences_grow_across_names_and_clients => FencePerClient,
+            fence::a_break_moves_the_fence_on => BreakKeepsTheFence,
+            fence::a_broken_holder_is_told_so => RenewalAlwaysYes,
+            fence::a_break_of_a_free_lock_moves_the_fence_too => BreakKeepsTheFence,
+            line::waiters_are_served_in_order => NoLine,
+            line::one_release_serves_one_waiter => ServesTwo,
+            line::a_waiter_gives_up_on_time => PatienceIgnored,
+            line::a_waiter_that_left_is_never_served => GhostInLine,
+            line::a_dropped_ask_can_be_taken_back => GhostInLine,
+            line::an_ask_in_line_is_not_doubled => RetryDoublesThePlace,
+            line::nobody_overtakes_the_line => NoLine,
+            line::a_waiter_is_served_when_the_holder_expires => NeverExpires,
+            line::a_circle_of_owners_is_told_deadlock => DeadlockUnseen,
+            line::an_upgrade_is_told_deadlock => DeadlockUnseen,
+            modes::shared_holders_share_and_keep_writers_out => SharedLetsWritersIn,
+            modes::shared_holders_do_share => SharedIsExclusive,
+            modes::a_waiting_writer_is_not_starved => ReadersBarge,
+            modes::permits_are_counted => PermitsUncounted,
+            modes::the_smallest_number_of_permits_counts => PermitsUncounted,
+            modes::several_names_are_all_or_nothing => PartialGrants,
+            modes::several_names_hold_nothing_while_they_wait => OneByOne,
+            modes::reentry_keeps_the_fence_and_counts_holds => ReentryNewFence,
+            modes::strangers_do_not_reenter => EveryoneIsOneOwner,
+            modes::lock_delay_holds_back_after_an_unclean_end => NoLockDelay,
+            modes::lock_delay_spares_a_clean_release => DelaysAlways,
+            modes::min_hold_outlasts_the_release => NoMinHold,
+            sight::inspect_tells_who_holds_and_who_waits => InspectIsBlind,
+            sight::list_pages_through_all_in_order => ListForgetsPages,
+            sight::watch_tells_what_happens_in_order => WatchDropsReleases,
+            sight::the_attempt_is_never_shown => ShowsTheAttempt,
+            records::a_record_is_written_only_as_expected => ExpectIgnored,
+            records::a_record_made_again_has_a_new_version => VersionsStartAgain,
+            records::a_record_with_a_ttl_goes => RecordsNeverExpire,
+            records::concurrent_updates_lose_nothing => ExpectIgnored,
+            records::a_scan_pages_through_all_in_order => ListForgetsPages,
+            guard::a_guard_outlives_its_ttl => RenewalDoesNothing,
+            guard::a_dropped_guard_frees_its_lock => ReleaseIsLost,
+            guard::a_cancelled_acquire_leaves_nothing => GhostInLine,
+            guard::loss_is_told_before_anyone_else_gets_in => CountsFromTheReply,
+            guard::a_broken_guard_is_told_so => RenewalAlwaysYes,
+            guard::max_hold_and_missing_progress_end_a_guard => NeverExpires,
+            guard::work_is_ended_before_the_deadline => CountsFromTheReply,
+            guard::lock_all_is_one_guard => PartialGrants,
+            guard::correctness_is_refused_where_it_is_not_kept => OverstatesItself,
+        }
+    };
+}
+
+/// Turns every law into a test of its own for one [`Harness`].
+#[macro_export]
+macro_rules! conformance {
+    ($harness:ty) => {
+        use $crate::law_tests;
+        $crate::every_law!(law_tests, $harness);
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! law_tests {
+    ([$harness:ty] $($group:ident::$law:ident => $bug:ident,)*) => {
+        $(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $law() {
+                let harness = <$harness as $crate::laws::Harness>::start().await;
+                $crate::laws::$group::$law(harness).await;
+            }
+        )*
+    };
+}

@@ -1,0 +1,70 @@
+use super::{Mark, Piece, Splitter};
+
+/// More than any message of a test: a longer one means that this is another protocol.
+const LONGEST: usize = 64 << 20;
+
+/// What is left of a message whose length is known.
+#[derive(Default)]
+pub(super) struct Rest {
+    left: usize,
+    mark: Mark,
+}
+
+impl Rest {
+    /// Begins a message of `len` bytes, its header among them.
+    pub fn begin(&mut self, len: usize, mark: Mark) -> Result<(), String> {
+        if len > LONGEST {
+            return Err(format!("a message of {len} bytes"));
+        }
+        *self = Rest { left: len, mark };
+        Ok(())
+    }
+
+    /// Whether a message is under way.
+    pub fn is_open(&self) -> bool {
+        self.left > 0
+    }
+
+    /// As much of the message as there is.
+    pub fn piece(&mut self, buf: &[u8]) -> Option<Piece> {
+        let len = buf.len().min(self.left);
+        self.left -= len;
+        (len > 0).then_some(Piece { len, last: self.left == 0, mark: self.mark })
+    }
+}
+
+/// Four bytes of length, then an xid in nearly every message.
+#[derive(Default)]
+pub(super) struct ZooKeeper(Rest);
+
+impl Splitter for ZooKeeper {
+    fn piece(&mut self, buf: &[u8]) -> Result<Option<Piece>, String> {
+        if !self.0.is_open() {
+            let Some((header, _)) = buf.split_first_chunk::<8>() else { return Ok(None) };
+            let [length, xid] = [0, 4].map(|at| i32::from_be_bytes(header[at..at + 4].try_into().unwrap()));
+            let length = usize::try_from(length).ok().filter(|n| *n >= 4);
+            let length = length.ok_or_else(|| "a ZooKeeper frame without an xid".to_owned())?;
+            // A watch event has xid -1 and a ping -2: both come when they like.
+            self.0.begin(4 + length, Mark { aside: matches!(xid, -1 | -2), stream: None })?;
+        }
+        Ok(self.0.piece(buf))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{ASIDE, PLAIN, assert_split};
+    use super::*;
+    use crate::proxy::{Direction, Framing};
+
+    #[test]
+    fn zookeeper_frames_are_found_and_pings_pass_uncounted() {
+        let connect = b"\0\0\0\x0c\0\0\0\0greeting";
+        let ping = b"\0\0\0\x08\xff\xff\xff\xfe\0\0\0\x0b";
+        let event = b"\0\0\0\x0a\xff\xff\xff\xffabcdef";
+        let create = b"\0\0\0\x06\0\0\0\x01ab";
+        let all: &[(&[u8], Mark)] = &[(connect, PLAIN), (ping, ASIDE), (event, ASIDE), (create, PLAIN)];
+        assert_split(Framing::ZooKeeper, Direction::Replies, all);
+        assert!(ZooKeeper::default().piece(b"ruok\r\n\r\n").is_err(), "not a frame");
+    }
+}

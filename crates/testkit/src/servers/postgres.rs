@@ -1,0 +1,112 @@
+use std::fs;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::process::Launch;
+use super::{Place, Program, Server, Skip, require};
+
+/// The user for which PostgreSQL runs when the test is root: it refuses to be root itself.
+const USER: &str = "postgres";
+
+/// How to run a PostgreSQL server. Everybody on this machine gets in as `postgres`, without a password.
+#[derive(Clone, Debug, Default)]
+pub struct PostgresOptions {
+    /// Settings, such as `("max_connections", "20")`.
+    pub settings: Vec<(String, String)>,
+}
+
+/// Starts a PostgreSQL server with a database cluster of its own. Its Unix socket is in its directory.
+///
+/// # Errors
+/// [`Skip`] if the tests are to run without `postgres`.
+///
+/// # Panics
+/// If the program is missing or does not start.
+pub fn postgres(options: PostgresOptions) -> Result<Server, Skip> {
+    let program = require("postgres", "postgres", "postgresql")?;
+    // PATH may hold a link to it; initdb is where the real one is.
+    let program = fs::canonicalize(&program).unwrap_or(program);
+    let user = rustix::process::getuid().is_root().then(|| USER.to_owned());
+    Ok(Server::start(Postgres { program, options, user }))
+}
+
+struct Postgres {
+    program: PathBuf,
+    options: PostgresOptions,
+    user: Option<String>,
+}
+
+impl Program for Postgres {
+    fn name(&self) -> &str {
+        "postgres"
+    }
+
+    fn ports(&self) -> usize {
+        1
+    }
+
+    fn prepare(&self, place: &Place) -> io::Result<()> {
+        if self.user.is_some() {
+            let (uid, gid) = ids_of(USER)?;
+            std::os::unix::fs::chown(place.dir(), Some(uid), Some(gid))?;
+        }
+        let data = place.join("data").display().to_string();
+        // Nobody cuts the power while this runs: no need to sync.
+        let args = ["-D", &data, "-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"];
+        let initdb = Launch::new(self.program.with_file_name("initdb"), args);
+        Launch { user: self.user.clone(), ..initdb }.run(&place.join("log"))
+    }
+
+    fn launch(&self, place: &Place) -> Launch {
+        let mut settings = vec![
+            ("listen_addresses".to_owned(), "127.0.0.1".to_owned()),
+            ("port".to_owned(), place.addr(0).port().to_string()),
+            ("unix_socket_directories".to_owned(), place.dir().display().to_string()),
+        ];
+        settings.extend(self.options.settings.iter().cloned());
+        let settings = settings.into_iter().flat_map(|(key, value)| ["-c".into(), format!("{key}={value}")]);
+        let data = ["-D".to_owned(), place.join("data").display().to_string()];
+        let launch = Launch::new(&self.program, data.into_iter().chain(settings));
+        Launch { user: self.user.clone(), ..launch }
+    }
+
+    fn ping(&self, place: &Place, pid: u32) -> io::Result<()> {
+        let file = fs::read_to_string(place.join("data").join("postmaster.pid"))?;
+        let mine = file.lines().next() == Some(&pid.to_string());
+        // The file of a server that was killed stays until the next one takes its place.
+        if !mine || !file.lines().any(|line| line.trim() == "ready") {
+            return Err(io::Error::other("not ready"));
+        }
+        log_in(place.addr(0))
+    }
+}
+
+/// Opens a session and waits for "ready for query".
+fn log_in(addr: SocketAddr) -> io::Result<()> {
+    let limit = Duration::from_secs(1);
+    let mut stream = TcpStream::connect_timeout(&addr, limit)?;
+    stream.set_read_timeout(Some(limit))?;
+    let body = [&196_608_u32.to_be_bytes()[..], b"user\0postgres\0database\0postgres\0\0"].concat();
+    stream.write_all(&[&(body.len() as u32 + 4).to_be_bytes()[..], &body].concat())?;
+    let mut seen = Vec::new();
+    let mut chunk = [0; 1024];
+    while !seen.ends_with(b"Z\0\0\0\x05I") {
+        match stream.read(&mut chunk)? {
+            0 => return Err(io::Error::other(String::from_utf8_lossy(&seen).into_owned())),
+            n => seen.extend_from_slice(&chunk[..n]),
+        }
+    }
+    stream.write_all(b"X\0\0\0\x04")
+}
+
+fn ids_of(user: &str) -> io::Result<(u32, u32)> {
+    let passwd = fs::read_to_string("/etc/passwd")?;
+    let ids = passwd.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next()? == user).then_some(())?;
+        Some((fields.nth(1)?.parse().ok()?, fields.next()?.parse().ok()?))
+    });
+    ids.ok_or_else(|| io::Error::other(format!("there is no user {user}")))
+}

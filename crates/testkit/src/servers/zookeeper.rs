@@ -1,0 +1,84 @@
+use std::fs;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::process::Launch;
+use super::{Place, Program, Server, Skip, require};
+
+const JAR: &str = "/usr/share/java/zookeeper.jar";
+
+/// How to run a ZooKeeper server that stands alone.
+#[derive(Clone, Debug)]
+pub struct ZooKeeperOptions {
+    /// The unit of its time: sessions last for 2 to 20 ticks.
+    pub tick: Duration,
+    /// More lines for its configuration, such as `maxClientCnxns=10`.
+    pub extra: Vec<String>,
+}
+
+impl Default for ZooKeeperOptions {
+    /// Ticks of 200 ms: sessions of 0.4 to 4 s, so that a test need not wait long for the end of one.
+    fn default() -> Self {
+        ZooKeeperOptions { tick: Duration::from_millis(200), extra: Vec::new() }
+    }
+}
+
+/// Starts a ZooKeeper server.
+///
+/// # Errors
+/// [`Skip`] if the tests are to run without `zookeeper`.
+///
+/// # Panics
+/// If Java or ZooKeeper is missing, or it does not start.
+pub fn zookeeper(options: ZooKeeperOptions) -> Result<Server, Skip> {
+    require("zookeeper", JAR, "zookeeper")?;
+    let java = require("zookeeper", "java", "default-jre-headless")?;
+    Ok(Server::start(ZooKeeper { java, options }))
+}
+
+struct ZooKeeper {
+    java: PathBuf,
+    options: ZooKeeperOptions,
+}
+
+impl Program for ZooKeeper {
+    fn name(&self) -> &str {
+        "zookeeper"
+    }
+
+    fn ports(&self) -> usize {
+        1
+    }
+
+    fn prepare(&self, place: &Place) -> io::Result<()> {
+        let lines = [
+            format!("tickTime={}", self.options.tick.as_millis()),
+            format!("dataDir={}", place.join("data").display()),
+            format!("clientPort={}", place.addr(0).port()),
+            "clientPortAddress=127.0.0.1".to_owned(),
+            "admin.enableServer=false".to_owned(),
+            "4lw.commands.whitelist=*".to_owned(),
+        ];
+        let all: Vec<String> = lines.into_iter().chain(self.options.extra.iter().cloned()).collect();
+        fs::write(place.join("zoo.cfg"), all.join("\n") + "\n")
+    }
+
+    fn launch(&self, place: &Place) -> Launch {
+        let main = "org.apache.zookeeper.server.quorum.QuorumPeerMain";
+        let config = place.join("zoo.cfg").display().to_string();
+        Launch::new(&self.java, ["-Xmx256m", "-cp", JAR, main, &config])
+    }
+
+    fn ping(&self, place: &Place, _pid: u32) -> io::Result<()> {
+        let limit = Duration::from_secs(1);
+        let mut stream = TcpStream::connect_timeout(&place.addr(0), limit)?;
+        stream.set_read_timeout(Some(limit))?;
+        stream.write_all(b"srvr")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        // "imok" comes too early, while it still says "not currently serving requests" to this.
+        answer.contains("Mode:").then_some(()).ok_or_else(|| io::Error::other(answer))
+    }
+}

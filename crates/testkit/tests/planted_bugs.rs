@@ -1,0 +1,62 @@
+//! Every law catches the bug that was planted for it: a law that stays green on a broken store proves nothing.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::FutureExt;
+use lockkeeper::{Clock, Store};
+use lockkeeper_host::VirtualClock;
+use lockkeeper_memory::MemoryStore;
+use lockkeeper_testkit::bugs::{Bug, Bugged};
+use lockkeeper_testkit::laws::Harness;
+
+/// The reference store, spoilt.
+struct Planted<const BUG: u8> {
+    clock: VirtualClock,
+    store: Bugged,
+}
+
+#[async_trait]
+impl<const BUG: u8> Harness for Planted<BUG> {
+    async fn start() -> Self {
+        let clock = VirtualClock::default();
+        let bug = ALL.iter().copied().find(|bug| *bug as u8 == BUG).expect("a bug that is used");
+        let store = Bugged::new(Arc::new(MemoryStore::new(Arc::new(clock.clone()))), bug);
+        Planted { clock, store }
+    }
+
+    async fn client(&self) -> Arc<dyn Store> {
+        Arc::new(self.store.client())
+    }
+
+    fn clock(&self) -> Arc<dyn Clock> {
+        Arc::new(self.clock.clone())
+    }
+
+    fn for_correctness() -> bool {
+        false
+    }
+
+    async fn pass(&self, time: Duration) {
+        self.clock.advance(time);
+    }
+}
+
+macro_rules! planted_tests {
+    ([] $($group:ident::$law:ident => $bug:ident,)*) => {
+        const ALL: &[Bug] = &[$(Bug::$bug),*];
+        $(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $law() {
+                lockkeeper_testkit::laws::set_patience(Duration::from_secs(3));
+                let harness = Planted::<{ Bug::$bug as u8 }>::start().await;
+                let law = lockkeeper_testkit::laws::$group::$law(harness);
+                let caught = AssertUnwindSafe(law).catch_unwind().await;
+                assert!(caught.is_err(), "the law did not notice {:?}", Bug::$bug);
+            }
+        )*
+    };
+}
+lockkeeper_testkit::every_law!(planted_tests);

@@ -1,0 +1,41 @@
+//! The laws, on the reference store and a clock that the harness turns.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lockkeeper_core::Store;
+use lockkeeper_host::{Clock, VirtualClock};
+use lockkeeper_memory::MemoryStore;
+use lockkeeper_testkit::laws::Harness;
+
+struct Memory {
+    clock: VirtualClock,
+    store: MemoryStore,
+}
+
+#[async_trait]
+impl Harness for Memory {
+    async fn start() -> Self {
+        let clock = VirtualClock::default();
+        Memory { store: MemoryStore::new(Arc::new(clock.clone())), clock }
+    }
+
+    async fn client(&self) -> Arc<dyn Store> {
+        Arc::new(self.store.clone())
+    }
+
+    fn clock(&self) -> Arc<dyn Clock> {
+        Arc::new(self.clock.clone())
+    }
+
+    fn for_correctness() -> bool {
+        false
+    }
+
+    async fn pass(&self, time: Duration) {
+        self.clock.advance(time);
+    }
+}
+
+lockkeeper_testkit::conformance!(Memory);

@@ -1,0 +1,177 @@
+//! Opening the file, and the guard of its preconditions: what is not as it must be is refused, never mended silently.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use lockkeeper_core::{Error, Result};
+use rusqlite::config::DbConfig;
+use rusqlite::{Connection, ErrorCode, OpenFlags};
+
+use crate::fault::{fault, open_fault};
+use crate::floor::Floor;
+use crate::place::{self, Identity};
+use crate::{Options, script};
+
+/// How long somebody else may keep the write lock before we give up.
+pub(crate) const BUSY_LIMIT: Duration = Duration::from_secs(5);
+
+/// An open file that was found in order.
+pub(crate) struct Database {
+    pub sql: Connection,
+    pub path: PathBuf,
+    pub identity: Identity,
+    pub floor: Floor,
+    /// What a user should know about it.
+    pub notes: Vec<String>,
+}
+
+impl Database {
+    pub fn open(options: &Options, boot: &str) -> Result<Database> {
+        let path = place::find(options)?;
+        let notes = place::check_file_system(&path, options)?.into_iter().collect();
+        let floor = Floor::beside(&path);
+        loop {
+            let before = Identity::of(&path);
+            if before.is_some() && !floor.exists() {
+                look_first(&path)?;
+            }
+            let sql = connect(&path, before.is_none(), boot)?;
+            let after = Identity::of(&options.path);
+            // Replaced while it was being opened: which of the two we have is not known.
+            if let Some(identity) = after
+                && before.is_none_or(|before| before == identity)
+            {
+                return Ok(Database { sql, path, identity, floor, notes });
+            }
+        }
+    }
+}
+
+fn connect(path: &Path, new: bool, boot: &str) -> Result<Connection> {
+    let flags =
+        OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let not_open = |e| open_fault(e, path);
+    let mut sql = Connection::open_with_flags(path, flags).map_err(not_open)?;
+    sql.busy_handler(Some(patience())).map_err(not_open)?;
+    if sql.is_readonly("main").map_err(not_open)? {
+        return Err(Error::Denied(format!("the file {} cannot be written", path.display())));
+    }
+    if new {
+        // It will hold attempts, which are secrets. Whoever wants to share it makes it, or opens its mode, himself.
+        let _ = fs::set_permissions(path, Permissions::from_mode(0o600));
+    }
+    if stamp(&sql).map_err(not_open)? == (0, 0) {
+        script::create(&sql, boot).map_err(not_open)?;
+    }
+    check_stamp(stamp(&sql).map_err(not_open)?, path)?;
+    write_ahead(&sql, path)?;
+    // Durable when the commit returns: with less, a power cut takes back a grant that was told.
+    script::set_pragma(&sql, "synchronous", 2).map_err(not_open)?;
+    if script::pragma(&sql, "synchronous").map_err(not_open)? != 2 {
+        return Err(Error::Unsupported("SQLite does not take synchronous=FULL".into()));
+    }
+    // A short command must not pay for tidying up at its end; and a short log is quickly read at the next open.
+    sql.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map_err(not_open)?;
+    script::set_pragma(&sql, "wal_autocheckpoint", 128).map_err(not_open)?;
+    sql.set_prepared_statement_cache_capacity(64);
+    Ok(sql)
+}
+
+/// The application's number and the version of the schema.
+fn stamp(sql: &Connection) -> rusqlite::Result<(i64, i64)> {
+    Ok((script::pragma(sql, "application_id")?, script::pragma(sql, "user_version")?))
+}
+
+fn check_stamp((application, version): (i64, i64), path: &Path) -> Result<()> {
+    if application != script::APPLICATION {
+        return Err(Error::invalid(format!(
+            "{} is a database of another application: it was left as it is",
+            path.display()
+        )));
+    }
+    if version != script::VERSION {
+        return Err(Error::Unsupported(format!(
+            "{} was written by a newer Lockkeeper (format {version}, this one knows {}): upgrade this one",
+            path.display(),
+            script::VERSION
+        )));
+    }
+    Ok(())
+}
+
+/// A file without our floor beside it may be anybody's. To read even one number SQLite would make a log for it, or
+/// bring its log to an end; as an immutable file it is only read.
+fn look_first(path: &Path) -> Result<()> {
+    if fs::metadata(path).is_ok_and(|meta| meta.len() == 0) {
+        return Ok(());
+    }
+    let mut uri = String::from("file:");
+    for byte in path.as_os_str().as_encoded_bytes() {
+        match byte {
+            b'/' | b'.' | b'-' | b'_' | b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' => uri.push(char::from(*byte)),
+            _ => uri.push_str(&format!("%{byte:02x}")),
+        }
+    }
+    uri.push_str("?immutable=1");
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI;
+    let not_open = |e| open_fault(e, path);
+    let sql = Connection::open_with_flags(uri, flags).map_err(not_open)?;
+    match stamp(&sql).map_err(not_open)? {
+        (0, 0) if script::is_blank(&sql).map_err(not_open)? => Ok(()),
+        found => check_stamp(found, path),
+    }
+}
+
+/// Turns write-ahead logging on. The switch needs the file for itself for a moment, and SQLite does not wait for that.
+fn write_ahead(sql: &Connection, path: &Path) -> Result<()> {
+    if script::journal_mode(sql, false).is_ok_and(|mode| mode == "wal") {
+        return Ok(());
+    }
+    let mut wait = patience();
+    for round in 0.. {
+        match script::journal_mode(sql, true) {
+            Ok(mode) if mode == "wal" => break,
+            Err(e) if e.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) && wait(round) => {}
+            Ok(mode) => {
+                return Err(Error::Unsupported(format!(
+                    "{} stays in journal mode {mode:?}: write-ahead logging is needed, and its file system may not \
+                     allow the shared memory for it",
+                    path.display()
+                )));
+            }
+            Err(e) => return Err(open_fault(e, path)),
+        }
+    }
+    Ok(())
+}
+
+/// Waits a little longer each time, with jitter so that those who wait do not come back all at once; then gives up.
+fn patience() -> impl FnMut(i32) -> bool + Send + 'static {
+    let mut dice = u64::from_ne_bytes(lockkeeper_host::random_128()[..8].try_into().expect("8 of 16")) | 1;
+    let mut since = Instant::now();
+    move |round| {
+        if round == 0 {
+            since = Instant::now();
+        } else if since.elapsed() > BUSY_LIMIT {
+            return false;
+        }
+        dice ^= dice << 13;
+        dice ^= dice >> 7;
+        dice ^= dice << 17;
+        let most = (100_u64 << round.clamp(0, 6)).min(5_000);
+        std::thread::sleep(Duration::from_micros(most / 2 + dice % (most / 2)));
+        true
+    }
+}
+
+impl std::fmt::Debug for Database {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Database({})", self.path.display())
+    }
+}
+
+pub(crate) fn begin(sql: &Connection, write: bool) -> Result<()> {
+    script::run(sql, if write { "BEGIN IMMEDIATE" } else { "BEGIN" }).map_err(fault)
+}

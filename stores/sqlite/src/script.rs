@@ -1,0 +1,202 @@
+//! Exactly what we say to SQLite: the schema and every statement. Values are always bound, never spelled.
+//!
+//! - Names are TEXT with the binary collation: compared byte by byte, whatever is in them. The names of an ask are
+//!   kept as one text with line feeds between, which no name can have in it.
+//! - Moments and durations are nanoseconds of the boot-time clock; `since` and `at` are microseconds of the wall clock.
+//! - `mode` is 0 for exclusive, -1 for shared, and the number of permits otherwise.
+
+use rusqlite::{Connection, Params};
+
+/// "LKpr": written into the file's header, so that another application's file is told apart.
+pub(crate) const APPLICATION: i64 = 0x4c4b_7072;
+/// The version of the schema below.
+pub(crate) const VERSION: i64 = 1;
+
+// Without rowids where the key is what we look for: one page less to write for each grant.
+const SCHEMA: &str = "
+CREATE TABLE state(id INTEGER PRIMARY KEY, boot TEXT NOT NULL, fence INTEGER NOT NULL, reserved INTEGER NOT NULL,
+ ticket INTEGER NOT NULL);
+CREATE TABLE hold(attempt BLOB PRIMARY KEY, names TEXT NOT NULL, owner BLOB, mode INTEGER NOT NULL,
+ fence INTEGER NOT NULL, granted INTEGER NOT NULL, since INTEGER NOT NULL, expires INTEGER NOT NULL,
+ ttl INTEGER NOT NULL, lock_delay INTEGER NOT NULL, min_hold INTEGER NOT NULL, lingering INTEGER NOT NULL,
+ host TEXT NOT NULL, holder INTEGER NOT NULL, label TEXT,
+ pid INTEGER NOT NULL, start INTEGER NOT NULL, namespace INTEGER NOT NULL) WITHOUT ROWID;
+CREATE INDEX hold_expires ON hold(expires);
+CREATE INDEX hold_owner ON hold(owner) WHERE owner IS NOT NULL;
+CREATE TABLE stake(name TEXT NOT NULL, fence INTEGER NOT NULL, attempt BLOB NOT NULL,
+ PRIMARY KEY(name, fence, attempt)) WITHOUT ROWID;
+CREATE TABLE waiter(ticket INTEGER PRIMARY KEY, attempt BLOB NOT NULL UNIQUE, peer BLOB NOT NULL,
+ names TEXT NOT NULL, owner BLOB, mode INTEGER NOT NULL, until INTEGER NOT NULL, since INTEGER NOT NULL,
+ ttl INTEGER NOT NULL, lock_delay INTEGER NOT NULL, min_hold INTEGER NOT NULL,
+ host TEXT NOT NULL, holder INTEGER NOT NULL, label TEXT,
+ pid INTEGER NOT NULL, start INTEGER NOT NULL, namespace INTEGER NOT NULL);
+CREATE INDEX waiter_peer ON waiter(peer);
+CREATE INDEX waiter_owner ON waiter(owner) WHERE owner IS NOT NULL;
+CREATE TABLE place(name TEXT NOT NULL, ticket INTEGER NOT NULL, peer BLOB NOT NULL, until INTEGER NOT NULL,
+ PRIMARY KEY(name, ticket)) WITHOUT ROWID;
+CREATE TABLE delay(name TEXT PRIMARY KEY, until INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE record(id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, value BLOB NOT NULL,
+ version INTEGER NOT NULL, ttl INTEGER, expires INTEGER);
+CREATE INDEX record_expires ON record(expires) WHERE expires IS NOT NULL;
+CREATE TABLE event(id INTEGER PRIMARY KEY, at INTEGER NOT NULL, name TEXT NOT NULL, kind TEXT NOT NULL,
+ fence INTEGER, reason TEXT, host TEXT, holder INTEGER, label TEXT);
+CREATE TABLE watcher(peer BLOB PRIMARY KEY) WITHOUT ROWID;
+";
+
+/// Makes the tables, unless somebody else was faster. In rollback mode: so the stamp is in the file's own header and
+/// not only in a log.
+pub(crate) fn create(sql: &Connection, boot: &str) -> rusqlite::Result<()> {
+    sql.execute_batch("BEGIN IMMEDIATE")?;
+    let made = (|| {
+        if pragma(sql, "application_id")? != 0 || !is_blank(sql)? {
+            return Ok(());
+        }
+        sql.execute_batch(SCHEMA)?;
+        sql.execute("INSERT INTO state VALUES(1, ?1, 0, 0, 0)", [boot])?;
+        set_pragma(sql, "application_id", APPLICATION)?;
+        set_pragma(sql, "user_version", VERSION)
+    })();
+    let end = sql.execute_batch(if made.is_ok() { "COMMIT" } else { "ROLLBACK" });
+    made.and(end)
+}
+
+/// No table and no view: nobody's.
+pub(crate) fn is_blank(sql: &Connection) -> rusqlite::Result<bool> {
+    sql.query_row("SELECT NOT EXISTS(SELECT 1 FROM sqlite_schema)", [], |row| row.get(0))
+}
+
+pub(crate) fn pragma(sql: &Connection, name: &str) -> rusqlite::Result<i64> {
+    sql.query_row(&format!("PRAGMA {name}"), [], |row| row.get(0))
+}
+
+pub(crate) fn set_pragma(sql: &Connection, name: &str, value: i64) -> rusqlite::Result<()> {
+    sql.execute_batch(&format!("PRAGMA {name}={value}"))
+}
+
+pub(crate) fn journal_mode(sql: &Connection, set: bool) -> rusqlite::Result<String> {
+    sql.query_row(if set { "PRAGMA journal_mode=WAL" } else { "PRAGMA journal_mode" }, [], |row| row.get(0))
+}
+
+/// Runs a statement that returns nothing.
+pub(crate) fn run(sql: &Connection, text: &str) -> rusqlite::Result<()> {
+    change(sql, text, []).map(drop)
+}
+
+/// Runs a statement and says how many rows it changed.
+pub(crate) fn change(sql: &Connection, text: &str, params: impl Params) -> rusqlite::Result<usize> {
+    sql.prepare_cached(text)?.execute(params)
+}
+
+pub(crate) const STATE: &str =
+    "SELECT boot, fence, reserved, ticket, EXISTS(SELECT 1 FROM watcher) FROM state WHERE id = 1";
+pub(crate) const SAVE_STATE: &str =
+    "UPDATE state SET boot = ?1, fence = ?2, reserved = ?3, ticket = ?4 WHERE id = 1";
+
+/// What another boot left behind: its moments mean nothing now. Records begin their ttl anew.
+pub(crate) const NEW_BOOT: [&str; 6] = [
+    "DELETE FROM hold",
+    "DELETE FROM stake",
+    "DELETE FROM waiter",
+    "DELETE FROM place",
+    "DELETE FROM delay",
+    "DELETE FROM watcher",
+];
+pub(crate) const NEW_BOOT_RECORDS: &str = "UPDATE record SET expires = ?1 + ttl WHERE ttl IS NOT NULL";
+
+macro_rules! hold_columns {
+    () => {
+        "h.attempt, h.names, h.owner, h.mode, h.fence, h.granted, h.since, h.expires, h.ttl, h.lock_delay, \
+         h.min_hold, h.lingering, h.host, h.holder, h.label, h.pid, h.start, h.namespace"
+    };
+}
+/// Where an attempt is: held, in line with this ticket, or neither.
+pub(crate) const WHERE_IS: &str = "SELECT EXISTS(SELECT 1 FROM hold WHERE attempt = ?1), \
+     (SELECT ticket FROM waiter WHERE attempt = ?1)";
+pub(crate) const HOLD: &str = concat!("SELECT ", hold_columns!(), " FROM hold h WHERE attempt = ?1");
+/// Oldest first, re-entrant holds beside each other: they share a fence, and fences only grow.
+pub(crate) const HOLDS: &str = concat!(
+    "SELECT ",
+    hold_columns!(),
+    " FROM stake s JOIN hold h ON h.attempt = s.attempt WHERE s.name = ?1 ORDER BY s.fence, h.granted, s.attempt"
+);
+pub(crate) const HOLDS_DUE: &str =
+    concat!("SELECT ", hold_columns!(), " FROM hold h WHERE expires <= ?1 ORDER BY expires LIMIT 32");
+pub(crate) const NEXT_EXPIRY: &str = "SELECT min(expires) FROM hold";
+pub(crate) const OWNER_HOLDS: &str = "SELECT EXISTS(SELECT 1 FROM hold WHERE owner = ?1)";
+pub(crate) const ADD_HOLD: &str = "INSERT INTO hold VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, 0, ?12, \
+     ?13, ?14, ?15, ?16, ?17)";
+pub(crate) const ADD_STAKE: &str = "INSERT INTO stake VALUES(?1, ?2, ?3)";
+pub(crate) const REMOVE_HOLD: &str = "DELETE FROM hold WHERE attempt = ?1";
+pub(crate) const REMOVE_STAKE: &str = "DELETE FROM stake WHERE name = ?1 AND fence = ?2 AND attempt = ?3";
+pub(crate) const EXTEND: &str = "UPDATE hold SET expires = ?2 + ttl, pid = ?3, start = ?4, namespace = ?5 \
+     WHERE attempt = ?1 AND expires > ?2 AND lingering = 0";
+/// A lingering hold keeps its place under a key that nobody knows: its attempt means nothing any more.
+pub(crate) const DISOWN: &str =
+    "UPDATE hold SET attempt = ?2, owner = NULL, lingering = 1, expires = ?3 WHERE attempt = ?1";
+
+macro_rules! waiter_columns {
+    () => {
+        "ticket, attempt, peer, names, owner, mode, until, since, ttl, lock_delay, min_hold, host, holder, label, \
+         pid, start, namespace"
+    };
+}
+pub(crate) const WAITER: &str = concat!("SELECT ", waiter_columns!(), " FROM waiter WHERE ticket = ?1");
+pub(crate) const WAITERS_OF_PEER: &str =
+    concat!("SELECT ", waiter_columns!(), " FROM waiter WHERE peer = ?1 ORDER BY ticket");
+pub(crate) const WAITERS_OF_OWNER: &str =
+    concat!("SELECT ", waiter_columns!(), " FROM waiter WHERE owner = ?1 ORDER BY ticket");
+/// Ours whose owner holds something now: they may re-enter past the line.
+pub(crate) const REENTRANT: &str = "SELECT ticket FROM waiter WHERE peer = ?1 AND owner IS NOT NULL \
+     AND EXISTS(SELECT 1 FROM hold h WHERE h.owner = waiter.owner) ORDER BY ticket";
+pub(crate) const ADD_WAITER: &str = "INSERT INTO waiter VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, \
+     ?13, ?14, ?15, ?16, ?17)";
+pub(crate) const ADD_PLACE: &str = "INSERT INTO place VALUES(?1, ?2, ?3, ?4)";
+pub(crate) const REMOVE_WAITER: &str = "DELETE FROM waiter WHERE ticket = ?1";
+pub(crate) const REMOVE_PLACE: &str = "DELETE FROM place WHERE name = ?1 AND ticket = ?2";
+pub(crate) const MOVE_WAITER: &str =
+    "UPDATE waiter SET peer = ?2, pid = ?3, start = ?4, namespace = ?5 WHERE ticket = ?1";
+pub(crate) const MOVE_PLACE: &str = "UPDATE place SET peer = ?3 WHERE name = ?1 AND ticket = ?2";
+/// A line from its front, as far as it is wanted.
+pub(crate) const LINE: &str = "SELECT ticket, peer, until FROM place WHERE name = ?1 ORDER BY ticket";
+pub(crate) const AHEAD: &str = "SELECT ticket FROM place WHERE name = ?1 AND ticket < ?2 ORDER BY ticket DESC";
+pub(crate) const LINE_LENGTH: &str = "SELECT count(*) FROM place WHERE name = ?1";
+pub(crate) const LINE_PEERS: &str = "SELECT DISTINCT peer FROM place WHERE name = ?1";
+pub(crate) const LINE_SHOWN: &str =
+    "SELECT w.host, w.holder, w.label, w.mode, w.since FROM place p JOIN waiter w ON w.ticket = p.ticket \
+     WHERE p.name = ?1 ORDER BY p.ticket LIMIT ?2";
+
+pub(crate) const DELAY: &str = "SELECT until FROM delay WHERE name = ?1";
+pub(crate) const DELAYS_DUE: &str = "SELECT name FROM delay WHERE until <= ?1 LIMIT 32";
+pub(crate) const SET_DELAY: &str = "INSERT INTO delay VALUES(?1, ?2) ON CONFLICT(name) \
+     DO UPDATE SET until = max(until, excluded.until)";
+pub(crate) const REMOVE_DELAY: &str = "DELETE FROM delay WHERE name = ?1";
+
+/// The first name at or after one that is held, waited for or held back.
+pub(crate) const NAME_FROM: &str = "SELECT min(n) FROM (SELECT min(name) AS n FROM stake WHERE name >= ?1 \
+     UNION ALL SELECT min(name) FROM place WHERE name >= ?1 UNION ALL SELECT min(name) FROM delay WHERE name >= ?1)";
+pub(crate) const NAME_AFTER: &str = "SELECT min(n) FROM (SELECT min(name) AS n FROM stake WHERE name > ?1 \
+     UNION ALL SELECT min(name) FROM place WHERE name > ?1 UNION ALL SELECT min(name) FROM delay WHERE name > ?1)";
+
+pub(crate) const RECORD: &str =
+    "SELECT key, value, version FROM record WHERE key = ?1 AND (expires IS NULL OR expires > ?2)";
+pub(crate) const RECORDS_FROM: &str =
+    "SELECT key, value, version FROM record WHERE key >= ?1 AND (expires IS NULL OR expires > ?2) ORDER BY key";
+pub(crate) const RECORDS_AFTER: &str =
+    "SELECT key, value, version FROM record WHERE key > ?1 AND (expires IS NULL OR expires > ?2) ORDER BY key";
+pub(crate) const PUT_RECORD: &str = "INSERT INTO record(key, value, version, ttl, expires) VALUES(?1, ?2, ?3, ?4, ?5) \
+     ON CONFLICT(key) DO UPDATE SET value = ?2, version = ?3, ttl = ?4, expires = ?5";
+pub(crate) const REMOVE_RECORD: &str = "DELETE FROM record WHERE key = ?1";
+pub(crate) const REMOVE_OLD_RECORDS: &str =
+    "DELETE FROM record WHERE id IN (SELECT id FROM record WHERE expires <= ?1 LIMIT 32)";
+
+pub(crate) const ADD_EVENT: &str = "INSERT INTO event(at, name, kind, fence, reason, host, holder, label) \
+     VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
+pub(crate) const TRIM_EVENTS: &str = "DELETE FROM event WHERE id <= ?1";
+pub(crate) const EVENT_SPAN: &str =
+    "SELECT ifnull((SELECT min(id) FROM event), 1), ifnull((SELECT max(id) FROM event), 0)";
+pub(crate) const EVENTS: &str =
+    "SELECT id, at, name, kind, fence, reason, host, holder, label FROM event WHERE id > ?1 ORDER BY id LIMIT 1000";
+pub(crate) const WATCHERS: &str = "SELECT peer FROM watcher";
+pub(crate) const ADD_WATCHER: &str = "INSERT OR IGNORE INTO watcher VALUES(?1)";
+pub(crate) const IS_WATCHER: &str = "SELECT 1 FROM watcher WHERE peer = ?1";
+pub(crate) const REMOVE_WATCHER: &str = "DELETE FROM watcher WHERE peer = ?1";

@@ -1,0 +1,205 @@
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lockkeeper_core::{
+    Acquired, Ask, Claim, Delete, Error, EventStream, Expect, Fence, Grant, LockName, LockPage, LockView, Locks, Page,
+    Profile, Promise, Record, RecordPage, Records, Release, Renewal, Result, Waiting, Write, limits,
+};
+use lockkeeper_host::SystemClock;
+use tokio::sync::oneshot;
+
+use crate::Options;
+use crate::post::{POLL, SILENCE};
+use crate::tx::closed;
+use crate::worker::{Job, Worker};
+
+/// Locks and records in one SQLite file. Clones share the open file.
+///
+/// When the last clone is dropped the file is closed; grants stay what they are until they are released, expire, or
+/// their process ends.
+#[derive(Clone)]
+pub struct SqliteStore(Arc<Inner>);
+
+struct Inner {
+    jobs: mpsc::Sender<Job>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    notes: Vec<String>,
+    wakes: Arc<AtomicU64>,
+    path: std::path::PathBuf,
+}
+
+impl fmt::Debug for SqliteStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SqliteStore({})", self.0.path.display())
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let _ = self.jobs.send(Job::Stop);
+        if let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl SqliteStore {
+    /// Opens the file, and makes it if there is none.
+    ///
+    /// # Errors
+    /// - [`Error::Denied`]: the file or its directory may not be written.
+    /// - [`Error::Invalid`]: it is a database of another application; it is left as it is.
+    /// - [`Error::Unsupported`]: it was written by a newer version, or is on a network file system.
+    /// - [`Error::Unavailable`]: it is damaged or no database, the disk is full, or somebody keeps it locked.
+    pub fn open(options: Options) -> Result<Self> {
+        let (jobs, todo) = mpsc::channel();
+        let path = options.path.clone();
+        let wakes = Arc::new(AtomicU64::new(0));
+        let worker = Worker::open(options, jobs.clone(), wakes.clone())?;
+        let notes = worker.notes().to_vec();
+        let thread = std::thread::Builder::new()
+            .name("lockkeeper-sqlite".into())
+            .spawn(move || worker.run(&todo))
+            .map_err(|e| Error::Unavailable(format!("no thread can be started: {e}")))?;
+        let inner = Inner { jobs, thread: Mutex::new(Some(thread)), notes, wakes, path };
+        Ok(SqliteStore(Arc::new(inner)))
+    }
+
+    /// How often another process woke this one so far. One release wakes one process, however many wait.
+    pub fn wakes(&self) -> u64 {
+        self.0.wakes.load(Ordering::Relaxed)
+    }
+
+    /// Lets the worker do something and waits for it. Dropping the future does not stop the worker.
+    async fn call<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Worker) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (tell, told) = oneshot::channel();
+        let call = move |worker: &mut Worker| drop(tell.send(work(worker)));
+        self.0.jobs.send(Job::Call(Box::new(call))).map_err(|_| closed())?;
+        told.await.unwrap_or_else(|_| Err(closed()))
+    }
+}
+
+#[async_trait]
+impl Locks for SqliteStore {
+    fn profile(&self) -> Profile {
+        let mut notes = vec![
+            "for the processes of one host: the file must be on a local disk".to_owned(),
+            format!(
+                "if the first in line is stopped (SIGSTOP, a debugger), the next is let in after up to {:.1} s",
+                (SILENCE + POLL * 6 / 5).as_secs_f64()
+            ),
+            "a holder that is paused for longer than its ttl may be late: check the fence at the resource".to_owned(),
+            "a lock whose process ends is free at once, also if the process meant to keep it".to_owned(),
+        ];
+        if SystemClock::shift() != 0 {
+            notes.push(
+                "this process runs in a time namespace: its shift is taken off, so that all agree on deadlines".into(),
+            );
+        }
+        notes.extend(self.0.notes.iter().cloned());
+        Profile {
+            store: "sqlite".into(),
+            exclusion: Promise::Kept,
+            fence: Promise::Kept,
+            durable: Promise::Kept,
+            waiting: Waiting::Line,
+            wake: POLL * 6 / 5 + Duration::from_millis(100),
+            shared: true,
+            permits: true,
+            several: true,
+            reentry: true,
+            deadlocks: true,
+            lock_delay: true,
+            min_hold: true,
+            watch: true,
+            records: true,
+            notes,
+        }
+    }
+
+    async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
+        ask.check()?;
+        let (tell, told) = oneshot::channel();
+        let ask = ask.clone();
+        let call = Box::new(move |worker: &mut Worker| worker.acquire(ask, tell));
+        self.0.jobs.send(Job::Call(call)).map_err(|_| closed())?;
+        // The sender goes only when the same attempt asks again, leaves, or the store is closed.
+        told.await.unwrap_or_else(|_| Err(Error::Unknown("the ask left the line".into())))
+    }
+
+    async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
+        if grants.is_empty() {
+            return Ok(Vec::new());
+        }
+        let attempts: Vec<_> = grants.iter().map(|grant| grant.claim.attempt).collect();
+        let renew = move |worker: &mut Worker| {
+            worker.write(|tx| attempts.iter().map(|attempt| tx.extend(attempt)).collect())
+        };
+        self.call(renew).await
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        let claim = claim.clone();
+        self.call(move |worker| worker.release(&claim)).await
+    }
+
+    async fn inspect(&self, name: &LockName) -> Result<Option<LockView>> {
+        let name = name.clone();
+        self.call(move |worker| match worker.read(|tx| tx.inspect(&name))? {
+            (view, false) => Ok(view),
+            (_, true) => worker.write(|tx| tx.inspect(&name)),
+        })
+        .await
+    }
+
+    async fn list(&self, prefix: &str, page: &Page) -> Result<LockPage> {
+        let (prefix, page) = (prefix.to_owned(), page.clone());
+        self.call(move |worker| match worker.read(|tx| tx.list(&prefix, &page))? {
+            (locks, false) => Ok(locks),
+            (_, true) => worker.write(|tx| tx.list(&prefix, &page)),
+        })
+        .await
+    }
+
+    async fn watch(&self, prefix: &str) -> Result<EventStream> {
+        let prefix = prefix.to_owned();
+        self.call(move |worker| worker.watch(&prefix)).await
+    }
+
+    async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {
+        limits::check_reason(reason)?;
+        let (name, reason) = (name.clone(), reason.to_owned());
+        self.call(move |worker| worker.write(|tx| tx.break_lock(&name, &reason))).await
+    }
+}
+
+#[async_trait]
+impl Records for SqliteStore {
+    async fn read(&self, key: &LockName) -> Result<Option<Record>> {
+        let key = key.clone();
+        self.call(move |worker| Ok(worker.read(|tx| tx.record(&key))?.0)).await
+    }
+
+    async fn write(&self, key: &LockName, value: &[u8], expect: Expect, ttl: Option<Duration>) -> Result<Write> {
+        Record::check(value, ttl)?;
+        let (key, value) = (key.clone(), value.to_vec());
+        self.call(move |worker| worker.write(|tx| tx.put(&key, &value, expect, ttl))).await
+    }
+
+    async fn delete(&self, key: &LockName, expect: Expect) -> Result<Delete> {
+        let key = key.clone();
+        self.call(move |worker| worker.write(|tx| tx.delete(&key, expect))).await
+    }
+
+    async fn scan(&self, prefix: &str, page: &Page) -> Result<RecordPage> {
+        let (prefix, page) = (prefix.to_owned(), page.clone());
+        self.call(move |worker| Ok(worker.read(|tx| tx.scan(&prefix, &page))?.0)).await
+    }
+}

@@ -1,0 +1,223 @@
+//! One transaction: what time it is in it, the row of state, the fences, and what is left to do after the commit.
+
+use std::cell::OnceCell;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use lockkeeper_core::table::Now;
+use lockkeeper_core::{Acquired, Error, Fence, LockName, Moment, Result};
+use lockkeeper_host::{Life, Process};
+use rusqlite::{Connection, params};
+
+use crate::fault::{damaged, fault};
+use crate::floor::Floor;
+use crate::locals::Locals;
+use crate::post::{Mailbox, Peer, Post, Presence};
+use crate::rows::{self, Ticket, moment, signed};
+use crate::script;
+
+/// What an open store is to the others.
+#[derive(Debug)]
+pub(crate) struct Home {
+    pub peer: Peer,
+    pub process: &'static Process,
+    pub boot: String,
+    pub floor: Floor,
+    pub post: Post,
+    /// Made when the store first waits or watches.
+    pub mailbox: OnceCell<Arc<Mailbox>>,
+}
+
+impl Home {
+    /// The pipe exists before the row that promises it: a row whose pipe is missing is taken for a dead one.
+    pub fn mailbox(&self) -> Result<Arc<Mailbox>> {
+        if let Some(mailbox) = self.mailbox.get() {
+            return Ok(mailbox.clone());
+        }
+        let mailbox = Arc::new(Mailbox::open(&self.post, &self.peer)?);
+        Ok(self.mailbox.get_or_init(|| mailbox).clone())
+    }
+}
+
+/// The row of state: one counter for all fences and versions, which outlives every lock.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct State {
+    boot: String,
+    fence: u64,
+    reserved: u64,
+    ticket: Ticket,
+}
+
+/// What is to be done once the commit stands.
+#[derive(Debug, Default)]
+pub(crate) struct After {
+    pub answers: Vec<(Ticket, Result<Acquired>)>,
+    pub nudges: BTreeMap<Peer, BTreeSet<u64>>,
+    pub events: bool,
+}
+
+pub(crate) struct Tx<'e> {
+    pub sql: &'e Connection,
+    pub home: &'e Home,
+    pub locals: &'e Locals,
+    pub writes: bool,
+    /// Before the transaction began: a lease counts from here.
+    pub sent: Moment,
+    /// After it began, so that what was decided just before is seen in the past.
+    pub now: Now,
+    pub after: After,
+    /// Somebody watches.
+    pub watched: bool,
+    /// A reader found something that only a writer can mend.
+    pub due: bool,
+    /// Names whose lines may have somebody to serve now.
+    pub touched: BTreeSet<LockName>,
+    state: State,
+    stored: State,
+    lives: HashMap<Process, Life>,
+    presences: HashMap<Peer, Presence>,
+}
+
+impl<'e> Tx<'e> {
+    pub fn new(
+        sql: &'e Connection,
+        home: &'e Home,
+        locals: &'e Locals,
+        writes: bool,
+        sent: Moment,
+        now: Now,
+    ) -> Self {
+        Tx {
+            sql,
+            home,
+            locals,
+            writes,
+            sent,
+            now,
+            after: After::default(),
+            watched: false,
+            due: false,
+            touched: BTreeSet::new(),
+            state: State::default(),
+            stored: State::default(),
+            lives: HashMap::new(),
+            presences: HashMap::new(),
+        }
+    }
+
+    /// Reads the row of state; what another boot of the machine left behind is dropped.
+    pub fn load(&mut self) -> Result<()> {
+        let read = |row: &rusqlite::Row<'_>| {
+            let (fence, reserved): (i64, i64) = (row.get(1)?, row.get(2)?);
+            let state = State {
+                boot: row.get(0)?,
+                fence: fence.unsigned_abs(),
+                reserved: reserved.unsigned_abs(),
+                ticket: row.get(3)?,
+            };
+            Ok((state, row.get(4)?))
+        };
+        let found = rows::one(self.sql, script::STATE, [], read).map_err(fault)?;
+        (self.stored, self.watched) = found.ok_or_else(|| damaged("the missing row of state"))?;
+        self.state = self.stored.clone();
+        if self.state.boot != self.home.boot {
+            self.forget_other_boot().map_err(fault)?;
+        }
+        Ok(())
+    }
+
+    fn forget_other_boot(&mut self) -> rusqlite::Result<()> {
+        for text in script::NEW_BOOT {
+            script::run(self.sql, text)?;
+        }
+        script::change(self.sql, script::NEW_BOOT_RECORDS, [moment(self.now.moment)])?;
+        self.state.boot.clone_from(&self.home.boot);
+        self.watched = false;
+        Ok(())
+    }
+
+    /// Writes the row of state if it changed.
+    pub fn save(&self) -> Result<()> {
+        if self.state == self.stored {
+            return Ok(());
+        }
+        let State { boot, fence, reserved, ticket } = &self.state;
+        assert!(*fence >= self.stored.fence, "fences only grow");
+        let params = params![boot, signed(*fence), signed(*reserved), ticket];
+        script::change(self.sql, script::SAVE_STATE, params).map_err(fault)?;
+        Ok(())
+    }
+
+    /// A number greater than every fence and version so far, whatever became of the file or the wall clock.
+    pub fn next_fence(&mut self) -> Result<Fence> {
+        let floor = self.home.floor.read()?.unwrap_or(0);
+        if floor > self.state.reserved {
+            // The file does not know of a number that was reserved: it is new, or an old copy.
+            self.state.fence = self.state.fence.max(floor);
+        }
+        let last = (self.state.fence > 0).then(|| Fence::new(self.state.fence)).transpose()?;
+        let fence = Fence::after(last, self.now.wall)?;
+        if fence.get() > self.state.reserved || floor < self.state.reserved {
+            self.state.reserved = self.home.floor.reserve(fence)?;
+        }
+        self.state.fence = fence.get();
+        Ok(fence)
+    }
+
+    pub fn next_ticket(&mut self) -> Ticket {
+        self.state.ticket += 1;
+        self.state.ticket
+    }
+
+    /// Whether a process still runs, looked up once for each transaction.
+    pub fn life(&mut self, process: &Process) -> Life {
+        if process == self.home.process {
+            return Life::Alive;
+        }
+        *self.lives.entry(process.clone()).or_insert_with(|| process.life())
+    }
+
+    /// How a peer is, looked up once for each transaction.
+    pub fn presence(&mut self, peer: &Peer) -> Presence {
+        if *peer == self.home.peer {
+            return Presence::Here;
+        }
+        *self.presences.entry(*peer).or_insert_with(|| self.home.post.presence(peer))
+    }
+
+    pub fn nudge(&mut self, peer: Peer, ticket: Ticket) {
+        self.after.nudges.entry(peer).or_default().insert(ticket.unsigned_abs());
+    }
+
+    pub fn touch<'n>(&mut self, names: impl IntoIterator<Item = &'n LockName>) {
+        self.touched.extend(names.into_iter().cloned());
+    }
+
+    pub fn change(&self, text: &str, params: impl rusqlite::Params) -> Result<usize> {
+        debug_assert!(self.writes, "a reader changes nothing");
+        script::change(self.sql, text, params).map_err(fault)
+    }
+
+    pub fn one<T>(
+        &self,
+        text: &str,
+        params: impl rusqlite::Params,
+        read: impl FnOnce(&rusqlite::Row<'_>) -> rusqlite::Result<T>,
+    ) -> Result<Option<T>> {
+        rows::one(self.sql, text, params, read).map_err(fault)
+    }
+
+    pub fn all<T>(
+        &self,
+        text: &str,
+        params: impl rusqlite::Params,
+        read: impl FnMut(&rusqlite::Row<'_>) -> rusqlite::Result<T>,
+    ) -> Result<Vec<T>> {
+        rows::all(self.sql, text, params, read).map_err(fault)
+    }
+}
+
+/// The store was closed, or its thread is gone.
+pub(crate) fn closed() -> Error {
+    Error::Unknown("the store was closed".into())
+}

@@ -1,0 +1,225 @@
+//! Looking after those of this process who wait or watch.
+
+use lockkeeper_core::{Error, LockName, Moment, Wait};
+
+use crate::locals::Local;
+use crate::rows::Ticket;
+use crate::waker::Wake;
+use crate::worker::Worker;
+use crate::script;
+
+impl Worker {
+    /// An ask of ours stands in line now.
+    pub fn wait(&mut self, ticket: Ticket, local: Local) {
+        self.locals.add(ticket, local);
+        if let Err(error) = self.start_waker() {
+            if let Some(local) = self.locals.remove(ticket) {
+                let _ = local.tell.send(Err(error));
+            }
+            return;
+        }
+        let mut names = self.locals.names_of(ticket);
+        // Only the first of ours in a line watches for it.
+        names.retain(|name| self.locals.first(name) == Some(ticket));
+        if self.refresh(&names) || self.locals.next_due().is_some_and(|due| due <= self.now()) {
+            self.ring();
+        }
+        self.rearm();
+    }
+
+    /// The waker says that something happened.
+    pub fn wake(&mut self, wake: &Wake) {
+        if wake.poll {
+            self.show_up();
+        }
+        self.look(&wake.tickets, wake.all);
+    }
+
+    /// Shows that we are well; and comes back if somebody cleaned our pipe away.
+    fn show_up(&mut self) {
+        let Some(mailbox) = self.home().mailbox.get() else { return };
+        mailbox.touch();
+        if mailbox.in_place() {
+            return;
+        }
+        let old = self.home().peer;
+        tracing::warn!("the pipe that wakes this process is gone: making another");
+        self.move_house();
+        let _ = self.write(|tx| tx.bury_peer(&old));
+        if self.watchers.any() {
+            self.watchers.miss();
+            let _ = self.write(|tx| tx.start_watching());
+            let _ = self.start_waker();
+        }
+    }
+
+    /// Does what is due for our waiters: for these asks, for lines in which a lease ended, for those without patience;
+    /// and for every line if `all`.
+    pub fn look(&mut self, tickets: &[Ticket], all: bool) {
+        self.alarm_rang();
+        let now = self.now();
+        let overdue = self.locals.overdue(now);
+        let mut names = if all { self.locals.names() } else { self.locals.due(now) };
+        for ticket in tickets.iter().chain(&overdue) {
+            names.extend(self.locals.names_of(*ticket));
+        }
+        names.sort();
+        names.dedup();
+        // A poll finds nothing to do most of the time, and then it writes nothing.
+        let mut act = !tickets.is_empty() || !overdue.is_empty() || (!all && !names.is_empty());
+        for _ in 0..3 {
+            if act && !self.serve_now(tickets, &names, &overdue) {
+                break;
+            }
+            act = self.refresh(&names);
+            if !act {
+                break;
+            }
+        }
+        self.look_at_events(all);
+        self.rearm();
+    }
+
+    /// Whether the store let us.
+    fn serve_now(&mut self, tickets: &[Ticket], names: &[LockName], overdue: &[Ticket]) -> bool {
+        let served = self.write(|tx| {
+            let peer = tx.home.peer;
+            let again = tx.all(script::REENTRANT, [peer], |row| row.get::<_, Ticket>(0))?;
+            for ticket in tickets.iter().chain(&again) {
+                if let Some(waiter) = tx.waiter(*ticket)?.filter(|waiter| waiter.peer == peer) {
+                    tx.serve_one(&waiter)?;
+                }
+            }
+            tx.touch(names);
+            tx.serve()?;
+            tx.give_up(overdue)?;
+            // Those of ours that are not in line any more were withdrawn elsewhere.
+            let mut lost = Vec::new();
+            let firsts = names.iter().filter_map(|name| tx.locals.first(name));
+            for ticket in tickets.iter().copied().chain(firsts) {
+                let answered = tx.after.answers.iter().any(|(other, _)| *other == ticket);
+                if tx.locals.has(ticket)
+                    && !answered
+                    && tx.waiter(ticket)?.is_none_or(|waiter| waiter.peer != peer)
+                {
+                    lost.push(ticket);
+                }
+            }
+            Ok(lost)
+        });
+        match served {
+            Ok(lost) => {
+                for local in lost.into_iter().filter_map(|ticket| self.locals.remove(ticket)) {
+                    let _ = local.tell.send(Err(Error::Unknown("the ask left the line".into())));
+                }
+                true
+            }
+            Err(error) => {
+                tracing::warn!(%error, "those in line could not be served: trying again soon");
+                for local in overdue.iter().filter_map(|ticket| self.locals.remove(*ticket)) {
+                    let text = format!("its patience is over, but it could not leave the line: {error}");
+                    let _ = local.tell.send(Err(Error::Unknown(text)));
+                }
+                false
+            }
+        }
+    }
+
+    /// Finds out what to watch for these names; says whether there is something to do at once.
+    fn refresh(&mut self, names: &[LockName]) -> bool {
+        let firsts: Vec<(LockName, Ticket)> =
+            names.iter().filter_map(|name| Some((name.clone(), self.locals.first(name)?))).collect();
+        if firsts.is_empty() {
+            return false;
+        }
+        let looked = self.read(|tx| {
+            let look = |(name, ticket)| tx.outlook(&name, ticket).map(|outlook| (name, outlook));
+            firsts.into_iter().map(look).collect::<Result<Vec<_>, _>>()
+        });
+        let Ok((outlooks, due)) = looked else { return false };
+        for (name, outlook) in outlooks {
+            self.locals.set_outlook(&name, outlook);
+        }
+        due
+    }
+
+    fn look_at_events(&mut self, poll: bool) {
+        if !self.watchers.any() {
+            return;
+        }
+        self.watchers.tidy();
+        if !self.watchers.any() {
+            let _ = self.write(|tx| tx.change(script::REMOVE_WATCHER, [tx.home.peer]));
+            return;
+        }
+        // Nobody asks for a lock that is left to expire, but those who watch want to know.
+        let now = self.now();
+        let next = self.next_expiry();
+        if next.is_some_and(|next| next <= now) {
+            let _ = self.write(|tx| tx.tidy());
+        }
+        if poll {
+            let _ = self.write_if_unwatched();
+        }
+        self.pass_on_events();
+    }
+
+    /// Somebody may have taken us for dead while we were stopped.
+    fn write_if_unwatched(&mut self) -> lockkeeper_core::Result<()> {
+        let peer = self.home().peer;
+        let (known, _) =
+            self.read(|tx| tx.one(script::IS_WATCHER, [peer], |_| Ok(())))?;
+        if known.is_none() {
+            self.write(|tx| tx.start_watching().map(drop))?;
+        }
+        Ok(())
+    }
+
+    pub fn pass_on_events(&mut self) {
+        loop {
+            let cursor = self.watchers.cursor;
+            let Ok(((missed, events), _)) = self.read(|tx| tx.events_after(cursor)) else { return };
+            if missed {
+                self.watchers.miss();
+            }
+            let full = events.len() >= 1000;
+            for (number, event) in events {
+                self.watchers.tell(&event);
+                self.watchers.cursor = number;
+            }
+            if !full {
+                return;
+            }
+        }
+    }
+
+    fn next_expiry(&mut self) -> Option<Moment> {
+        let read = self.read(|tx| tx.one(script::NEXT_EXPIRY, [], |row| row.get::<_, Option<i64>>(0)));
+        let next = read.ok()?.0.flatten()?;
+        Some(Moment::from_nanos(next.unsigned_abs()))
+    }
+
+    /// Sets the alarm and the list of processes to watch.
+    pub fn rearm(&mut self) {
+        let now = self.now();
+        let expiry = if self.watchers.any() { self.next_expiry() } else { None };
+        let next = [self.locals.next_due(), expiry].into_iter().flatten().min();
+        // What was due a moment ago and could not be done waits for the poll.
+        self.set_alarm(next.filter(|next| *next > now));
+        self.set_guards();
+    }
+
+    /// Asks whose place is gone with the file stand in the line of the new one, in the same order.
+    pub fn stand_again(&mut self) {
+        let now = self.now();
+        for Local { mut ask, until, tell } in self.take_strays() {
+            ask.wait = if until == Moment::NEVER { Wait::Forever } else { Wait::For(until.since(now)) };
+            self.acquire(ask, tell);
+        }
+        if self.watchers.any() {
+            let _ = self.write(|tx| tx.start_watching());
+            let _ = self.start_waker();
+        }
+    }
+}
+
