@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Parser};
-use lockkeeper::{LockBuilder, LockName, Lockkeeper};
+use lockkeeper::{Holder, LockBuilder, LockName, Lockkeeper, Outcome};
+use lockkeeper_core::Names;
 
 use crate::commands::Command;
 use crate::exit::Failure;
@@ -101,6 +102,22 @@ impl Ask {
     /// All names, the main one first.
     pub fn names(&self) -> impl Iterator<Item = &LockName> {
         std::iter::once(&self.name).chain(&self.also)
+    }
+
+    /// What can be wrong without asking a store: told before one is opened, so that nothing is written.
+    pub fn check(&self) -> Result<(), Failure> {
+        Names::new(self.names().cloned())?;
+        Holder::new("", 0, self.label.clone())?;
+        match (self.max_hold, self.min_hold) {
+            (Some(max), Some(min)) if max < min => {
+                let (max, min) = (span::show(max), span::show(min));
+                Err(Failure::new(
+                    Outcome::Invalid,
+                    format!("--max-hold {max} is shorter than --min-hold {min}"),
+                ))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The ask in the library's words. `label` is for one who gave none.

@@ -100,7 +100,9 @@ pub fn waiting_line(view: &LockView, position: Option<usize>) -> String {
 pub fn held_line(view: &LockView) -> String {
     let Some(held) = view.held.first() else {
         return match view.delayed_ms {
-            Some(ms) => format!("held back for {} after an unclean end", span::rough(Duration::from_millis(ms))),
+            Some(ms) => {
+                format!("held back for {} after an unclean end", span::rough(Duration::from_millis(ms)))
+            }
             None => "free, and handed to the next in line".into(),
         };
     };

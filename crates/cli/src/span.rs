@@ -21,7 +21,8 @@ pub fn up_to_a_day(text: &str) -> Result<Duration, String> {
 /// `--wait`
 pub fn wait(text: &str) -> Result<Duration, String> {
     let least = Duration::from_millis(1);
-    between(text, least, YEAR).map_err(|e| if is_zero(text) { format!("{e}; not to wait is --skip") } else { e })
+    between(text, least, YEAR)
+        .map_err(|e| if is_zero(text) { format!("{e}; not to wait is --skip") } else { e })
 }
 
 /// `--max-hold`, `--for`
@@ -80,7 +81,9 @@ mod tests {
 
     #[test]
     fn what_people_type_is_read() {
-        for (text, ms) in [("30s", 30_000), ("500ms", 500), ("1m30s", 90_000), ("2h", 7_200_000), ("1m 30s", 90_000)] {
+        for (text, ms) in
+            [("30s", 30_000), ("500ms", 500), ("1m30s", 90_000), ("2h", 7_200_000), ("1m 30s", 90_000)]
+        {
             assert_eq!(ttl(text), Ok(Duration::from_millis(ms)), "{text}");
         }
         assert_eq!(up_to_a_day("0s"), Ok(Duration::ZERO));

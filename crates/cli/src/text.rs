@@ -64,8 +64,9 @@ pub fn rfc3339(wall: Wall) -> String {
 /// Rows of text as columns that line up, two spaces apart. The last column is not padded.
 pub fn columns(rows: &[Vec<String>]) -> Vec<String> {
     let count = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let widths: Vec<usize> =
-        (0..count).map(|i| rows.iter().filter_map(|r| r.get(i)).map(|c| c.width()).max().unwrap_or(0)).collect();
+    let widths: Vec<usize> = (0..count)
+        .map(|i| rows.iter().filter_map(|r| r.get(i)).map(|c| c.width()).max().unwrap_or(0))
+        .collect();
     let line = |row: &Vec<String>| {
         let mut text = String::new();
         for (cell, width) in row.iter().zip(&widths) {

@@ -79,7 +79,8 @@ async fn wait(keeper: &Lockkeeper, ask: &Ask, report: &Report) -> Signal {
     loop {
         // Trouble while looking is no trouble: the ask itself will tell.
         if let Ok(Some((view, position))) = look(keeper, ask).await {
-            let holders: Vec<_> = view.held.iter().map(|h| (h.fence, h.holder.clone(), h.lingering)).collect();
+            let holders: Vec<_> =
+                view.held.iter().map(|h| (h.fence, h.holder.clone(), h.lingering)).collect();
             if told.as_ref() != Some(&holders) {
                 report.waiting(&view, position, spinner.is_some());
                 told = Some(holders);

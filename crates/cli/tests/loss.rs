@@ -24,7 +24,8 @@ fn stubborn() -> String {
 
 /// The last time of all heartbeats.
 fn last_beat(place: &Place) -> f64 {
-    let last = |file: &str| place.read(file).lines().filter(|l| l.contains('.')).map(seconds).fold(0.0, f64::max);
+    let last =
+        |file: &str| place.read(file).lines().filter(|l| l.contains('.')).map(seconds).fold(0.0, f64::max);
     ["own", "group", "session"].map(last).into_iter().fold(0.0, f64::max)
 }
 
@@ -69,25 +70,37 @@ fn term_comes_first() {
 
 #[test]
 fn a_silent_store_ends_everything_before_the_deadline() {
-    let place = Place::new("silent");
-    let mut running = place.start("x --ttl 4s --grace 300ms", &stubborn());
+    // The expiry that is read has to be the last one. On a busy machine a renewal may come in between: then once more.
+    assert!(
+        (0..5).any(|round| silent_store(&format!("silent-{round}"))),
+        "the machine is too busy for this test"
+    );
+}
+
+fn silent_store(test: &str) -> bool {
+    const TTL: f64 = 6.0;
+    let place = Place::new(test);
+    let mut running = place.start("x --ttl 6s --grace 300ms", &stubborn());
     assert_eq!(running.line(), "up");
     let expiry = expiry(&place, "x");
-    // Nobody else can write until this is dropped.
     let store = rusqlite::Connection::open(place.db()).unwrap();
     store.busy_timeout(LONG).unwrap();
+    // Nobody else can write until this is rolled back.
     store.execute_batch("BEGIN IMMEDIATE").unwrap();
-    // A renewal may have slipped in before: then there is more time, and never less.
-    let (child, _) = (running.pid(), running.child.stdin.take());
-    let pids = place.read("pids");
-    pids.lines().for_each(until_gone);
-    let (last, now) = (last_beat(&place), uptime());
+    // The first renewal is due after a third of the ttl, or an eighth of that earlier.
+    if uptime() > expiry - TTL + TTL / 3.0 * 7.0 / 8.0 - 0.05 {
+        running.signal(Signal::KILL);
+        return false;
+    }
+    place.read("pids").lines().for_each(until_gone);
+    let last = last_beat(&place);
     store.execute_batch("ROLLBACK").unwrap();
     let (code, _, err) = running.end();
     assert_eq!(code, 76, "{err}");
     assert!(err.contains("renew"), "{err}");
-    // A third of the ttl is when the first renewal is due.
-    assert!(last < expiry + 4.0 / 3.0 && now < expiry + 4.0 / 3.0 + 1.0, "{child:?}: {last}, {now}, {expiry}");
+    assert!(last < expiry, "the last beat was at {last}, the lock was gone at {expiry}");
+    assert!(last > expiry - TTL / 3.0, "it was given up on too soon: {last}, {expiry}");
+    true
 }
 
 #[test]

@@ -21,7 +21,8 @@ fn the_commands_own_exit_code_passes_through() {
 fn the_command_sees_its_lock_and_owns_stdout() {
     let place = Place::new("environment");
     let script = r#"echo "$LOCKKEEPER_NAME $LOCKKEEPER_FENCE $LOCKKEEPER_STORE $LOCKKEEPER_TTL_MS""#;
-    let output = place.lk(["run", "a b", "--ttl", "1m30s", "--json", "--", "sh", "-c", script]).output().unwrap();
+    let output =
+        place.lk(["run", "a b", "--ttl", "1m30s", "--json", "--", "sh", "-c", script]).output().unwrap();
     let events: Vec<serde_json::Value> =
         errors(&output).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let kinds: Vec<&str> = events.iter().map(|e| e["event"].as_str().unwrap()).collect();
@@ -68,7 +69,10 @@ fn a_waiter_says_who_is_in_the_way_and_comes_next() {
     let mut err = std::io::BufReader::new(waiter.child.stderr.take().unwrap());
     let mut line = String::new();
     std::io::BufRead::read_line(&mut err, &mut line).unwrap();
-    assert!(line.starts_with("lockkeeper: waiting for \"x\": held by first (") && line.contains("1 in line"), "{line}");
+    assert!(
+        line.starts_with("lockkeeper: waiting for \"x\": held by first (") && line.contains("1 in line"),
+        "{line}"
+    );
     assert_eq!(held.end().0, 0);
     assert_eq!(waiter.line(), "second");
 }
@@ -127,9 +131,13 @@ fn a_minimum_hold_outlasts_a_quick_command() {
 #[test]
 fn signals_are_passed_on() {
     let place = Place::new("signals");
-    for (name, signal) in
-        [("TERM", Signal::TERM), ("INT", Signal::INT), ("HUP", Signal::HUP), ("USR1", Signal::USR1), ("USR2", Signal::USR2)]
-    {
+    for (name, signal) in [
+        ("TERM", Signal::TERM),
+        ("INT", Signal::INT),
+        ("HUP", Signal::HUP),
+        ("USR1", Signal::USR1),
+        ("USR2", Signal::USR2),
+    ] {
         let script = format!("trap 'echo got {name}; exit 3' {name}; echo up; while :; do sleep 0.05; done");
         let mut running = place.start("x", &script);
         running.line();
@@ -164,7 +172,8 @@ fn interrupting_twice_kills() {
 #[test]
 fn what_was_ignored_stays_ignored() {
     let place = Place::new("nohup");
-    let script = format!("trap '' HUP; exec {PROGRAM} run x -- sh -c 'kill -HUP $PPID; kill -HUP $$; echo alive'");
+    let script =
+        format!("trap '' HUP; exec {PROGRAM} run x -- sh -c 'kill -HUP $PPID; kill -HUP $$; echo alive'");
     let mut command = std::process::Command::new("sh");
     let output = command.args(["-c", &script]).env("LOCKKEEPER_STORE", place.url()).output().unwrap();
     assert_eq!((code(output.status), text(&output).as_str()), (0, "alive\n"));
@@ -184,10 +193,15 @@ fn a_command_that_cannot_be_started_takes_no_lock() {
 #[test]
 fn a_command_that_leaves_something_behind_is_done_when_it_ends() {
     let place = Place::new("behind");
-    let output = place.lk(["run", "x", "--", "sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!"]).output().unwrap();
+    let output =
+        place.lk(["run", "x", "--", "sh", "-c", "sleep 60 >/dev/null 2>&1 & echo $!"]).output().unwrap();
     assert_eq!(code(output.status), 0);
     let pid = text(&output);
     assert!(runs(&pid));
     assert_eq!(place.show("x")["lock"], serde_json::Value::Null);
-    rustix::process::kill_process(rustix::process::Pid::from_raw(pid.trim().parse().unwrap()).unwrap(), Signal::KILL).unwrap();
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(pid.trim().parse().unwrap()).unwrap(),
+        Signal::KILL,
+    )
+    .unwrap();
 }

@@ -22,7 +22,7 @@ fn agree(name: &str, profile: &Profile, often: impl Fn(&Seen) -> Vec<usize>) {
         assert!(count >= cases as usize / 100, "{name} has gone hollow: {count} in {:?}", seen.all());
     }
     // Whatever a profile leans to, nothing is left out altogether.
-    assert!(seen.grants > cases as usize && seen.from_the_line > cases as usize / 2, "{:?}", seen.all());
+    assert!(seen.grants > cases as usize && seen.from_the_line > cases as usize / 10, "{:?}", seen.all());
 }
 
 #[test]

@@ -21,7 +21,7 @@ struct Hands {
 impl Default for VirtualClock {
     fn default() -> Self {
         VirtualClock(Arc::new(Mutex::new(Hands {
-            now: Moment::from_nanos(1_000_000_000),
+            now: Moment::from_nanos(86_400_000_000_000),
             wall: Wall::from_micros(1_000_000_000_000_000),
             calls: BTreeMap::new(),
             count: 0,

@@ -3,7 +3,8 @@ use std::time::Duration;
 
 use lockkeeper_core::lease::Terms;
 use lockkeeper_core::{
-    Acquired, Ask, Attempt, Busy, Claim, Error, Grant, Holder, Mode, Names, Owner, Purpose, Result, Wait, limits,
+    Acquired, Ask, Attempt, Busy, Claim, Error, Grant, Holder, Mode, Names, Owner, Purpose, Result, Wait,
+    limits,
 };
 use lockkeeper_host::{random_128, sleep_until};
 
@@ -152,13 +153,18 @@ impl LockBuilder {
         }
         for (what, given) in [("max hold", self.max_hold), ("progress interval", self.progress_within)] {
             if given.is_some_and(|d| d < limits::TTL_MIN) {
-                return Err(Error::invalid(format!("the {what} is {:?}: at least 100ms are needed", given.unwrap())));
+                return Err(Error::invalid(format!(
+                    "the {what} is {:?}: at least 100ms are needed",
+                    given.unwrap()
+                )));
             }
         }
         if let (Some(max), min) = (self.max_hold, self.min_hold)
             && max < min
         {
-            return Err(Error::invalid(format!("the max hold of {max:?} is shorter than the min hold of {min:?}")));
+            return Err(Error::invalid(format!(
+                "the max hold of {max:?} is shorter than the min hold of {min:?}"
+            )));
         }
         Ok(())
     }

@@ -2,7 +2,8 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use lockkeeper_core::{
-    Error, EventStream, Fence, LockName, LockPage, LockView, Names, Owner, Page, Profile, Result, Store, limits,
+    Error, EventStream, Fence, LockName, LockPage, LockView, Names, Owner, Page, Profile, Result, Store,
+    limits,
 };
 use lockkeeper_host::{Clock, SystemClock, host_name, random_128};
 

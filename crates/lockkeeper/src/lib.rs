@@ -47,9 +47,14 @@ pub use guard::Guard;
 pub use keeper::Lockkeeper;
 pub use lockkeeper_core::lease::{State, Why};
 pub use lockkeeper_core::{
-    Attempt, Busy, Error, Event, EventKind, EventStream, Fence, Held, Holder, LockName, LockPage, LockView, Locks, Mode,
-    Moment, Outcome, Owner, Page, Profile, Promise, Purpose, Queued, Records, Release, Result, Store, Waiting, Wall,
-    limits,
+    Attempt, Busy, Error, Event, EventKind, EventStream, Fence, Held, Holder, LockName, LockPage, LockView,
+    Locks, Mode, Moment, Outcome, Owner, Page, Profile, Promise, Purpose, Queued, Records, Release, Result,
+    Store, Waiting, Wall, limits,
 };
 pub use lockkeeper_host::{Clock, SystemClock};
 pub use open::{default_url, schemes};
+
+/// The README's Rust compiles and runs.
+#[cfg(all(doctest, feature = "sqlite"))]
+#[doc = include_str!("../../../README.md")]
+mod readme {}

@@ -28,7 +28,9 @@ pub(crate) fn open(url: &str, clock: Arc<dyn Clock>) -> Result<Arc<dyn Store>> {
         #[cfg(feature = "memory")]
         "memory" if rest.is_empty() => Ok(Arc::new(lockkeeper_memory::MemoryStore::new(clock))),
         #[cfg(feature = "memory")]
-        "memory" => Err(Error::invalid(format!("memory: takes nothing after the colon, and {rest:?} is there"))),
+        "memory" => {
+            Err(Error::invalid(format!("memory: takes nothing after the colon, and {rest:?} is there")))
+        }
         #[cfg(feature = "sqlite")]
         "sqlite" => {
             let mut options = lockkeeper_sqlite::Options::from_url(url)?;
@@ -54,7 +56,9 @@ pub fn default_url() -> Result<String> {
     } else if let Some(home) = std::env::var_os("HOME").filter(|dir| !dir.is_empty()) {
         std::path::PathBuf::from(home).join(".local/state")
     } else {
-        return Err(Error::invalid("there is no HOME to keep locks in: name a store, for instance sqlite:PATH"));
+        return Err(Error::invalid(
+            "there is no HOME to keep locks in: name a store, for instance sqlite:PATH",
+        ));
     };
     let path = dir.join("lockkeeper/locks.db");
     match path.to_str() {

@@ -126,11 +126,15 @@ impl std::fmt::Debug for Stage {
 
 impl Stage {
     fn reach(&self) -> Result<()> {
-        if self.cut.load(Ordering::SeqCst) { Err(Error::Unavailable("cut off by the rehearsal".into())) } else { Ok(()) }
+        if self.cut.load(Ordering::SeqCst) {
+            Err(Error::Unavailable("cut off by the rehearsal".into()))
+        } else {
+            Ok(())
+        }
     }
 }
 
-crate::bugs::forward!(Stage, {
+crate::forward!(Stage, {
     async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
         self.reach()?;
         self.store.acquire(ask).await

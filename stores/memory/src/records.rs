@@ -49,7 +49,13 @@ impl Records for MemoryStore {
         Ok(self.at_desk(|desk, now| desk.shelf.tidy(now.moment).get(key).cloned()))
     }
 
-    async fn write(&self, key: &LockName, value: &[u8], expect: Expect, ttl: Option<Duration>) -> Result<Write> {
+    async fn write(
+        &self,
+        key: &LockName,
+        value: &[u8],
+        expect: Expect,
+        ttl: Option<Duration>,
+    ) -> Result<Write> {
         Record::check(value, ttl)?;
         self.at_desk(|desk, now| {
             let found = desk.shelf.tidy(now.moment).get(key);

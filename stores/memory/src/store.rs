@@ -5,8 +5,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lockkeeper_core::table::{Answer, Effect, Now, Table};
 use lockkeeper_core::{
-    Acquired, Ask, Attempt, Claim, Error, EventStream, Fence, Grant, LockName, LockPage, LockView, Locks, Moment, Page,
-    Profile, Promise, Release, Renewal, Result, Waiting, limits,
+    Acquired, Ask, Attempt, Claim, Error, EventStream, Fence, Grant, LockName, LockPage, LockView, Locks,
+    Moment, Page, Profile, Promise, Release, Renewal, Result, Waiting, limits,
 };
 use lockkeeper_host::{Clock, Timer};
 use tokio::sync::oneshot;

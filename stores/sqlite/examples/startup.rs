@@ -29,7 +29,9 @@ fn main() -> Result<()> {
             part.push(time);
         }
     }
-    for (what, mut times) in ["open", "acquire", "release", "all three", "whole process"].into_iter().zip(parts) {
+    for (what, mut times) in
+        ["open", "acquire", "release", "all three", "whole process"].into_iter().zip(parts)
+    {
         times.sort_unstable();
         let at = |percent: usize| times[times.len() * percent / 100];
         println!("{what:>14}: median {} µs, 90 of 100 within {} µs", at(50), at(90));
@@ -49,7 +51,8 @@ fn once(path: &str) -> Result<()> {
     let acquired = began.elapsed();
     runtime.block_on(store.release(&ask.claim))?;
     let released = began.elapsed();
-    let micros = [opened, acquired - opened, released - acquired, released].map(|d| d.as_micros().to_string());
+    let micros =
+        [opened, acquired - opened, released - acquired, released].map(|d| d.as_micros().to_string());
     println!("{}", micros.join(" "));
     Ok(())
 }

@@ -59,7 +59,9 @@ impl Options {
             match option.split_once('=') {
                 Some(("network_fs", "allow")) => options.network_fs = true,
                 Some(("network_fs", other)) => {
-                    return Err(Error::invalid(format!("network_fs is {other:?}: only \"allow\" is possible")));
+                    return Err(Error::invalid(format!(
+                        "network_fs is {other:?}: only \"allow\" is possible"
+                    )));
                 }
                 _ => {
                     return Err(Error::invalid(format!(

@@ -56,7 +56,8 @@ impl Tx<'_> {
     fn survey(&mut self, scene: &mut Scene, owner: Owner, ask: &Ask, place: Ticket) -> Result<()> {
         self.bury_holders(&ask.claim.names)?;
         for name in &ask.claim.names {
-            let mut ahead = self.all(script::AHEAD, params![name.as_str(), place], |row| row.get(0))?.into_iter();
+            let mut ahead =
+                self.all(script::AHEAD, params![name.as_str(), place], |row| row.get(0))?.into_iter();
             let ahead = ahead.find_map(|ticket| self.present(ticket).transpose()).transpose()?;
             scene.open.extend(ahead);
             let number = scene.number(name);

@@ -12,19 +12,19 @@ pub(crate) fn fault(e: rusqlite::Error) -> Error {
     let text = e.to_string();
     match e.sqlite_error_code() {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Error::Unavailable(format!(
-            "the file is busy: somebody kept its write lock for {} s",
-            crate::open::BUSY_LIMIT.as_secs()
+            "the file is busy: its write lock was not to be had within {} s",
+            crate::busy::STANDSTILL.as_secs()
         )),
         Some(ErrorCode::DiskFull) => Error::Unavailable("the disk is full".into()),
-        Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied | ErrorCode::AuthorizationForStatementDenied) => {
-            Error::Denied(format!("the file cannot be written ({text})"))
-        }
+        Some(
+            ErrorCode::ReadOnly | ErrorCode::PermissionDenied | ErrorCode::AuthorizationForStatementDenied,
+        ) => Error::Denied(format!("the file cannot be written ({text})")),
         Some(ErrorCode::NotADatabase) => {
             Error::Unavailable(format!("the file is not an SQLite database ({text}); it was left as it is"))
         }
-        Some(ErrorCode::DatabaseCorrupt) => {
-            Error::Unavailable(format!("the file is damaged ({text}): restore it, or remove it to begin anew"))
-        }
+        Some(ErrorCode::DatabaseCorrupt) => Error::Unavailable(format!(
+            "the file is damaged ({text}): restore it, or remove it to begin anew"
+        )),
         _ => Error::Unavailable(format!("SQLite: {text}")),
     }
 }

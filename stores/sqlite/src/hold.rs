@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use lockkeeper_core::rules::{Verdict, judge};
 use lockkeeper_core::{
-    Ask, Attempt, Busy, Claim, Error, EventKind, Fence, Grant, LockName, LockView, Moment, Names, Release, Renewal,
-    Result, Wait,
+    Ask, Attempt, Busy, Claim, Error, EventKind, Fence, Grant, LockName, LockView, Moment, Names, Release,
+    Renewal, Result, Wait,
 };
 use lockkeeper_host::{Life, random_128};
 use rusqlite::params;
@@ -66,7 +66,7 @@ impl Tx<'_> {
 
     pub fn admit(&mut self, ask: &Ask, fence: Fence) -> Result<Grant> {
         let Ask { claim, owner, mode, ttl, lock_delay, min_hold, holder, .. } = ask;
-        let process = self.home.process;
+        let process = &self.home.process;
         self.change(
             script::ADD_HOLD,
             params![
@@ -99,7 +99,7 @@ impl Tx<'_> {
 
     /// Counts the lease anew, unless it is over. Whoever renews it is its process from now on.
     pub fn extend(&mut self, attempt: &Attempt) -> Result<Renewal> {
-        let process = self.home.process;
+        let process = &self.home.process;
         let row = params![
             attempt.as_bytes(),
             moment(self.now.moment),
@@ -125,7 +125,11 @@ impl Tx<'_> {
         let released = EventKind::Released { fence: hold.fence };
         self.tell(hold.names.as_slice(), &released, Some(&hold.holder))?;
         let stays = hold.granted + hold.min_hold;
-        if stays > self.now.moment { self.linger(&hold, stays)? } else { self.remove(&hold)? }
+        if stays > self.now.moment {
+            self.linger(&hold, stays)?
+        } else {
+            self.remove(&hold)?
+        }
         Ok(Release::Released)
     }
 

@@ -8,6 +8,7 @@
 //! `script.rs` for everything that is said to SQLite. The page in `docs/stores/sqlite.md` says what it does not promise.
 #![deny(missing_docs)]
 
+mod busy;
 mod config;
 mod deadlock;
 mod events;

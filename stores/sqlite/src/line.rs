@@ -81,7 +81,7 @@ impl Tx<'_> {
         };
         let ticket = self.next_ticket();
         let Ask { claim, owner, mode, ttl, lock_delay, min_hold, holder, .. } = ask;
-        let process = self.home.process;
+        let process = &self.home.process;
         self.change(
             script::ADD_WAITER,
             params![
@@ -119,7 +119,7 @@ impl Tx<'_> {
             return Ok(());
         }
         self.home.mailbox()?;
-        let (peer, process) = (self.home.peer, self.home.process);
+        let (peer, process) = (self.home.peer, &self.home.process);
         let row = params![ticket, peer, process.pid, signed(process.start), signed(process.namespace)];
         self.change(script::MOVE_WAITER, row)?;
         for name in &waiter.ask.claim.names {
@@ -312,10 +312,9 @@ impl Tx<'_> {
 
     fn guard(&mut self, outlook: &mut Outlook, processes: impl IntoIterator<Item = Process>) {
         for process in processes {
-            if process != *self.home.process {
-                self.due |= self.life(&process) == Life::Gone;
-                outlook.guards.insert((process.pid, process.start, process.namespace));
-            }
+            self.due |= self.life(&process) == Life::Gone;
+            let seen = self.home.seen(&process).filter(|seen| seen != Process::this());
+            outlook.guards.extend(seen.map(|seen| (seen.pid, seen.start, seen.namespace)));
         }
     }
 }

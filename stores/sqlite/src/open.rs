@@ -3,19 +3,16 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Error, Result};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
+use crate::busy::patience;
 use crate::fault::{fault, open_fault};
 use crate::floor::Floor;
 use crate::place::{self, Identity};
 use crate::{Options, script};
-
-/// How long somebody else may keep the write lock before we give up.
-pub(crate) const BUSY_LIMIT: Duration = Duration::from_secs(5);
 
 /// An open file that was found in order.
 pub(crate) struct Database {
@@ -54,7 +51,7 @@ fn connect(path: &Path, new: bool, boot: &str) -> Result<Connection> {
         OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let not_open = |e| open_fault(e, path);
     let mut sql = Connection::open_with_flags(path, flags).map_err(not_open)?;
-    sql.busy_handler(Some(patience())).map_err(not_open)?;
+    sql.busy_handler(Some(patience(path))).map_err(not_open)?;
     if sql.is_readonly("main").map_err(not_open)? {
         return Err(Error::Denied(format!("the file {} cannot be written", path.display())));
     }
@@ -62,10 +59,12 @@ fn connect(path: &Path, new: bool, boot: &str) -> Result<Connection> {
         // It will hold attempts, which are secrets. Whoever wants to share it makes it, or opens its mode, himself.
         let _ = fs::set_permissions(path, Permissions::from_mode(0o600));
     }
-    if stamp(&sql).map_err(not_open)? == (0, 0) {
+    let mut found = stamp(&sql).map_err(not_open)?;
+    if found.0 == 0 {
         script::create(&sql, boot).map_err(not_open)?;
+        found = stamp(&sql).map_err(not_open)?;
     }
-    check_stamp(stamp(&sql).map_err(not_open)?, path)?;
+    check_stamp(found, path)?;
     write_ahead(&sql, path)?;
     // Durable when the commit returns: with less, a power cut takes back a grant that was told.
     script::set_pragma(&sql, "synchronous", 2).map_err(not_open)?;
@@ -74,7 +73,7 @@ fn connect(path: &Path, new: bool, boot: &str) -> Result<Connection> {
     }
     // A short command must not pay for tidying up at its end; and a short log is quickly read at the next open.
     sql.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map_err(not_open)?;
-    script::set_pragma(&sql, "wal_autocheckpoint", 128).map_err(not_open)?;
+    script::set_pragma(&sql, "wal_autocheckpoint", 64).map_err(not_open)?;
     sql.set_prepared_statement_cache_capacity(64);
     Ok(sql)
 }
@@ -102,15 +101,29 @@ fn check_stamp((application, version): (i64, i64), path: &Path) -> Result<()> {
 }
 
 /// A file without our floor beside it may be anybody's. To read even one number SQLite would make a log for it, or
-/// bring its log to an end; as an immutable file it is only read.
+/// bring its log to an end; as an immutable file it is only read. That takes no lock: somebody who is just making our
+/// file may spoil the first look, but not the last.
 fn look_first(path: &Path) -> Result<()> {
+    let mut wait = patience(path);
+    for round in 0..4 {
+        if look(path).is_ok() {
+            return Ok(());
+        }
+        wait(round);
+    }
+    look(path)
+}
+
+fn look(path: &Path) -> Result<()> {
     if fs::metadata(path).is_ok_and(|meta| meta.len() == 0) {
         return Ok(());
     }
     let mut uri = String::from("file:");
     for byte in path.as_os_str().as_encoded_bytes() {
         match byte {
-            b'/' | b'.' | b'-' | b'_' | b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' => uri.push(char::from(*byte)),
+            b'/' | b'.' | b'-' | b'_' | b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' => {
+                uri.push(char::from(*byte))
+            }
             _ => uri.push_str(&format!("%{byte:02x}")),
         }
     }
@@ -129,7 +142,7 @@ fn write_ahead(sql: &Connection, path: &Path) -> Result<()> {
     if script::journal_mode(sql, false).is_ok_and(|mode| mode == "wal") {
         return Ok(());
     }
-    let mut wait = patience();
+    let mut wait = patience(path);
     for round in 0.. {
         match script::journal_mode(sql, true) {
             Ok(mode) if mode == "wal" => break,
@@ -145,25 +158,6 @@ fn write_ahead(sql: &Connection, path: &Path) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Waits a little longer each time, with jitter so that those who wait do not come back all at once; then gives up.
-fn patience() -> impl FnMut(i32) -> bool + Send + 'static {
-    let mut dice = u64::from_ne_bytes(lockkeeper_host::random_128()[..8].try_into().expect("8 of 16")) | 1;
-    let mut since = Instant::now();
-    move |round| {
-        if round == 0 {
-            since = Instant::now();
-        } else if since.elapsed() > BUSY_LIMIT {
-            return false;
-        }
-        dice ^= dice << 13;
-        dice ^= dice >> 7;
-        dice ^= dice << 17;
-        let most = (100_u64 << round.clamp(0, 6)).min(5_000);
-        std::thread::sleep(Duration::from_micros(most / 2 + dice % (most / 2)));
-        true
-    }
 }
 
 impl std::fmt::Debug for Database {

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use lockkeeper_core::rules::Stake;
 use lockkeeper_core::{
-    Ask, Attempt, Claim, Event, EventKind, Fence, Grant, Held, Holder, LockName, Mode, Moment, Names, Owner, Queued,
-    Record, Version, Wait, Wall,
+    Ask, Attempt, Claim, Event, EventKind, Fence, Grant, Held, Holder, LockName, Mode, Moment, Names, Owner,
+    Queued, Record, Version, Wait, Wall,
 };
 use lockkeeper_host::Process;
 use rusqlite::types::Type;

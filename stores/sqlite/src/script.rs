@@ -158,11 +158,11 @@ pub(crate) const MOVE_WAITER: &str =
 pub(crate) const MOVE_PLACE: &str = "UPDATE place SET peer = ?3 WHERE name = ?1 AND ticket = ?2";
 /// A line from its front, as far as it is wanted.
 pub(crate) const LINE: &str = "SELECT ticket, peer, until FROM place WHERE name = ?1 ORDER BY ticket";
-pub(crate) const AHEAD: &str = "SELECT ticket FROM place WHERE name = ?1 AND ticket < ?2 ORDER BY ticket DESC";
+pub(crate) const AHEAD: &str =
+    "SELECT ticket FROM place WHERE name = ?1 AND ticket < ?2 ORDER BY ticket DESC";
 pub(crate) const LINE_LENGTH: &str = "SELECT count(*) FROM place WHERE name = ?1";
 pub(crate) const LINE_PEERS: &str = "SELECT DISTINCT peer FROM place WHERE name = ?1";
-pub(crate) const LINE_SHOWN: &str =
-    "SELECT w.host, w.holder, w.label, w.mode, w.since FROM place p JOIN waiter w ON w.ticket = p.ticket \
+pub(crate) const LINE_SHOWN: &str = "SELECT w.host, w.holder, w.label, w.mode, w.since FROM place p JOIN waiter w ON w.ticket = p.ticket \
      WHERE p.name = ?1 ORDER BY p.ticket LIMIT ?2";
 
 pub(crate) const DELAY: &str = "SELECT until FROM delay WHERE name = ?1";
@@ -179,10 +179,8 @@ pub(crate) const NAME_AFTER: &str = "SELECT min(n) FROM (SELECT min(name) AS n F
 
 pub(crate) const RECORD: &str =
     "SELECT key, value, version FROM record WHERE key = ?1 AND (expires IS NULL OR expires > ?2)";
-pub(crate) const RECORDS_FROM: &str =
-    "SELECT key, value, version FROM record WHERE key >= ?1 AND (expires IS NULL OR expires > ?2) ORDER BY key";
-pub(crate) const RECORDS_AFTER: &str =
-    "SELECT key, value, version FROM record WHERE key > ?1 AND (expires IS NULL OR expires > ?2) ORDER BY key";
+pub(crate) const RECORDS_FROM: &str = "SELECT key, value, version FROM record WHERE key >= ?1 AND (expires IS NULL OR expires > ?2) ORDER BY key";
+pub(crate) const RECORDS_AFTER: &str = "SELECT key, value, version FROM record WHERE key > ?1 AND (expires IS NULL OR expires > ?2) ORDER BY key";
 pub(crate) const PUT_RECORD: &str = "INSERT INTO record(key, value, version, ttl, expires) VALUES(?1, ?2, ?3, ?4, ?5) \
      ON CONFLICT(key) DO UPDATE SET value = ?2, version = ?3, ttl = ?4, expires = ?5";
 pub(crate) const REMOVE_RECORD: &str = "DELETE FROM record WHERE key = ?1";
@@ -194,8 +192,7 @@ pub(crate) const ADD_EVENT: &str = "INSERT INTO event(at, name, kind, fence, rea
 pub(crate) const TRIM_EVENTS: &str = "DELETE FROM event WHERE id <= ?1";
 pub(crate) const EVENT_SPAN: &str =
     "SELECT ifnull((SELECT min(id) FROM event), 1), ifnull((SELECT max(id) FROM event), 0)";
-pub(crate) const EVENTS: &str =
-    "SELECT id, at, name, kind, fence, reason, host, holder, label FROM event WHERE id > ?1 ORDER BY id LIMIT 1000";
+pub(crate) const EVENTS: &str = "SELECT id, at, name, kind, fence, reason, host, holder, label FROM event WHERE id > ?1 ORDER BY id LIMIT 1000";
 pub(crate) const WATCHERS: &str = "SELECT peer FROM watcher";
 pub(crate) const ADD_WATCHER: &str = "INSERT OR IGNORE INTO watcher VALUES(?1)";
 pub(crate) const IS_WATCHER: &str = "SELECT 1 FROM watcher WHERE peer = ?1";

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lockkeeper_core::{
-    Acquired, Ask, Claim, Delete, Error, EventStream, Expect, Fence, Grant, LockName, LockPage, LockView, Locks, Page,
-    Profile, Promise, Record, RecordPage, Records, Release, Renewal, Result, Waiting, Write, limits,
+    Acquired, Ask, Claim, Delete, Error, EventStream, Expect, Fence, Grant, LockName, LockPage, LockView,
+    Locks, Page, Profile, Promise, Record, RecordPage, Records, Release, Renewal, Result, Waiting, Write,
+    limits,
 };
 use lockkeeper_host::SystemClock;
 use tokio::sync::oneshot;
@@ -95,7 +96,8 @@ impl Locks for SqliteStore {
                 "if the first in line is stopped (SIGSTOP, a debugger), the next is let in after up to {:.1} s",
                 (SILENCE + POLL * 6 / 5).as_secs_f64()
             ),
-            "a holder that is paused for longer than its ttl may be late: check the fence at the resource".to_owned(),
+            "a holder that is paused for longer than its ttl may be late: check the fence at the resource"
+                .to_owned(),
             "a lock whose process ends is free at once, also if the process meant to keep it".to_owned(),
         ];
         if SystemClock::shift() != 0 {
@@ -187,7 +189,13 @@ impl Records for SqliteStore {
         self.call(move |worker| Ok(worker.read(|tx| tx.record(&key))?.0)).await
     }
 
-    async fn write(&self, key: &LockName, value: &[u8], expect: Expect, ttl: Option<Duration>) -> Result<Write> {
+    async fn write(
+        &self,
+        key: &LockName,
+        value: &[u8],
+        expect: Expect,
+        ttl: Option<Duration>,
+    ) -> Result<Write> {
         Record::check(value, ttl)?;
         let (key, value) = (key.clone(), value.to_vec());
         self.call(move |worker| worker.write(|tx| tx.put(&key, &value, expect, ttl))).await

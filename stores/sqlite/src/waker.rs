@@ -125,10 +125,8 @@ fn sleep(mailbox: &Mailbox, guards: &HashMap<Process, Arc<OwnedFd>>, until: Opti
     let mut fds = vec![PollFd::new(mailbox.pipe(), PollFlags::IN)];
     fds.extend(order.iter().map(|(_, fd)| PollFd::new(fd.as_ref(), PollFlags::IN)));
     let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-    let timeout = left.map(|left| Timespec {
-        tv_sec: left.as_secs().cast_signed(),
-        tv_nsec: left.subsec_nanos().into(),
-    });
+    let timeout = left
+        .map(|left| Timespec { tv_sec: left.as_secs().cast_signed(), tv_nsec: left.subsec_nanos().into() });
     let _ = poll(&mut fds, timeout.as_ref());
     let ended = order.iter().zip(&fds[1..]).filter(|(_, fd)| !fd.revents().is_empty());
     ended.map(|((process, _), _)| (*process).clone()).collect()

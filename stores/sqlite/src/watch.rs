@@ -4,9 +4,9 @@ use lockkeeper_core::{Error, LockName, Moment, Wait};
 
 use crate::locals::Local;
 use crate::rows::Ticket;
+use crate::script;
 use crate::waker::Wake;
 use crate::worker::Worker;
-use crate::script;
 
 impl Worker {
     /// An ask of ours stands in line now.
@@ -167,8 +167,7 @@ impl Worker {
     /// Somebody may have taken us for dead while we were stopped.
     fn write_if_unwatched(&mut self) -> lockkeeper_core::Result<()> {
         let peer = self.home().peer;
-        let (known, _) =
-            self.read(|tx| tx.one(script::IS_WATCHER, [peer], |_| Ok(())))?;
+        let (known, _) = self.read(|tx| tx.one(script::IS_WATCHER, [peer], |_| Ok(())))?;
         if known.is_none() {
             self.write(|tx| tx.start_watching().map(drop))?;
         }
@@ -222,4 +221,3 @@ impl Worker {
         }
     }
 }
-

@@ -7,7 +7,7 @@ use std::sync::{Arc, mpsc};
 
 use lockkeeper_core::table::Now;
 use lockkeeper_core::{Acquired, Ask, Error, EventStream, Moment, Release, Result, Wait};
-use lockkeeper_host::{Process, Timer, random_128};
+use lockkeeper_host::{Timer, random_128};
 
 use crate::events::Watchers;
 use crate::fault::commit_fault;
@@ -53,8 +53,9 @@ pub(crate) struct Worker {
 
 impl Worker {
     pub fn open(options: Options, jobs: mpsc::Sender<Job>, wakes: Arc<AtomicU64>) -> Result<Self> {
-        let boot = lockkeeper_host::boot_id()
-            .map_err(|e| Error::Unsupported(format!("this machine does not tell one boot from another: {e}")))?;
+        let boot = lockkeeper_host::boot_id().map_err(|e| {
+            Error::Unsupported(format!("this machine does not tell one boot from another: {e}"))
+        })?;
         let db = Database::open(&options, &boot)?;
         let random = random_128();
         let home = at_home(&db, random, boot);
@@ -306,7 +307,7 @@ impl Worker {
 fn at_home(db: &Database, peer: Peer, boot: String) -> Home {
     Home {
         peer,
-        process: Process::this(),
+        process: Home::this_process(),
         boot,
         floor: db.floor.clone(),
         post: Post::beside(&db.path),

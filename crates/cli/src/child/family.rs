@@ -42,7 +42,8 @@ pub fn escaped(group: Pid) -> Vec<Relative> {
 pub fn signal_escaped(group: Pid, signal: Signal) {
     let mut reached = HashSet::new();
     for _ in 0..16 {
-        let new: Vec<Relative> = escaped(group).into_iter().filter(|r| reached.insert((r.pid, r.start))).collect();
+        let new: Vec<Relative> =
+            escaped(group).into_iter().filter(|r| reached.insert((r.pid, r.start))).collect();
         if new.is_empty() {
             return;
         }
@@ -75,10 +76,5 @@ pub fn read(pid: i32) -> Option<Relative> {
         return None;
     }
     let number = |i: usize| fields.get(i)?.parse().ok();
-    Some(Relative {
-        pid,
-        parent: number(1)?,
-        group: number(2)?,
-        start: fields.get(19)?.parse().ok()?,
-    })
+    Some(Relative { pid, parent: number(1)?, group: number(2)?, start: fields.get(19)?.parse().ok()? })
 }

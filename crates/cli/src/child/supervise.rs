@@ -206,13 +206,19 @@ mod tests {
     fn the_leads_fit_into_every_lease() {
         let ms = Duration::from_millis;
         let leads = |grace, ttl, max| Leads::new(grace, ttl, max);
-        assert_eq!(leads(ms(5000), ms(30_000), None), Leads { term: ms(5000), kill: ms(600), watchdog: ms(300) });
+        assert_eq!(
+            leads(ms(5000), ms(30_000), None),
+            Leads { term: ms(5000), kill: ms(600), watchdog: ms(300) }
+        );
         assert_eq!(leads(ms(5000), ms(1000), None).term, ms(250));
         assert_eq!(leads(ms(5000), ms(30_000), Some(ms(2000))).term, ms(500));
         for ttl in [100, 300, 1000, 86_400_000] {
             for grace in [0, 1, 5000] {
                 let l = leads(ms(grace), ms(ttl), None);
-                assert!(l.term <= ms(ttl) / 4 && l.kill < l.term && l.watchdog < l.kill && !l.watchdog.is_zero(), "{l:?}");
+                assert!(
+                    l.term <= ms(ttl) / 4 && l.kill < l.term && l.watchdog < l.kill && !l.watchdog.is_zero(),
+                    "{l:?}"
+                );
             }
         }
     }

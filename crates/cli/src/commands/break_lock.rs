@@ -44,13 +44,15 @@ impl Break {
         limits::check_reason(&self.reason)?;
         let keeper = self.common.open().await?;
         let before = keeper.inspect(&self.name).await?;
-        if !self.yes && !self.common.json && std::io::stdin().is_terminal() && std::io::stderr().is_terminal() {
+        if !self.yes && !self.common.json && std::io::stdin().is_terminal() && std::io::stderr().is_terminal()
+        {
             self.confirm(before.as_ref())?;
         }
         let fence = keeper.break_lock(&self.name, &self.reason).await?;
         let held = before.map(|view| view.held).unwrap_or_default();
         if self.common.json {
-            let line = json!({ "name": self.name, "fence": fence, "thrown_out": held, "reason": self.reason });
+            let line =
+                json!({ "name": self.name, "fence": fence, "thrown_out": held, "reason": self.reason });
             output::line(&line.to_string())?;
             return Ok(OK);
         }

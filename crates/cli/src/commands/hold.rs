@@ -53,6 +53,7 @@ enum End {
 impl Hold {
     pub async fn go(self) -> Result<i32, Failure> {
         let report = Report::new(self.ask.names(), self.common.json, false, Events::Stdout);
+        self.ask.check()?;
         let keeper = self.common.open().await?;
         if keeper.profile().store == "memory" && !self.ask.correctness {
             report.say("warning: a memory: store is private to this process. This lock keeps nobody out");
@@ -81,7 +82,10 @@ impl Hold {
             }
             _ if matches!(release, Ok(Release::AlreadyGone)) => {
                 report.event("lost", json!({ "fence": fence }));
-                Err(Failure::new(Outcome::Lost, format!("the lock on {} had been lost before it was let go", report.what())))
+                Err(Failure::new(
+                    Outcome::Lost,
+                    format!("the lock on {} had been lost before it was let go", report.what()),
+                ))
             }
             end => {
                 release?;

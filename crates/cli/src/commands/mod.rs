@@ -58,7 +58,10 @@ pub fn run(command: Command) -> i32 {
 fn block_on<F: Future<Output = Result<i32, Failure>>>(work: F) -> Result<i32, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|e| {
-        Failure::new(lockkeeper::Outcome::Unavailable, format!("the operating system gives no event queue: {e}"))
+        Failure::new(
+            lockkeeper::Outcome::Unavailable,
+            format!("the operating system gives no event queue: {e}"),
+        )
     })?;
     let result = runtime.block_on(work);
     // Waiting for its helper threads would only delay the exit.

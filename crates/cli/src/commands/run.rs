@@ -55,6 +55,7 @@ started, 64 bad call, 69 store unavailable, 78 the store cannot do that.";
 impl Run {
     pub async fn go(self) -> Result<i32, Failure> {
         let report = Report::new(self.ask.names(), self.common.json, self.quiet, Events::Stderr);
+        self.ask.check()?;
         self.check_command()?;
         let url = self.common.url()?;
         let keeper = Lockkeeper::open(&url).await?;
@@ -73,13 +74,18 @@ impl Run {
             }
             End::Itself(code) => Err(Failure::new(
                 Outcome::Lost,
-                format!("the command ended with {code}, but the lock on {} was lost before that", report.what()),
+                format!(
+                    "the command ended with {code}, but the lock on {} was lost before that",
+                    report.what()
+                ),
             )
             .next("somebody else may have been at it at the same time: check the result")),
             End::Lost { why, all_gone } => {
                 let left = if all_gone { "" } else { "; some of its processes could not be killed" };
-                let message = format!("the lock on {} is lost: {why}. The command was ended{left}", report.what());
-                Err(Failure::new(Outcome::Lost, message).next("its work may be half done: check before you run it again"))
+                let message =
+                    format!("the lock on {} is lost: {why}. The command was ended{left}", report.what());
+                Err(Failure::new(Outcome::Lost, message)
+                    .next("its work may be half done: check before you run it again"))
             }
         }
     }
@@ -90,9 +96,11 @@ impl Run {
         let shown = plain(&program.to_string_lossy()).into_owned();
         match child::find(program) {
             Ok(_) => Ok(()),
-            Err(Unusable::NotFound) => Err(Failure::new(Outcome::Invalid, format!("there is no command {shown:?}"))
-                .with_code(exit::NOT_FOUND)
-                .next("check the spelling and PATH; for shell syntax use: sh -c '…'")),
+            Err(Unusable::NotFound) => {
+                Err(Failure::new(Outcome::Invalid, format!("there is no command {shown:?}"))
+                    .with_code(exit::NOT_FOUND)
+                    .next("check the spelling and PATH; for shell syntax use: sh -c '…'"))
+            }
             Err(Unusable::NotExecutable) => {
                 Err(Failure::new(Outcome::Invalid, format!("{shown:?} is not executable"))
                     .with_code(exit::CANNOT_START)

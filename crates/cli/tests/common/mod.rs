@@ -166,7 +166,8 @@ pub fn errors(output: &Output) -> String {
 }
 
 pub fn json(output: &Output) -> Value {
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}{}", text(output), errors(output)))
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|e| panic!("{e}: {}{}", text(output), errors(output)))
 }
 
 /// Seconds since boot, as a shell reads them from /proc/uptime.

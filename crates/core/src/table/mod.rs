@@ -29,7 +29,7 @@ use crate::{
     LockView, Moment, Names, Page, Release, Renewal, Result, Wait, Wall,
 };
 use smallvec::SmallVec;
-use state::{Hold, HoldId, Ids, SlotId, State, Ticket, Waiter, ms32, ms64};
+use state::{Hold, HoldId, Ids, SlotId, State, Ticket, Waiter, ms64};
 
 /// What time it is: the moment decides, the wall clock is the floor of fences and for display.
 #[derive(Clone, Copy, Debug)]
@@ -163,21 +163,7 @@ impl Table {
     }
 
     fn admit(&mut self, now: Now, ask: &Ask, slots: &Ids, fence: Fence) -> Grant {
-        let id = self.state.add_hold(Hold {
-            attempt: ask.claim.attempt,
-            owner: ask.owner.map(Box::new),
-            slots: slots.clone(),
-            fence,
-            granted: now.moment,
-            since: now.wall,
-            expires: now.moment + ask.ttl,
-            mode: ask.mode,
-            ttl_ms: ms32(ask.ttl),
-            lock_delay_ms: ms32(ask.lock_delay),
-            min_hold_ms: ms32(ask.min_hold),
-            holder: ask.holder.clone(),
-            lingering: false,
-        });
+        let id = self.state.add_hold(Hold::new(ask, slots.clone(), fence, now));
         self.tell(now, slots, EventKind::Granted { fence }, Some(&ask.holder));
         self.grant_of(now, id)
     }
@@ -222,13 +208,10 @@ impl Table {
         }
         let Some(id) = self.state.hold_of(&claim.attempt) else { return Release::AlreadyGone };
         let hold = &self.state.holds[id];
-        let (fence, holder, slots) = (hold.fence, hold.holder.clone(), hold.slots.clone());
-        let stays = hold.granted + std::time::Duration::from_millis(hold.min_hold_ms.into());
+        let (fence, stays, holder, slots) = (hold.fence, hold.stays, hold.holder.clone(), hold.slots.clone());
         self.tell(now, &slots, EventKind::Released { fence }, Some(&holder));
         if stays > now.moment {
-            self.state.disown(id);
-            self.state.holds[id].lingering = true;
-            self.state.set_expiry(id, stays);
+            self.state.linger(id);
         } else {
             self.state.remove_hold(id);
             self.serve(now, slots);
@@ -260,7 +243,7 @@ impl Table {
     /// Removes a hold whose holder did not let go, and holds its names back if it asked for that.
     fn end_uncleanly(&mut self, at: Moment, id: HoldId) -> Ids {
         let hold = self.state.remove_hold(id);
-        if hold.lock_delay_ms > 0 && !hold.lingering {
+        if hold.lock_delay_ms > 0 && !hold.lingering() {
             let until = at + std::time::Duration::from_millis(hold.lock_delay_ms.into());
             for slot in &hold.slots {
                 self.state.delay(*slot, until);
@@ -302,7 +285,7 @@ impl Table {
         let mut touched = Ids::new();
         for (at, fence, _, id) in due {
             let hold = &self.state.holds[id];
-            let (holder, told) = (hold.holder.clone(), !hold.lingering);
+            let (holder, told) = (hold.holder.clone(), !hold.lingering());
             // The delay counts from the end of the lease, not from the moment at which somebody noticed.
             let slots = self.end_uncleanly(at, id);
             if told {

@@ -8,6 +8,7 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 use smallvec::SmallVec;
 use std::hash::BuildHasher;
 
+use super::Now;
 use super::slab::Slab;
 use crate::rules::Stake;
 use crate::{Ask, Attempt, Fence, Held, Holder, LockName, Mode, Moment, Owner, Queued, Wall};
@@ -33,19 +34,39 @@ pub(super) struct Hold {
     pub owner: Option<Box<Owner>>,
     pub slots: Ids,
     pub fence: Fence,
-    pub granted: Moment,
+    /// The end of its minimum hold.
+    pub stays: Moment,
     pub since: Wall,
     pub expires: Moment,
     pub mode: Mode,
-    pub ttl_ms: u32,
+    /// Zero once it lingers: nothing can be renewed then, and a flag of its own would cost eight bytes.
+    ttl_ms: u32,
     pub lock_delay_ms: u32,
-    pub min_hold_ms: u32,
     pub holder: Arc<Holder>,
-    /// Released, and kept only for the rest of its minimum hold: it cannot be renewed, released or re-entered.
-    pub lingering: bool,
 }
 
 impl Hold {
+    pub fn new(ask: &Ask, slots: Ids, fence: Fence, now: Now) -> Self {
+        Hold {
+            attempt: ask.claim.attempt,
+            owner: ask.owner.map(Box::new),
+            slots,
+            fence,
+            stays: now.moment + ask.min_hold,
+            since: now.wall,
+            expires: now.moment + ask.ttl,
+            mode: ask.mode,
+            ttl_ms: ms32(ask.ttl),
+            lock_delay_ms: ms32(ask.lock_delay),
+            holder: ask.holder.clone(),
+        }
+    }
+
+    /// Released, and kept only for the rest of its minimum hold: it cannot be renewed, released or re-entered.
+    pub fn lingering(&self) -> bool {
+        self.ttl_ms == 0
+    }
+
     pub fn stake(&self) -> Stake {
         Stake { owner: self.owner.as_deref().copied(), mode: self.mode, fence: self.fence }
     }
@@ -61,7 +82,7 @@ impl Hold {
             mode: self.mode,
             since: self.since,
             expires_in_ms: ms64(self.expires.since(now)),
-            lingering: self.lingering,
+            lingering: self.lingering(),
         }
     }
 }
@@ -173,8 +194,15 @@ impl State {
         self.expiry.insert((expires, id));
     }
 
-    /// The attempt and the owner of this hold mean nothing any more; the hold itself stays.
-    pub fn disown(&mut self, id: HoldId) {
+    /// Lets a released hold stay for the rest of its minimum hold, without its attempt and its owner.
+    pub fn linger(&mut self, id: HoldId) {
+        self.disown(id);
+        self.set_expiry(id, self.holds[id].stays);
+        self.holds[id].ttl_ms = 0;
+    }
+
+    /// The attempt and the owner of this hold mean nothing any more.
+    fn disown(&mut self, id: HoldId) {
         let hash = self.hasher.hash_one(self.holds[id].attempt);
         if let Ok(entry) = self.by_attempt.find_entry(hash, |other| *other == id) {
             entry.remove();
@@ -248,7 +276,7 @@ impl State {
     }
 }
 
-pub(super) fn ms32(d: Duration) -> u32 {
+fn ms32(d: Duration) -> u32 {
     u32::try_from(d.as_millis()).unwrap_or(u32::MAX)
 }
 

@@ -5,57 +5,49 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::*;
 
-const ORDERS: [[u8; CLIENTS]; 6] = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
+const ORDERS: [[usize; CLIENTS]; 6] = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
+
+/// The parts of a state, each as a number without the name of its client, and that name.
+#[derive(Default)]
+struct Parts {
+    clients: [(Id, u64); CLIENTS],
+    table: Vec<(Id, u64)>,
+    soup: Vec<(Id, u64)>,
+    written: u64,
+}
+
+impl Parts {
+    /// Written down with the clients in this order.
+    fn write(&self, order: &[usize; CLIENTS], out: &mut Vec<u64>) {
+        let named = |(id, part): &(Id, u64)| {
+            let name = order[usize::from(id.client)] as u64 * 16 + u64::from(id.nth);
+            name << 56 | part
+        };
+        out.clear();
+        out.resize(CLIENTS, 0);
+        for (i, client) in self.clients.iter().enumerate() {
+            out[order[i]] = named(client);
+        }
+        out.extend(self.table.iter().map(named));
+        out.push(self.written);
+        let messages = out.len();
+        out.extend(self.soup.iter().map(named));
+        out[messages..].sort_unstable();
+    }
+}
 
 impl World {
     /// 128 bits: with some millions of states, two different ones with the same bits are not to be expected.
     pub fn fingerprint(&self) -> u128 {
-        let mut fences: Vec<Fence> = self.written.iter().map(|(fence, _)| *fence).collect();
-        for client in &self.clients {
-            if let Phase::Holding { fence, .. } = &client.phase {
-                fences.push(*fence);
+        let parts = self.parts();
+        let (mut smallest, mut other) = (Vec::with_capacity(16), Vec::with_capacity(16));
+        parts.write(&ORDERS[0], &mut smallest);
+        for order in &ORDERS[1..] {
+            parts.write(order, &mut other);
+            if other < smallest {
+                std::mem::swap(&mut other, &mut smallest);
             }
         }
-        for message in &self.soup {
-            if let Body::Granted(fence) = message.body {
-                fences.push(fence);
-            }
-        }
-        // At its beginning nothing is over yet: everything that the table has is shown, with its absolute end.
-        let view = self.table.inspect(Moment::default(), &NAME);
-        let held = view.as_ref().map_or(&[][..], |view| &view.held);
-        fences.extend(held.iter().map(|held| held.fence));
-        fences.sort();
-        fences.dedup();
-        let rank = |fence: Fence| fences.binary_search(&fence).unwrap_or(usize::MAX) as u8;
-
-        let now = self.now.as_nanos() / 1_000_000;
-        let line = view.as_ref().map_or(&[][..], |view| &view.line);
-        let write = |order: &[u8; CLIENTS]| {
-            let mut out = Vec::with_capacity(96);
-            let name = |id: Id| order[usize::from(id.client)] * 16 + id.nth;
-            let mut clients: Vec<Vec<u8>> =
-                self.clients.iter().map(|c| self.client(c, name(c.id), &rank)).collect();
-            clients.sort();
-            out.extend(clients.into_iter().flatten());
-            for held in held {
-                let left = (held.expires_in_ms as i64 - now as i64).max(-1);
-                out.extend([100, name(Id::of_pid(held.holder.pid)), rank(held.fence)]);
-                out.extend(left.to_be_bytes());
-            }
-            for queued in line {
-                let id = Id::of_pid(queued.holder.pid);
-                let sent = self.asked.iter().find(|(other, _)| *other == id).map(|(_, sent)| *sent);
-                out.extend([101, name(id), self.age(sent.unwrap())]);
-            }
-            let mut soup: Vec<[u8; 6]> =
-                self.soup.iter().map(|m| self.message(m, name(m.id), &rank)).collect();
-            soup.sort();
-            out.extend(soup.into_iter().flatten());
-            out.push(self.written.map_or(255, |(fence, _)| rank(fence)));
-            out
-        };
-        let smallest = ORDERS.iter().map(write).min().unwrap();
         let hash = |salt: u8| {
             let mut hasher = DefaultHasher::new();
             (salt, &smallest).hash(&mut hasher);
@@ -64,46 +56,84 @@ impl World {
         hash(0) << 64 | hash(1)
     }
 
-    /// In ticks. Beyond a lease all ages are the same: whatever was sent then is over.
-    fn age(&self, sent: Moment) -> u8 {
-        (self.now.since(sent).as_millis() / TICK.as_millis()).min(3) as u8
-    }
+    fn parts(&self) -> Parts {
+        // At its beginning nothing is over yet: everything that the table has is shown, with its absolute end.
+        let view = self.table.inspect(Moment::default(), &NAME);
+        let held = view.as_ref().map_or(&[][..], |view| &view.held);
+        let line = view.as_ref().map_or(&[][..], |view| &view.line);
+        let mut fences: Vec<Fence> = self.written.iter().map(|(fence, _)| *fence).collect();
+        fences.extend(self.clients.iter().filter_map(|client| match &client.phase {
+            Phase::Holding { fence, .. } => Some(*fence),
+            _ => None,
+        }));
+        fences.extend(self.soup.iter().filter_map(|message| match message.body {
+            Body::Granted(fence) => Some(fence),
+            _ => None,
+        }));
+        fences.extend(held.iter().map(|held| held.fence));
+        fences.sort_unstable();
+        fences.dedup();
+        let rank = |fence: Fence| fences.binary_search(&fence).map_or(255, |at| at as u64);
 
-    fn client(&self, client: &Client, name: u8, rank: &impl Fn(Fence) -> u8) -> Vec<u8> {
-        let mut out = vec![name];
-        match &client.phase {
-            Phase::Idle => out.push(0),
-            Phase::Asking => out.push(1),
-            Phase::Crashed => out.push(2),
-            Phase::Holding { lease, fence, renewing, told } => {
-                let state = match lease.state(self.now) {
-                    lease::State::Valid => 3,
-                    lease::State::Jeopardy => 4,
-                    lease::State::Lost(_) => 5,
-                };
-                out.extend([state, rank(*fence), u8::from(*renewing), u8::from(*told)]);
-                // What is due is due, however long since.
-                let from_now = |at: Moment| (at.since(self.now).as_millis() as u64).to_be_bytes();
-                if state < 5 {
-                    out.extend(from_now(lease.deadline()));
-                }
-                out.extend(lease.poll_timeout().into_iter().flat_map(from_now));
-            }
+        let mut parts = Parts::default();
+        for (part, client) in parts.clients.iter_mut().zip(&self.clients) {
+            *part = (client.id, self.client(client, &rank));
         }
-        out
+        let now = self.now.as_nanos() / 1_000_000;
+        parts.table.extend(held.iter().map(|held| {
+            let left = held.expires_in_ms.saturating_sub(now);
+            (Id::of_pid(held.holder.pid), 1 << 48 | rank(held.fence) << 32 | left)
+        }));
+        parts.table.extend(line.iter().map(|queued| {
+            let id = Id::of_pid(queued.holder.pid);
+            let sent = self.asked.iter().find(|(other, _)| *other == id).map(|(_, sent)| *sent);
+            (id, 2 << 48 | self.age(sent.unwrap()))
+        }));
+        parts.soup.extend(self.soup.iter().map(|message| (message.id, self.message(message, &rank))));
+        parts.written = self.written.map_or(255, |(fence, _)| rank(fence));
+        parts
     }
 
-    fn message(&self, message: &Message, name: u8, rank: &impl Fn(Fence) -> u8) -> [u8; 6] {
-        let (kind, fence) = match message.body {
-            Body::Ask => (0, 0),
-            Body::Renew => (1, 0),
-            Body::Release => (2, 0),
-            Body::Granted(fence) => (3, rank(fence)),
-            Body::Renewed(Renewal::Renewed) => (4, 0),
-            Body::Renewed(Renewal::Lost) => (5, 0),
+    /// In ticks. Beyond a lease all ages are the same: whatever was sent then is over.
+    fn age(&self, sent: Moment) -> u64 {
+        (self.now.since(sent).as_millis() / TICK.as_millis()).min(3) as u64
+    }
+
+    fn client(&self, client: &Client, rank: &impl Fn(Fence) -> u64) -> u64 {
+        let Phase::Holding { lease, fence, renewing, .. } = &client.phase else {
+            return match &client.phase {
+                Phase::Idle => 1,
+                Phase::Asking => 2,
+                _ => 3,
+            };
         };
-        // Nobody looks at the age of a release.
-        let age = if message.body == Body::Release { 0 } else { self.age(message.sent) };
-        [102, kind, name, fence, age, u8::from(message.copy)]
+        let state = match lease.state(self.now) {
+            lease::State::Valid => 4,
+            lease::State::Jeopardy => 5,
+            // Lost is lost. When and why does not matter any more.
+            lease::State::Lost(_) => return 6 | rank(*fence) << 8,
+        };
+        // In milliseconds, all below one lease. What is due is due, however long since.
+        let from_now = |at: Moment| at.since(self.now).as_millis() as u64;
+        let wakes = lease.poll_timeout().map_or(0xfff, from_now);
+        state
+            | rank(*fence) << 8
+            | from_now(lease.deadline()) << 16
+            | wakes << 32
+            | u64::from(*renewing) << 48
+    }
+
+    fn message(&self, message: &Message, rank: &impl Fn(Fence) -> u64) -> u64 {
+        let age = self.age(message.sent);
+        let (kind, fence, age) = match message.body {
+            Body::Ask => (0, 0, age),
+            Body::Renew => (1, 0, age),
+            // Nobody looks at the age of a release.
+            Body::Release => (2, 0, 0),
+            Body::Granted(fence) => (3, rank(fence), age),
+            Body::Renewed(Renewal::Renewed) => (4, 0, age),
+            Body::Renewed(Renewal::Lost) => (5, 0, age),
+        };
+        kind | fence << 8 | age << 16 | u64::from(message.copy) << 24
     }
 }

@@ -4,12 +4,14 @@ use super::*;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Law {
-    /// No two clients believe that they hold the lock.
+    /// No two clients believe that they hold the lock, and the table has given it to one at most.
     X,
     /// Fences grow from grant to grant.
     F,
     /// The fenced register takes no write older than one it has taken, and refuses nobody who rightly believes.
     R,
+    /// A renewal keeps a grant that is there. It never makes one, not even for somebody who had one.
+    Keeps,
     /// Who was told of its loss does not believe again.
     L,
     /// Whoever stands in line is let in, and what nobody renews is over, within a bound.
@@ -26,31 +28,36 @@ impl World {
         }
     }
 
-    /// A write to both registers. The place of the writer's grant in the order of grants is the truth.
-    pub fn write(&mut self, i: usize) -> Result<(), Broken> {
-        let Phase::Holding { fence, .. } = self.clients[i].phase else { return Ok(()) };
-        let mine = (self.clients[i].id, fence);
-        let place = self.grants.iter().rposition(|grant| *grant == mine).unwrap_or(0);
-        self.unfenced = self.unfenced.max(place);
+    /// What if this client wrote now, whatever its lease says? It looked, was stopped, and goes on. The place of its grant
+    /// in the order of grants is the truth.
+    fn late_write(&self, i: usize) -> Result<(), Broken> {
+        let (Some(place), Some((fence, _))) = (self.place(i), self.fence(i)) else { return Ok(()) };
         match self.written {
-            Some((newest, _)) if fence < newest => {
-                if self.believes(i) {
-                    return Err((Law::R, format!("client {i} holds with {fence} and is refused")));
-                }
+            Some((newest, _)) if fence < newest && self.believes(i) => {
+                Err((Law::R, format!("client {i} rightly holds with {fence}, and is refused")))
             }
-            Some((_, newest)) if place < newest => {
-                return Err((Law::R, format!("a write of grant {place} was taken after one of {newest}")));
+            Some((newest, latest)) if fence >= newest && place < latest => {
+                Err((Law::R, format!("a write of grant {place} is taken after one of grant {latest}")))
             }
-            _ => self.written = Some((fence, place)),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
-    /// Whether a write now would be older than one that the unfenced register has taken.
+    fn fence(&self, i: usize) -> Option<(Fence, bool)> {
+        match self.clients[i].phase {
+            Phase::Holding { fence, lost, .. } => Some((fence, lost)),
+            _ => None,
+        }
+    }
+
+    fn place(&self, i: usize) -> Option<usize> {
+        let (fence, _) = self.fence(i)?;
+        self.grants.iter().rposition(|grant| *grant == (self.clients[i].id, fence))
+    }
+
+    /// Whether a write now would be older than one that an unfenced register has taken.
     pub fn would_harm(&self, i: usize) -> bool {
-        let Phase::Holding { fence, .. } = self.clients[i].phase else { return false };
-        let mine = (self.clients[i].id, fence);
-        self.grants.iter().rposition(|grant| *grant == mine).is_some_and(|place| place < self.unfenced)
+        self.place(i).is_some_and(|place| place < self.unfenced)
     }
 
     pub fn check(&self) -> Result<(), Broken> {
@@ -58,16 +65,19 @@ impl World {
         if believers.len() > 1 {
             return Err((Law::X, format!("{believers:?} believe that they hold the lock")));
         }
-        for i in believers.iter().copied() {
-            let Client { id, phase: Phase::Holding { fence, told, .. } } = &self.clients[i] else { continue };
-            if *told {
+        // The table's own clock is asked at its beginning: it has not been told that anything is over.
+        let held = self.table.inspect(Moment::default(), &NAME).map_or(Vec::new(), |view| view.held);
+        if held.len() > 1 {
+            return Err((Law::X, format!("granted twice: {held:?}")));
+        }
+        (0..CLIENTS).try_for_each(|i| self.late_write(i))?;
+        for i in believers {
+            let Some((fence, lost)) = self.fence(i) else { continue };
+            if lost {
                 return Err((Law::L, format!("client {i} was told of its loss, and believes again")));
             }
-            // The table's own clock is asked at its beginning: it has not been told that anything is over.
-            let view = self.table.inspect(Moment::default(), &NAME);
-            let held = view.into_iter().flat_map(|view| view.held);
-            let mut held = held.map(|held| (Id::of_pid(held.holder.pid), held.fence));
-            if !held.any(|held| held == (*id, *fence)) {
+            let mut held = held.iter().map(|held| (Id::of_pid(held.holder.pid), held.fence));
+            if !held.any(|held| held == (self.clients[i].id, fence)) {
                 return Err((Law::Truth, format!("client {i} believes, and the table knows nothing of it")));
             }
         }
@@ -80,7 +90,7 @@ impl World {
         let mut world = self.clone();
         let requests = std::mem::take(&mut world.soup);
         for message in requests.iter().filter(|m| matches!(m.body, Body::Ask | Body::Renew | Body::Release)) {
-            world.deliver(*message);
+            world.deliver(*message)?;
         }
         world.pass_on()?;
         let before = world.grants.len();

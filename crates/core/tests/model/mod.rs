@@ -39,7 +39,7 @@ pub enum Bug {
 }
 
 /// Which ask: of which client, and its how manieth. It is also the attempt and the holder's pid.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Id {
     pub client: u8,
     pub nth: u8,
@@ -100,8 +100,8 @@ pub enum Phase {
         fence: Fence,
         /// A renewal is under way.
         renewing: bool,
-        /// The holder was told that it is lost.
-        told: bool,
+        /// It was lost at some time: whoever looked then was told so.
+        lost: bool,
     },
     Crashed,
 }
@@ -122,8 +122,6 @@ pub enum Action {
     /// Gives back what it holds, or leaves the line.
     Release(usize),
     Crash(usize),
-    /// Writes to the register with the fence it has, whatever its lease says: it looked, was stopped, and goes on.
-    Write(usize),
     Deliver(Message),
     DeliverACopy(Message),
     Lose(Message),
@@ -143,7 +141,8 @@ pub struct World {
     pub asked: Vec<(Id, Moment)>,
     /// Every grant in order. Only the watcher knows it.
     pub grants: Vec<(Id, Fence)>,
-    /// The newest write that the fenced register took: its fence, and the place of its grant in the order.
+    /// The newest write that a fenced register has taken: its fence, and the place of its grant in the order. Every
+    /// holder writes as soon as it can, which is the worst that can happen to those who write late.
     pub written: Option<(Fence, usize)>,
     /// The same for a register that takes everything.
     pub unfenced: usize,
@@ -179,6 +178,16 @@ impl World {
         }
     }
 
+    /// Everybody who has lost the lock by now might have looked, and know it.
+    fn look(&mut self) {
+        for i in 0..CLIENTS {
+            let believes = self.believes(i);
+            if let Phase::Holding { lost, .. } = &mut self.clients[i].phase {
+                *lost |= !believes;
+            }
+        }
+    }
+
     /// Whether this client believes that the lock is its own.
     pub fn believes(&self, client: usize) -> bool {
         match &self.clients[client].phase {
@@ -205,15 +214,14 @@ impl World {
                 self.send(self.clients[i].id, self.now, Body::Release);
             }
             Action::Crash(i) => self.clients[i].phase = Phase::Crashed,
-            Action::Write(i) => self.write(i)?,
             Action::Deliver(message) => {
                 self.soup.retain(|other| *other != message);
-                self.deliver(message);
+                self.deliver(message)?;
             }
             Action::DeliverACopy(message) => {
                 self.soup.retain(|other| *other != message);
                 self.soup.push(Message { copy: true, ..message });
-                self.deliver(message);
+                self.deliver(message)?;
             }
             Action::Lose(message) => {
                 self.soup.retain(|other| *other != message);
@@ -224,6 +232,7 @@ impl World {
             }
         }
         self.pass_on()?;
+        self.look();
         self.drop_dead_letters();
         Ok(())
     }
@@ -242,7 +251,7 @@ impl World {
         });
     }
 
-    fn deliver(&mut self, message: Message) {
+    fn deliver(&mut self, message: Message) -> Result<(), Broken> {
         let Message { id, sent, body, .. } = message;
         match body {
             Body::Ask => {
@@ -255,13 +264,20 @@ impl World {
                 }
             }
             Body::Renew => {
+                self.pass_on()?;
+                let grants = self.grants.len();
                 let answer = self.renew(id);
+                self.pass_on()?;
+                if self.grants[grants..].iter().any(|(other, _)| *other == id) {
+                    return Err((Law::Keeps, format!("a renewal of {id:?} made a new grant")));
+                }
                 self.send(id, sent, Body::Renewed(answer));
             }
             Body::Release => self.release(id),
             Body::Granted(fence) => self.granted(id, sent, fence),
             Body::Renewed(answer) => self.hear(id, sent, Some(answer)),
         }
+        Ok(())
     }
 
     fn renew(&mut self, id: Id) -> Renewal {
@@ -299,18 +315,21 @@ impl World {
         let lease = Lease::new(sent, terms);
         // A grant that waited for too long is lost on arrival. Asking again counts it anew.
         if !matches!(lease.state(self.now), lease::State::Lost(_)) {
-            *phase = Phase::Holding { lease: Box::new(lease), fence, renewing: false, told: false };
+            let place = self.grants.iter().rposition(|grant| *grant == (id, fence)).unwrap_or(0);
+            self.written = self.written.max(Some((fence, place)));
+            self.unfenced = self.unfenced.max(place);
+            *phase = Phase::Holding { lease: Box::new(lease), fence, renewing: false, lost: false };
         }
     }
 
     /// The answer to a renewal, or the news that there is none.
     fn hear(&mut self, id: Id, sent: Moment, answer: Option<Renewal>) {
         let Client { id: current, phase } = &mut self.clients[usize::from(id.client)];
-        let Phase::Holding { lease, told, .. } = phase else { return };
+        let Phase::Holding { lease, lost, .. } = phase else { return };
         if *current != id {
             return;
         }
-        if self.bug == Some(Bug::LostIsRevived) && *told && answer == Some(Renewal::Renewed) {
+        if self.bug == Some(Bug::LostIsRevived) && *lost && answer == Some(Renewal::Renewed) {
             let terms = Terms { ttl: TTL, max_hold: None, progress_within: None, jitter: 0 };
             **lease = Lease::new(sent, terms);
         }
@@ -331,13 +350,12 @@ impl World {
     fn act_on_lease(&mut self, i: usize) {
         let id = self.clients[i].id;
         let mut sends = false;
-        if let Phase::Holding { lease, renewing, told, .. } = &mut self.clients[i].phase {
+        if let Phase::Holding { lease, renewing, .. } = &mut self.clients[i].phase {
             while let Some(effect) = lease.poll_effect() {
                 match effect {
                     lease::Effect::SendRenew => (sends, *renewing) = (true, true),
                     lease::Effect::Tell(lease::State::Jeopardy) => *renewing = false,
-                    lease::Effect::Tell(lease::State::Lost(_)) => *told = true,
-                    lease::Effect::Tell(lease::State::Valid) => {}
+                    lease::Effect::Tell(_) => {}
                 }
             }
         }
@@ -357,8 +375,9 @@ impl World {
                 }
                 Effect::Event(event) => {
                     if let (EventKind::Granted { fence }, Some(holder)) = (event.kind, event.holder) {
-                        self.fence_grows(fence)?;
+                        let grows = self.fence_grows(fence);
                         self.grants.push((Id::of_pid(holder.pid), fence));
+                        grows?;
                     }
                 }
                 Effect::Answer(_, answer) => unreachable!("an ask that waits for ever was told {answer:?}"),

@@ -9,10 +9,11 @@ use super::*;
 pub struct Limits {
     /// Asks of all clients together. Not of each: clients are interchangeable.
     pub asks: u8,
+    /// Messages in flight before somebody sends another.
     pub in_flight: usize,
     pub crashes: usize,
-    /// Whether a request may arrive twice, the second time however late.
-    pub copies: bool,
+    /// How many requests that have arrived may be about to arrive again, however late.
+    pub copies: usize,
     /// An upper bound for a run that only looks for a bug.
     pub states: usize,
 }
@@ -35,7 +36,8 @@ pub struct Found {
 impl World {
     fn actions(&self, limits: &Limits) -> Vec<Action> {
         let mut all = vec![Action::Tick];
-        let room = self.soup.len() < limits.in_flight;
+        let copies = self.soup.iter().filter(|message| message.copy).count();
+        let room = self.soup.len() - copies < limits.in_flight;
         let asks: u8 = self.clients.iter().map(|client| client.id.nth).sum();
         let asking = |id: Id| self.soup.iter().any(|m| m.id == id && m.body == Body::Ask && !m.copy);
         let crashed = self.clients.iter().filter(|c| matches!(c.phase, Phase::Crashed)).count();
@@ -52,7 +54,6 @@ impl World {
                 }
                 Phase::Asking => {}
                 Phase::Holding { lease, .. } => {
-                    all.push(Action::Write(i));
                     if room {
                         all.push(Action::Release(i));
                     }
@@ -68,7 +69,7 @@ impl World {
         for message in &self.soup {
             all.extend([Action::Deliver(*message), Action::Lose(*message)]);
             let request = matches!(message.body, Body::Ask | Body::Renew | Body::Release);
-            if limits.copies && request && !message.copy {
+            if copies < limits.copies && request && !message.copy {
                 all.push(Action::DeliverACopy(*message));
             }
         }

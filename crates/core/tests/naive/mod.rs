@@ -9,7 +9,7 @@ pub use bug::{Bug, Seen};
 
 use lockkeeper_core::table::{Answer, Now};
 use lockkeeper_core::{
-    Acquired, Ask, Attempt, Claim, Event, EventKind, Fence, Holder, LockName, Mode, Moment, Outcome, Release,
+    Acquired, Ask, Attempt, Claim, Event, EventKind, Fence, LockName, Mode, Moment, Outcome, Release,
     Renewal, Wait, Wall,
 };
 
@@ -391,16 +391,5 @@ impl Naive {
         self.seen.from_the_line += usize::from(answer.is_ok());
         self.told.push(Told::Answer(attempt, answer));
         fence.ok()
-    }
-
-    fn event(&mut self, now: Now, ask: &Ask, kind: EventKind) {
-        for name in &ask.claim.names {
-            self.news(now, name, kind.clone(), Some(&ask.holder));
-        }
-    }
-
-    fn news(&mut self, now: Now, name: &LockName, kind: EventKind, holder: Option<&Holder>) {
-        let event = Event { at: now.wall, name: name.clone(), kind, holder: holder.cloned() };
-        self.told.push(Told::Event(event));
     }
 }

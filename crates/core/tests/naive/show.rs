@@ -1,7 +1,7 @@
-//! What the naive table shows of itself.
+//! What the naive table tells and shows of itself.
 
 use super::*;
-use lockkeeper_core::{Busy, Grant, Held, LockPage, LockView, Page, Queued};
+use lockkeeper_core::{Busy, Grant, Held, Holder, LockPage, LockView, Page, Queued};
 
 impl Hold {
     pub fn grant(&self, now: Now) -> Grant {
@@ -26,6 +26,17 @@ fn ms(now: Moment, then: Moment) -> u64 {
 }
 
 impl Naive {
+    pub fn event(&mut self, now: Now, ask: &Ask, kind: EventKind) {
+        for name in &ask.claim.names {
+            self.news(now, name, kind.clone(), Some(&ask.holder));
+        }
+    }
+
+    pub fn news(&mut self, now: Now, name: &LockName, kind: EventKind, holder: Option<&Holder>) {
+        let event = Event { at: now.wall, name: name.clone(), kind, holder: holder.cloned() };
+        self.told.push(Told::Event(event));
+    }
+
     /// Oldest fence first; within one fence, in the order of the grants.
     fn holders(&self, name: &LockName) -> Vec<&Hold> {
         let mut holds: Vec<&Hold> = self.holds.iter().filter(|h| has(&h.ask, name)).collect();

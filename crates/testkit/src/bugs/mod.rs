@@ -55,7 +55,8 @@ pub enum Bug {
 }
 
 /// Implements [`lockkeeper_core::Locks`] and [`lockkeeper_core::Records`] for a type with a field `store` by passing
-/// everything on, but for `acquire`, `renew` and `release`, which are given.
+/// everything on, but for `acquire`, `renew` and `release`, which are given: for stores that fail on demand.
+#[macro_export]
 macro_rules! forward {
     ($type:ty, { $($given:tt)* }) => {
         #[async_trait::async_trait]
@@ -123,4 +124,3 @@ macro_rules! forward {
         }
     };
 }
-pub(crate) use forward;

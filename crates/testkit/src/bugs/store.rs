@@ -6,9 +6,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::StreamExt;
 use lockkeeper_core::{
-    Acquired, Ask, Attempt, Claim, Delete, EventKind, EventStream, Expect, Fence, Grant, LockName, LockPage, LockView,
-    Locks, Mode, Names, Owner, Page, Profile, Promise, Record, RecordPage, Records, Release, Renewal, Result, Store,
-    Version, Wait, Write, limits,
+    Acquired, Ask, Attempt, Claim, Delete, EventKind, EventStream, Expect, Fence, Grant, LockName, LockPage,
+    LockView, Locks, Mode, Names, Owner, Page, Profile, Promise, Record, RecordPage, Records, Release,
+    Renewal, Result, Store, Version, Wait, Write, limits,
 };
 use lockkeeper_host::random_128;
 use tokio::sync::Notify;
@@ -125,7 +125,8 @@ impl Bugged {
             Bug::OneByOne => {
                 for name in &twisted.claim.names {
                     let mut one = twisted.clone();
-                    one.claim = Claim { attempt: Attempt::from_bytes(random_128()), names: name.clone().into() };
+                    one.claim =
+                        Claim { attempt: Attempt::from_bytes(random_128()), names: name.clone().into() };
                     let answer = self.store.acquire(&one).await?;
                     if matches!(answer, Acquired::Busy(_)) {
                         return Ok(answer);
@@ -155,7 +156,9 @@ impl Bugged {
         let hasty = Ask { wait: Wait::No, ..ask.clone() };
         loop {
             match self.store.acquire(&hasty).await? {
-                Acquired::Busy(_) if ask.wait != Wait::No => tokio::time::sleep(Duration::from_millis(1)).await,
+                Acquired::Busy(_) if ask.wait != Wait::No => {
+                    tokio::time::sleep(Duration::from_millis(1)).await
+                }
                 answer => return Ok(answer),
             }
         }
@@ -178,7 +181,9 @@ impl Locks for Bugged {
         {
             return Ok(Acquired::Granted(grant.clone()));
         }
-        if self.bug == Bug::FenceDiesWithTheLock && self.store.inspect(ask.claim.names.first()).await?.is_none() {
+        if self.bug == Bug::FenceDiesWithTheLock
+            && self.store.inspect(ask.claim.names.first()).await?.is_none()
+        {
             self.notes.counts.lock().unwrap().remove(ask.claim.names.first());
         }
         match self.ask(ask).await? {
@@ -190,7 +195,11 @@ impl Locks for Bugged {
                     _ => false,
                 };
                 let like = busy.held.first().map_or(Fence::new(1)?, |held| held.fence);
-                if lets_in { Ok(Acquired::Granted(self.made_up(ask, like))) } else { Ok(Acquired::Busy(busy)) }
+                if lets_in {
+                    Ok(Acquired::Granted(self.made_up(ask, like)))
+                } else {
+                    Ok(Acquired::Busy(busy))
+                }
             }
         }
     }
@@ -289,7 +298,13 @@ impl Records for Bugged {
         self.store.read(key).await
     }
 
-    async fn write(&self, key: &LockName, value: &[u8], expect: Expect, ttl: Option<Duration>) -> Result<Write> {
+    async fn write(
+        &self,
+        key: &LockName,
+        value: &[u8],
+        expect: Expect,
+        ttl: Option<Duration>,
+    ) -> Result<Write> {
         let expect = if self.bug == Bug::ExpectIgnored { Expect::Any } else { expect };
         let ttl = if self.bug == Bug::RecordsNeverExpire { None } else { ttl };
         let written = self.store.write(key, value, expect, ttl).await?;

@@ -45,7 +45,8 @@ pub async fn a_dropped_guard_frees_its_lock<H: Harness>(h: H) {
 async fn poll_and_drop<F: Future>(work: F, polls: usize) -> bool {
     let mut work = pin!(work);
     for _ in 0..polls {
-        let ready = std::future::poll_fn(|cx: &mut Context<'_>| Poll::Ready(work.as_mut().poll(cx).is_ready())).await;
+        let ready =
+            std::future::poll_fn(|cx: &mut Context<'_>| Poll::Ready(work.as_mut().poll(cx).is_ready())).await;
         if ready {
             return true;
         }
@@ -71,7 +72,8 @@ pub async fn a_cancelled_acquire_leaves_nothing<H: Harness>(h: H) {
         let ask = keeper.lock("orders/42").ttl(LONG).acquire();
         assert!(!poll_and_drop(ask, polls).await, "two hold it");
         let waiting = keeper.clone();
-        let waiter = tokio::spawn(async move { waiting.lock("orders/42").ttl(LONG).acquire().await.map(drop) });
+        let waiter =
+            tokio::spawn(async move { waiting.lock("orders/42").ttl(LONG).acquire().await.map(drop) });
         if polls % 2 == 0 {
             waiter.abort();
         }
@@ -113,11 +115,14 @@ struct Cut {
     off: AtomicBool,
 }
 
-crate::bugs::forward!(Cut, {
+crate::forward!(Cut, {
     async fn acquire(&self, ask: &lockkeeper_core::Ask) -> lockkeeper::Result<lockkeeper_core::Acquired> {
         self.store.acquire(ask).await
     }
-    async fn renew(&self, grants: &[lockkeeper_core::Grant]) -> lockkeeper::Result<Vec<lockkeeper_core::Renewal>> {
+    async fn renew(
+        &self,
+        grants: &[lockkeeper_core::Grant],
+    ) -> lockkeeper::Result<Vec<lockkeeper_core::Renewal>> {
         if self.off.load(Ordering::SeqCst) {
             return Err(Error::Unavailable("cut off".into()));
         }

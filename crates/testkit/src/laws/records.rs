@@ -34,7 +34,10 @@ pub async fn a_record_is_written_only_as_expected<H: Harness>(h: H) {
     assert_eq!(b.write(&key, b"two", Expect::Absent, None).await.unwrap(), Write::Conflict(Some(found)));
     let two = version(b.write(&key, b"two", Expect::Version(one), None).await.unwrap());
     assert!(two > one);
-    assert!(matches!(a.write(&key, b"x", Expect::Version(one), None).await.unwrap(), Write::Conflict(Some(_))));
+    assert!(matches!(
+        a.write(&key, b"x", Expect::Version(one), None).await.unwrap(),
+        Write::Conflict(Some(_))
+    ));
     assert!(matches!(a.delete(&key, Expect::Version(one)).await.unwrap(), Delete::Conflict(_)));
     let three = version(a.write(&key, b"", Expect::Any, None).await.unwrap());
     assert!(three > two);
@@ -94,7 +97,8 @@ pub async fn concurrent_updates_lose_nothing<H: Harness>(h: H) {
                     let n: u64 = String::from_utf8(old.value).unwrap().parse().unwrap();
                     tokio::task::yield_now().await;
                     let new = (n + 1).to_string();
-                    let written = store.write(&key, new.as_bytes(), Expect::Version(old.version), None).await.unwrap();
+                    let written =
+                        store.write(&key, new.as_bytes(), Expect::Version(old.version), None).await.unwrap();
                     if matches!(written, Write::Written(_)) {
                         break;
                     }

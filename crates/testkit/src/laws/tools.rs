@@ -134,6 +134,8 @@ pub async fn granted(waiter: JoinHandle<Result<Acquired>>) -> Grant {
 /// Nobody holds it, waits for it or is kept from it.
 pub async fn is_free(store: &Arc<dyn Store>, text: &str) {
     let name = name(text);
-    eventually(&format!("{text} is free"), || async { store.inspect(&name).await.expect("inspect works").is_none() })
-        .await;
+    eventually(&format!("{text} is free"), || async {
+        store.inspect(&name).await.expect("inspect works").is_none()
+    })
+    .await;
 }

@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use super::Direction;
 
+/// A question about what a client has sent.
+pub type Test = dyn Fn(&[u8]) -> bool + Send + Sync;
+
 /// Which connections are meant.
 #[derive(Clone, Default)]
 pub enum Pick {
@@ -13,7 +16,7 @@ pub enum Pick {
     /// The one with this number: they are counted from 0 in the order in which the proxy took them.
     Index(u64),
     /// Those for which this is true of what their client has sent so far (of its first 4096 bytes).
-    Sent(Arc<dyn Fn(&[u8]) -> bool + Send + Sync>),
+    Sent(Arc<Test>),
 }
 
 impl Pick {

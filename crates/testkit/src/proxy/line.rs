@@ -85,7 +85,11 @@ impl<'a> Pump<'a> {
         Pump { script, line, direction, weather: script.weather.subscribe() }
     }
 
-    async fn run(mut self, mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) -> Result<(), End> {
+    async fn run(
+        mut self,
+        mut from: impl AsyncRead + Unpin,
+        mut to: impl AsyncWrite + Unpin,
+    ) -> Result<(), End> {
         let mut splitter = self.script.framing.splitter(self.direction);
         let (mut buf, mut way) = (Vec::with_capacity(READ), None);
         loop {

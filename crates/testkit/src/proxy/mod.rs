@@ -38,7 +38,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 pub use control::Proxy;
-pub use fault::{At, Fault, Pick};
+pub use fault::{At, Fault, Pick, Test};
 pub use framing::Framing;
 pub use sweep::every_point;
 

@@ -121,8 +121,9 @@ impl Script {
     /// Ends the connections that are meant, and says how many these were.
     pub fn end(&self, pick: &Pick, end: End) -> usize {
         let lines = locked(&self.lines);
-        let meant = lines.values().filter(|line| line.taken_by(pick));
-        meant.map(|line| line.told.send_replace(Some(end))).count()
+        let meant: Vec<_> = lines.values().filter(|line| line.taken_by(pick)).collect();
+        meant.iter().for_each(|line| line.told.send_modify(|told| *told = Some(end)));
+        meant.len()
     }
 
     /// What is to be done with the message that begins now.

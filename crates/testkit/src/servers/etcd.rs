@@ -3,6 +3,8 @@ use std::net::TcpStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustix::process::Signal;
+
 use super::process::Launch;
 use super::{Place, Program, Server, Skip, require};
 
@@ -56,6 +58,10 @@ impl Program for Etcd {
             format!("--initial-cluster=one={peers}"),
         ];
         Launch::new(&self.program, args.into_iter().chain(self.options.extra.iter().cloned()))
+    }
+
+    fn stop_signal(&self) -> Signal {
+        Signal::TERM
     }
 
     fn ping(&self, place: &Place, _pid: u32) -> io::Result<()> {

@@ -38,7 +38,8 @@ impl Port {
         for _ in 0..COUNT {
             let offset = (start + u32::from(NEXT.fetch_add(1, Ordering::Relaxed))) % u32::from(COUNT);
             let number = FIRST + offset as u16;
-            let Some(claim) = try_claim(number).expect("ports can be claimed in the temporary directory") else {
+            let Some(claim) = try_claim(number).expect("ports can be claimed in the temporary directory")
+            else {
                 continue;
             };
             if let Ok(listener) = TcpListener::bind((Ipv4Addr::LOCALHOST, number)) {

@@ -4,6 +4,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustix::process::Signal;
+
 use super::process::Launch;
 use super::{Place, Program, Server, Skip, require};
 
@@ -70,6 +72,11 @@ impl Program for Postgres {
         let data = ["-D".to_owned(), place.join("data").display().to_string()];
         let launch = Launch::new(&self.program, data.into_iter().chain(settings));
         Launch { user: self.user.clone(), ..launch }
+    }
+
+    fn stop_signal(&self) -> Signal {
+        // TERM would wait for every session to end by itself.
+        Signal::INT
     }
 
     fn ping(&self, place: &Place, pid: u32) -> io::Result<()> {

@@ -83,9 +83,12 @@ pub(super) fn wait_for_end(child: &mut Child, span: Duration) -> io::Result<bool
         return Ok(true);
     }
     let fd: OwnedFd = pidfd_open(pid(child.id()), PidfdFlags::empty())?;
-    let span = Timespec { tv_sec: span.as_secs() as i64, tv_nsec: span.subsec_nanos().into() };
-    poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&span))?;
+    poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timespec(span)))?;
     Ok(child.try_wait()?.is_some())
+}
+
+fn timespec(span: Duration) -> Timespec {
+    Timespec { tv_sec: span.as_secs() as i64, tv_nsec: span.subsec_nanos().into() }
 }
 
 pub(super) fn pid(id: u32) -> Pid {
@@ -105,10 +108,18 @@ pub(super) fn signal_tree(root: u32, signal: Signal) -> Vec<u32> {
     tree
 }
 
-/// Kills a process and all its descendants. They are stopped first: a child whose parent is gone belongs to nobody.
+/// Kills a process and all its descendants, and waits until the last of them is gone: PostgreSQL does not start again
+/// while one of its old children still has the shared memory. They are stopped first, because a child whose parent is
+/// gone cannot be found any more.
 pub(super) fn kill_tree(root: u32) {
-    for id in signal_tree(root, Signal::STOP) {
+    let tree = signal_tree(root, Signal::STOP);
+    let open = |id: &u32| pidfd_open(pid(*id), PidfdFlags::empty()).ok();
+    let ends: Vec<OwnedFd> = tree.iter().filter_map(open).collect();
+    for id in tree {
         let _ = kill_process(pid(id), Signal::KILL);
+    }
+    for end in ends {
+        let _ = poll(&mut [PollFd::new(&end, PollFlags::IN)], Some(&timespec(Duration::from_secs(20))));
     }
 }
 

@@ -3,6 +3,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustix::process::Signal;
+
 use super::process::Launch;
 use super::{Place, Program, Server, Skip, require};
 
@@ -103,6 +105,10 @@ impl Program for Redis {
     fn launch(&self, place: &Place) -> Launch {
         let settings = self.settings(place);
         Launch::new(&self.program, settings.into_iter().flat_map(|(key, value)| [format!("--{key}"), value]))
+    }
+
+    fn stop_signal(&self) -> Signal {
+        Signal::TERM
     }
 
     fn ping(&self, place: &Place, pid: u32) -> io::Result<()> {

@@ -28,6 +28,8 @@ pub trait Program: Send + Sync {
     fn launch(&self, place: &Place) -> Launch;
     /// Really talks to it: `Ok` when it does what it is there for. Called again and again, so it must not wait long.
     fn ping(&self, place: &Place, pid: u32) -> io::Result<()>;
+    /// What asks it to end soon, without waiting for its clients to leave.
+    fn stop_signal(&self) -> Signal;
 }
 
 /// Where a server lives: a directory and ports of its own.
@@ -114,7 +116,7 @@ impl Server {
     pub fn stop(&mut self) {
         self.resume();
         let Some(child) = &mut self.child else { return };
-        let _ = kill_process(pid(child.id()), Signal::TERM);
+        let _ = kill_process(pid(child.id()), self.program.stop_signal());
         if !wait_for_end(child, STOP).unwrap_or(false) {
             eprintln!("{} did not stop: it is killed", self.program.name());
         }
@@ -222,5 +224,6 @@ fn report(program: &dyn Program, place: &Place, why: &io::Error) -> String {
     let lines: Vec<&str> = log.lines().collect();
     let tail = lines[lines.len().saturating_sub(60)..].join("\n");
     let launch = program.launch(place);
-    format!("{} did not start: {why}\nrun as: {launch:?}\nthe end of its log:\n{tail}", program.name())
+    let (name, dir) = (program.name(), place.dir().display());
+    format!("{name} did not start: {why}\nrun as: {launch:?}\nin: {dir}\nthe end of its log:\n{tail}")
 }

@@ -4,6 +4,8 @@ use std::net::TcpStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustix::process::Signal;
+
 use super::process::Launch;
 use super::{Place, Program, Server, Skip, require};
 
@@ -69,6 +71,10 @@ impl Program for ZooKeeper {
         let main = "org.apache.zookeeper.server.quorum.QuorumPeerMain";
         let config = place.join("zoo.cfg").display().to_string();
         Launch::new(&self.java, ["-Xmx256m", "-cp", JAR, main, &config])
+    }
+
+    fn stop_signal(&self) -> Signal {
+        Signal::TERM
     }
 
     fn ping(&self, place: &Place, _pid: u32) -> io::Result<()> {

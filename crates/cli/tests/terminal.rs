@@ -1,0 +1,205 @@
+//! On a terminal: the spinner, keys that reach the command, a command that reads, Ctrl-Z. The terminal is one that
+//! script(1) makes.
+
+mod common;
+use std::io::Read;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Instant;
+
+use common::*;
+
+/// A terminal with a program on it.
+struct Screen {
+    script: Child,
+    out: ChildStdout,
+    seen: String,
+}
+
+impl Screen {
+    /// `None`, loudly, where there is no script(1).
+    fn new(place: &Place, line: &str) -> Option<Screen> {
+        let mut command = Command::new("script");
+        command.args(["-qefc", line, "/dev/null"]).current_dir(&place.dir);
+        command.env("LOCKKEEPER_STORE", place.url()).env("SHELL", "/bin/sh").env("TERM", "xterm");
+        let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let Ok(mut script) = spawned else {
+            eprintln!("SKIPPED: there is no script(1) here to make a terminal with");
+            return None;
+        };
+        let out = script.stdout.take().unwrap();
+        Some(Screen { script, out, seen: String::new() })
+    }
+
+    fn press(&mut self, keys: &str) {
+        use std::io::Write;
+        let keyboard = self.script.stdin.as_mut().unwrap();
+        keyboard.write_all(keys.as_bytes()).unwrap();
+        keyboard.flush().unwrap();
+    }
+
+    /// Reads until `text` has appeared after what was waited for before.
+    fn until(&mut self, text: &str) -> String {
+        let started = Instant::now();
+        loop {
+            if let Some(at) = self.seen.find(text) {
+                let rest = self.seen.split_off(at + text.len());
+                return std::mem::replace(&mut self.seen, rest);
+            }
+            let mut bytes = [0; 4096];
+            let n = self.out.read(&mut bytes).unwrap_or(0);
+            self.seen += &String::from_utf8_lossy(&bytes[..n]);
+            assert!(n > 0 && started.elapsed() < LONG, "{text:?} is not in {:?}", self.seen);
+        }
+    }
+
+    /// The exit code of the program, and the rest of what it showed.
+    fn end(mut self) -> (i32, String) {
+        let _ = self.out.read_to_string(&mut self.seen);
+        (code(self.script.wait().unwrap()), self.seen.clone())
+    }
+}
+
+#[test]
+fn a_waiter_turns_a_spinner_and_wipes_it_away() {
+    let place = Place::new("spinner");
+    let held = place.hold("x --label boss");
+    let line = format!("exec {PROGRAM} run x -- echo mine");
+    let Some(mut screen) = Screen::new(&place, &line) else { return };
+    screen.until("waiting for \"x\": held by boss (");
+    drop(held);
+    let before = screen.until("mine");
+    assert!(before.ends_with("\r\x1b[2Kmine"), "{before:?}");
+    assert_eq!(screen.end().0, 0);
+}
+
+#[test]
+fn control_c_ends_a_wait() {
+    let place = Place::new("ctrl_c_wait");
+    let _held = place.hold("x");
+    let Some(mut screen) = Screen::new(&place, &format!("exec {PROGRAM} run x -- true")) else { return };
+    screen.until("waiting for");
+    screen.press("\x03");
+    assert_eq!(screen.end().0, 130);
+    assert_eq!(place.show("x")["lock"]["waiting"], 0);
+}
+
+#[test]
+fn control_c_reaches_the_command_and_twice_kills_it() {
+    let place = Place::new("ctrl_c");
+    let line = format!("exec {PROGRAM} run x -- sh -c 'echo up; exec sleep 60'");
+    let Some(mut screen) = Screen::new(&place, &line) else { return };
+    screen.until("up");
+    screen.press("\x03");
+    assert_eq!(screen.end().0, 130);
+
+    let script = "trap \"echo no\" INT; echo up; while :; do sleep 0.05; done";
+    let Some(mut screen) = Screen::new(&place, &format!("exec {PROGRAM} run x -- sh -c '{script}'")) else {
+        return;
+    };
+    screen.until("up");
+    screen.press("\x03");
+    screen.until("no");
+    screen.press("\x03");
+    assert_eq!(screen.end().0, 137);
+}
+
+#[test]
+fn a_command_that_reads_gets_the_terminal() {
+    let place = Place::new("reads");
+    let line = format!(
+        "{PROGRAM} run x -- sh -c 'read -r a; echo \"got $a\"; read -r b; echo \"and $b\"'; read -r c; echo \"last $c\""
+    );
+    let Some(mut screen) = Screen::new(&place, &line) else { return };
+    screen.press("one\n");
+    screen.until("got one");
+    screen.press("two\n");
+    screen.until("and two");
+    // And it is given back: the shell before us reads again.
+    screen.press("three\n");
+    screen.until("last three");
+    assert_eq!(screen.end().0, 0);
+}
+
+#[test]
+fn an_interactive_commands_control_c_is_its_own() {
+    let place = Place::new("interactive");
+    // Once it reads, every key is the command's: twice Ctrl-C must not kill somebody's editor.
+    let script = "trap \"echo no\" INT; echo up; while ! read -r a; do :; done; read -r b || read -r b; echo \"got $a $b\"";
+    let Some(mut screen) = Screen::new(&place, &format!("exec {PROGRAM} run x -- bash -c '{script}'")) else {
+        return;
+    };
+    screen.until("up");
+    screen.press("one\n");
+    for _ in 0..2 {
+        screen.press("\x03");
+        screen.until("no");
+    }
+    screen.press("two\n");
+    screen.until("got one two");
+    assert_eq!(screen.end().0, 0);
+}
+
+#[test]
+fn control_z_gives_the_shell_back_and_fg_goes_on() {
+    let place = Place::new("ctrl_z");
+    let Some(mut screen) = Screen::new(&place, "exec bash --norc --noprofile -i") else { return };
+    screen.press(&format!(
+        "PS1='> '; {PROGRAM} run x --ttl 10m -- sh -c 'echo u\"\"p; read -r a; echo \"g\"\"ot $a\"'\n"
+    ));
+    screen.until("up\r\n");
+    screen.press("\x1a");
+    screen.until("Stopped");
+    screen.press("echo sh''ell\n");
+    screen.until("shell");
+    screen.press("fg\n");
+    screen.until("run x");
+    screen.press("one\n");
+    screen.until("got one");
+    screen.press("exit\n");
+    screen.end();
+}
+
+#[test]
+fn control_z_past_the_deadline_ends_the_command() {
+    let place = Place::new("ctrl_z_late");
+    let Some(mut screen) = Screen::new(&place, "exec bash --norc --noprofile -i") else { return };
+    screen.press(&format!(
+        "PS1='> '; {PROGRAM} run x --ttl 1s -- sh -c 'echo u\"\"p $$; while :; do sleep 0.05; done'\n"
+    ));
+    screen.until("up ");
+    let pid = screen.until("\r\n");
+    screen.press("\x1a");
+    screen.until("Stopped");
+    place.until("x", |seen| seen["lock"].is_null());
+    screen.press("fg; echo co''de $?\n");
+    screen.until("code 76");
+    assert!(!runs(&pid));
+    screen.press("exit\n");
+    screen.end();
+}
+
+#[test]
+fn break_asks_first() {
+    let place = Place::new("asks");
+    let held = place.hold("x --label boss --ttl 1s");
+    let line = format!("exec {PROGRAM} break x --reason because");
+    let Some(mut screen) = Screen::new(&place, &line) else { return };
+    screen.until("Take it away? [y/N]");
+    screen.press("n\n");
+    assert_eq!(screen.end().0, 77);
+    assert_eq!(place.show("x")["lock"]["held"][0]["holder"]["label"], "boss");
+    let mut screen = Screen::new(&place, &line).unwrap();
+    screen.until("Take it away? [y/N]");
+    screen.press("y\n");
+    screen.until("thrown out: boss");
+    assert_eq!(screen.end().0, 0);
+    assert_eq!(held.end().0, 76);
+}
+
+#[test]
+fn an_empty_list_says_so() {
+    let place = Place::new("empty");
+    let Some(screen) = Screen::new(&place, &format!("exec {PROGRAM} ls")) else { return };
+    let (code, seen) = screen.end();
+    assert_eq!((code, seen.trim()), (0, "no locks are held"));
+}

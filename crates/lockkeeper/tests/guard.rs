@@ -1,0 +1,219 @@
+//! What a guard does when its store does not do what it should.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use lockkeeper::{Clock, Error, Lockkeeper, Release, Result, State, Store, Why};
+use lockkeeper_core::{Acquired, Ask, Attempt, Claim, Grant, Renewal};
+use lockkeeper_host::VirtualClock;
+use lockkeeper_memory::MemoryStore;
+use lockkeeper_testkit::Rehearsal;
+
+const TTL: Duration = Duration::from_secs(30);
+
+/// The memory store, with a list of what was asked of it and a switch for each way to fail.
+struct Moody {
+    store: Arc<dyn Store>,
+    renewals: Mutex<Vec<Vec<Attempt>>>,
+    attempts: Mutex<Vec<Attempt>>,
+    releases: AtomicUsize,
+    hang: AtomicBool,
+    panic: AtomicBool,
+    /// How many answers get lost after the deed was done.
+    lose_answers: AtomicUsize,
+    late: AtomicBool,
+}
+
+impl Moody {
+    fn loses_this_answer(&self) -> bool {
+        self.lose_answers.fetch_update(SeqCst, SeqCst, |n| n.checked_sub(1)).is_ok()
+    }
+}
+
+lockkeeper_testkit::forward!(Moody, {
+    async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
+        self.attempts.lock().unwrap().push(ask.claim.attempt);
+        let mut answer = self.store.acquire(ask).await?;
+        if self.loses_this_answer() {
+            return Err(Error::Unknown("the connection was cut".into()));
+        }
+        if let (true, Acquired::Granted(grant)) = (self.late.load(SeqCst), &mut answer) {
+            grant.sent_at = grant.sent_at.before(grant.ttl);
+        }
+        Ok(answer)
+    }
+    async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
+        self.renewals.lock().unwrap().push(grants.iter().map(|grant| grant.claim.attempt).collect());
+        assert!(!self.panic.load(SeqCst), "planted");
+        if self.hang.load(SeqCst) {
+            std::future::pending::<()>().await;
+        }
+        self.store.renew(grants).await
+    }
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        self.releases.fetch_add(1, SeqCst);
+        if self.loses_this_answer() {
+            return Err(Error::Unknown("the connection was cut".into()));
+        }
+        self.store.release(claim).await
+    }
+});
+
+fn moody() -> (VirtualClock, Arc<Moody>, Lockkeeper) {
+    let clock = VirtualClock::default();
+    let moody = Arc::new(Moody {
+        store: Arc::new(MemoryStore::new(Arc::new(clock.clone()))),
+        renewals: Mutex::default(),
+        attempts: Mutex::default(),
+        releases: AtomicUsize::new(0),
+        hang: AtomicBool::new(false),
+        panic: AtomicBool::new(false),
+        lose_answers: AtomicUsize::new(0),
+        late: AtomicBool::new(false),
+    });
+    let keeper = Lockkeeper::with_store(moody.clone(), Arc::new(clock.clone()));
+    (clock, moody, keeper)
+}
+
+async fn pass(clock: &VirtualClock, keeper: &Lockkeeper, time: Duration) {
+    keeper.quiesce().await;
+    let mut left = time;
+    while !left.is_zero() {
+        left = clock.step(left);
+        keeper.quiesce().await;
+    }
+}
+
+async fn soon<F: Future>(work: F) -> F::Output {
+    tokio::time::timeout(Duration::from_secs(20), work).await.expect("it happens")
+}
+
+#[tokio::test]
+async fn all_guards_of_a_process_are_renewed_in_one_batch() {
+    let (clock, moody, keeper) = moody();
+    let mut guards = Vec::new();
+    for i in 0..1000 {
+        guards.push(keeper.lock(format!("lock/{i}")).ttl(TTL).acquire().await.unwrap());
+    }
+    pass(&clock, &keeper, TTL * 10).await;
+    assert!(guards.iter().all(|guard| guard.is_held()));
+    let batches: Vec<usize> = moody.renewals.lock().unwrap().iter().map(Vec::len).collect();
+    // Thirty thirds of a ttl have passed, a little more with the jitter: as many batches, each with all of them.
+    assert!((29..=36).contains(&batches.len()), "{batches:?}");
+    assert!(batches.iter().all(|size| *size == 1000), "{batches:?}");
+}
+
+#[tokio::test]
+async fn a_hung_store_does_not_delay_the_bad_news() {
+    let (clock, moody, keeper) = moody();
+    let guard = keeper.lock("x").ttl(TTL).acquire().await.unwrap();
+    moody.hang.store(true, SeqCst);
+    pass(&clock, &keeper, TTL * 5 / 6).await;
+    assert_eq!(guard.state(), State::Jeopardy);
+    let deadline = guard.deadline();
+    pass(&clock, &keeper, deadline.since(clock.now())).await;
+    assert!(matches!(soon(guard.lost()).await, Error::Lost(_)));
+    assert_eq!(clock.now(), deadline, "not a moment later");
+}
+
+#[tokio::test]
+async fn a_blip_is_jeopardy_and_then_valid_again() {
+    let rehearsal = Rehearsal::new();
+    let guard = rehearsal.keeper().lock("x").ttl(TTL).acquire().await.unwrap();
+    rehearsal.cut();
+    rehearsal.pass(TTL / 2).await;
+    assert_eq!(guard.state(), State::Jeopardy);
+    rehearsal.heal();
+    rehearsal.pass(TTL / 6).await;
+    assert_eq!(guard.state(), State::Valid);
+    rehearsal.pass(TTL * 10).await;
+    assert!(guard.is_held());
+    rehearsal.cut();
+    rehearsal.pass(TTL).await;
+    assert_eq!(guard.state(), State::Lost(Why::Silence));
+}
+
+#[tokio::test]
+async fn a_panic_of_the_renewing_thread_loses_its_guards() {
+    let (clock, moody, keeper) = moody();
+    let guard = keeper.lock("x").ttl(TTL).acquire().await.unwrap();
+    moody.panic.store(true, SeqCst);
+    clock.advance(TTL / 3);
+    assert!(matches!(soon(guard.lost()).await, Error::Lost(_)));
+    assert_eq!(guard.state(), State::Lost(Why::Abandoned));
+    // What comes after it is lost from the start, and said so.
+    assert!(keeper.lock("y").ttl(TTL).acquire().await.is_err());
+}
+
+#[tokio::test]
+async fn an_unknown_outcome_is_asked_for_again_with_the_same_attempt() {
+    let (clock, moody, keeper) = moody();
+    moody.lose_answers.store(2, SeqCst);
+    let asked = tokio::spawn(async move { keeper.lock("x").ttl(TTL).acquire().await });
+    while !asked.is_finished() {
+        clock.advance(Duration::from_millis(10));
+        tokio::task::yield_now().await;
+    }
+    let guard = asked.await.unwrap().unwrap();
+    let attempts = moody.attempts.lock().unwrap().clone();
+    assert_eq!(attempts, vec![attempts[0]; 3]);
+    let view = moody.store.inspect(guard.names().first()).await.unwrap().unwrap();
+    assert_eq!(view.held.iter().map(|held| held.fence).collect::<Vec<_>>(), [guard.fence()]);
+}
+
+#[tokio::test]
+async fn a_release_that_failed_is_tried_again_in_the_background() {
+    let (clock, moody, keeper) = moody();
+    let guard = keeper.lock("x").ttl(TTL).acquire().await.unwrap();
+    let name = guard.names().first().clone();
+    moody.lose_answers.store(2, SeqCst);
+    assert!(matches!(guard.release().await, Err(Error::Unknown(_))));
+    pass(&clock, &keeper, Duration::from_secs(1)).await;
+    soon(keeper.settle()).await;
+    assert_eq!(moody.releases.load(SeqCst), 3);
+    assert_eq!(moody.store.inspect(&name).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn nothing_is_renewed_after_its_release() {
+    let (clock, moody, keeper) = moody();
+    for _ in 0..50 {
+        let released = keeper.lock("x").ttl(TTL).acquire().await.unwrap();
+        released.release().await.unwrap();
+        drop(keeper.lock("y").ttl(TTL).acquire().await.unwrap());
+    }
+    pass(&clock, &keeper, TTL * 3).await;
+    assert_eq!(*moody.renewals.lock().unwrap(), Vec::<Vec<Attempt>>::new());
+}
+
+#[tokio::test]
+async fn a_grant_that_comes_after_its_own_deadline_is_given_back() {
+    let (_clock, moody, keeper) = moody();
+    moody.late.store(true, SeqCst);
+    let late = keeper.lock("x").ttl(TTL).acquire().await;
+    assert!(matches!(late, Err(Error::Unavailable(_))), "{late:?}");
+    soon(keeper.settle()).await;
+    assert_eq!(moody.releases.load(SeqCst), 1);
+}
+
+#[tokio::test]
+async fn half_given_and_absurd_options_are_refused() {
+    let keeper = Lockkeeper::open("memory:").await.unwrap();
+    let invalid =
+        |answer: Result<lockkeeper::Guard>| assert!(matches!(answer, Err(Error::Invalid(_))), "{answer:?}");
+    invalid(keeper.lock("x").ttl(Duration::ZERO).acquire().await);
+    invalid(keeper.lock("x").ttl(Duration::MAX).acquire().await);
+    invalid(keeper.lock("x").max_hold(Duration::ZERO).acquire().await);
+    invalid(keeper.lock("x").min_hold(TTL).max_hold(TTL / 2).acquire().await);
+    invalid(keeper.lock("x").permits(0).acquire().await);
+    invalid(keeper.lock("x").label("two\nlines").acquire().await);
+    invalid(keeper.lock("a\0b").acquire().await);
+    assert!(keeper.inspect("x").await.unwrap().is_none());
+    for url in
+        ["", "memory", "memory:x", "sqlite:", "redis://h", "nosuch:x", ":", "sqlite:?", "sqlite:/a?b=c"]
+    {
+        let answer = Lockkeeper::open(url).await;
+        assert!(matches!(answer, Err(Error::Invalid(_))), "{url:?}: {answer:?}");
+    }
+}

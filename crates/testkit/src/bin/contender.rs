@@ -1,0 +1,116 @@
+//! A process that contends for a lock, for tests that kill, stop and outrun real processes.
+//!
+//! ```text
+//! contender count  store=URL name=NAME times=N counter=FILE history=FILE    increments a plain file under the lock
+//! contender late   store=URL name=NAME ttl_ms=N history=FILE fenced=FILE unfenced=FILE
+//! ```
+//! `late` takes the lock, says `held FENCE`, and reads a line from its standard input before it goes on: stopped
+//! meanwhile, it is the late writer. It then says whether it still believes, and tries to write all the same.
+
+use std::collections::HashMap;
+use std::io::{BufRead, Write};
+use std::time::Duration;
+
+use lockkeeper::{Attempt, Guard, Lockkeeper};
+use lockkeeper_testkit::history::{Event, Op, Recorder};
+use lockkeeper_testkit::resource::{CounterFile, FencedFile, UnfencedFile};
+
+type Failure = Box<dyn std::error::Error>;
+
+struct Contender {
+    args: HashMap<String, String>,
+    keeper: Lockkeeper,
+    recorder: Recorder,
+}
+
+impl Contender {
+    fn arg(&self, key: &str) -> &str {
+        self.args.get(key).unwrap_or_else(|| panic!("contender: {key}= is missing"))
+    }
+
+    /// Takes the lock and writes down how that went. The attempt of the history only tells one ask from another.
+    async fn take(&self) -> Result<(Guard, Attempt), Failure> {
+        let name = self.arg("name");
+        let ttl = self.args.get("ttl_ms").map_or(Ok(30_000), |ms| ms.parse())?;
+        let story = Attempt::from_bytes(lockkeeper_host::random_128());
+        self.recorder.record(Event::invoke(Op::Acquire, name).attempt(&story));
+        let guard = self.keeper.lock(name).ttl(Duration::from_millis(ttl)).acquire().await?;
+        let granted = Event::ok(Op::Acquire, name).attempt(&story);
+        self.recorder.record(granted.fence(guard.fence()).deadline(guard.deadline()));
+        Ok((guard, story))
+    }
+
+    async fn give_back(&self, guard: Guard, story: &Attempt) -> Result<(), Failure> {
+        let name = self.arg("name");
+        self.recorder.record(Event::invoke(Op::Release, name).attempt(story));
+        guard.release().await?;
+        self.recorder.record(Event::ok(Op::Release, name).attempt(story));
+        Ok(())
+    }
+
+    async fn count(&self) -> Result<(), Failure> {
+        let counter = CounterFile::new(self.arg("counter"));
+        for _ in 0..self.arg("times").parse()? {
+            let (guard, story) = self.take().await?;
+            counter.increment_async().await?;
+            self.give_back(guard, &story).await?;
+        }
+        Ok(())
+    }
+
+    async fn late(&self) -> Result<(), Failure> {
+        let (guard, story) = self.take().await?;
+        say(&format!("held {}", guard.fence()));
+        let mut line = String::new();
+        std::io::stdin().lock().read_line(&mut line)?;
+        // The first thing after the pause.
+        let believes = guard.is_held();
+        say(&format!("believes {believes}"));
+        if !believes {
+            self.recorder.record(Event::signal(self.arg("name")).attempt(&story));
+        }
+        let value = format!("late {}", std::process::id());
+        let name = self.arg("name");
+        self.recorder.record(Event::invoke(Op::Write, name).fence(guard.fence()).value(&value));
+        match FencedFile::new(self.arg("fenced")).write(guard.fence(), &value) {
+            Ok(()) => {
+                self.recorder.record(Event::ok(Op::Write, name).fence(guard.fence()).value(&value));
+                say("fenced taken");
+            }
+            Err(error) => {
+                self.recorder
+                    .record(Event::failed(Op::Write, name, &error).fence(guard.fence()).value(&value));
+                say(&format!("fenced {}", error.outcome().word()));
+            }
+        }
+        UnfencedFile::new(self.arg("unfenced")).write(guard.fence(), &value)?;
+        say("unfenced taken");
+        Ok(())
+    }
+}
+
+fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}").and_then(|()| out.flush()).expect("somebody listens");
+}
+
+fn main() -> Result<(), Failure> {
+    let mut args = std::env::args().skip(1);
+    let what = args.next().unwrap_or_default();
+    let args: HashMap<String, String> = args
+        .filter_map(|arg| arg.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned())))
+        .collect();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let store = args.get("store").ok_or("contender: store= is missing")?;
+        let keeper = Lockkeeper::open(store).await?;
+        let history = args.get("history").ok_or("contender: history= is missing")?;
+        let recorder = Recorder::new(history, std::process::id().to_string())?;
+        let contender = Contender { args, keeper, recorder };
+        match what.as_str() {
+            "count" => contender.count().await,
+            "late" => contender.late().await,
+            _ => Err(format!("contender: {what:?} is not count or late").into()),
+        }
+    })
+}

@@ -1,0 +1,61 @@
+use std::collections::HashMap;
+use std::time::Duration;
+
+use super::holds::{Hold, holds};
+use super::{History, Op, Rule, Violation};
+
+/// A time during which a process could not run: nobody expects a signal from it then.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pause {
+    /// Whom.
+    pub proc: String,
+    /// From when, in nanoseconds of the boot-time clock.
+    pub from: u64,
+    /// Until when.
+    pub to: u64,
+}
+
+/// C6: a holder whose lease ran out was told so by its deadline; `slack` is what the machine may take for it.
+///
+/// One that was paused over its deadline is told right after. One that was never heard of again was killed, and needs
+/// no telling.
+pub fn signals(history: &History, pauses: &[Pause], slack: Duration) -> Vec<Violation> {
+    let slack = u64::try_from(slack.as_nanos()).unwrap_or(u64::MAX);
+    let mut last_heard: HashMap<&str, u64> = HashMap::new();
+    for event in history.events() {
+        last_heard.insert(&event.proc, event.t);
+    }
+    let locks = holds(history);
+    let ran_out = locks.values().flatten().filter(|hold| ran_out(hold));
+    let late = ran_out.filter_map(|hold| {
+        let due = due(hold, pauses).saturating_add(slack);
+        let told = hold.signal.map(|event| event.t);
+        let heard = last_heard[&*hold.asked.proc];
+        let text = match told {
+            Some(told) if told > due => format!("told {:.3} ms too late", (told - due) as f64 / 1e6),
+            None if heard > due => "never told".to_owned(),
+            _ => return None,
+        };
+        let text = format!("the holder of {:?} lost it at its deadline and was {text}", hold.asked.lock);
+        Some(Violation::new(Rule::Signal, text, [hold.granted, hold.signal]))
+    });
+    late.collect()
+}
+
+/// In a run without a reason for it, nobody is told of a loss.
+pub fn no_signals(history: &History) -> Vec<Violation> {
+    let signals = history.events().iter().filter(|event| event.op == Op::Signal);
+    signals.map(|event| Violation::new(Rule::Signal, "a loss without a reason", [Some(event)])).collect()
+}
+
+/// Whether it reached its deadline without being released.
+fn ran_out(hold: &Hold<'_>) -> bool {
+    let released = hold.release.is_some_and(|event| event.t <= hold.deadline);
+    hold.granted.is_some() && hold.deadline < u64::MAX && !released
+}
+
+fn due(hold: &Hold<'_>, pauses: &[Pause]) -> u64 {
+    let mine = pauses.iter().filter(|pause| pause.proc == hold.asked.proc);
+    let over = mine.filter(|pause| (pause.from..=pause.to).contains(&hold.deadline));
+    over.map(|pause| pause.to).fold(hold.deadline, u64::max)
+}

@@ -1,0 +1,165 @@
+//! A full disk, a power cut, a file system that is not a disk.
+
+mod common;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use common::{Contender, Dir, ask, open, run, take};
+use lockkeeper_core::{Acquired, Error, Fence, Locks, Release};
+use lockkeeper_sqlite::{Options, SqliteStore};
+
+#[test]
+#[ignore = "the other process of the tests here"]
+fn contender() {
+    common::contender();
+}
+
+/// A mounted file system that goes away with the test.
+struct Mount(PathBuf);
+
+impl Mount {
+    fn new(at: PathBuf, args: &[&str]) -> Self {
+        fs::create_dir_all(&at).unwrap();
+        let mut words = args.to_vec();
+        words.push(at.to_str().unwrap());
+        run(words[0], &words[1..]);
+        Mount(at)
+    }
+
+    fn db(&self) -> PathBuf {
+        self.0.join("locks.db")
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let unmount = || {
+            std::process::Command::new("umount").arg(&self.0).output().is_ok_and(|out| out.status.success())
+        };
+        // Whoever was killed may need a moment to let go of it.
+        let end = std::time::Instant::now() + common::PATIENCE;
+        while !unmount() && std::time::Instant::now() < end {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+    }
+}
+
+/// Fills the disk to the last byte.
+fn fill(mount: &Mount) -> PathBuf {
+    use std::io::Write;
+    let ballast = mount.0.join("ballast");
+    let mut file = fs::File::create(&ballast).unwrap();
+    for size in [1 << 16, 4096, 1] {
+        while file.write_all(&vec![0; size]).is_ok() {}
+    }
+    ballast
+}
+
+#[tokio::test]
+async fn a_full_disk_gives_no_grant_and_recovers() {
+    if common::without_root() {
+        return;
+    }
+    let dir = Dir::new();
+    let mount = Mount::new(dir.path().join("small"), &["mount", "-t", "tmpfs", "-o", "size=2m", "none"]);
+    let store = open(&mount.db());
+    let mut last = take(&store, &ask("before")).await.fence;
+    let mut refused = 0;
+    let ballast = fill(&mount);
+    for i in 0..200 {
+        match store.acquire(&ask(&format!("during/{i}/{}", "x".repeat(400)))).await {
+            // What still fits into the log that is there is as good as any other grant.
+            Ok(Acquired::Granted(grant)) => {
+                assert!(refused == 0 && std::mem::replace(&mut last, grant.fence) < grant.fence)
+            }
+            Ok(Acquired::Busy(busy)) => panic!("{busy:?}"),
+            Err(Error::Unavailable(text)) => {
+                assert!(text.contains("full"), "{text}");
+                refused += 1;
+            }
+            Err(other) => panic!("{other:?}"),
+        }
+    }
+    assert!(refused > 0, "the disk was not full");
+    // A new process gets nothing either.
+    let other = SqliteStore::open(Options::new(mount.db()));
+    let answer = match &other {
+        Ok(other) => other.acquire(&ask("late")).await.map(drop),
+        Err(error) => Err(error.clone()),
+    };
+    assert!(matches!(&answer, Err(Error::Unavailable(_))), "{answer:?}");
+    fs::remove_file(ballast).unwrap();
+    let grant = take(&store, &ask("after")).await;
+    assert!(grant.fence > last);
+    assert_eq!(store.release(&grant.claim).await.unwrap(), Release::Released);
+}
+
+#[tokio::test]
+async fn a_power_cut_right_after_a_grant_loses_neither_grant_nor_fence() {
+    if common::without_root()
+        || common::without("ext4", common::has("mkfs.ext4"), "mkfs.ext4 (e2fsprogs)")
+        || common::without("python3", common::has("python3"), "python3")
+    {
+        return;
+    }
+    let dir = Dir::new();
+    let image = dir.path().join("image");
+    fs::File::create(&image).unwrap().set_len(32 << 20).unwrap();
+    let image = image.to_str().unwrap();
+    run("mkfs.ext4", &["-q", "-F", image]);
+    let on_loop = || Mount::new(dir.path().join("disk"), &["mount", "-o", "loop", image]);
+    let mut last: Option<Fence> = None;
+    for round in 0..5 {
+        let mount = on_loop();
+        let mut holder = Contender::start(&mount.db());
+        let fence = Contender::fence(&holder.ask(&format!("take {round}")));
+        fs::write(mount.0.join("unsynced"), "x").unwrap();
+        pull_the_plug(&mount.0);
+        assert!(holder.ask("take late").starts_with("error"), "a grant after the disk was gone");
+        holder.kill();
+        drop(mount);
+
+        let mount = on_loop();
+        assert!(!mount.0.join("unsynced").exists(), "the plug was not pulled");
+        // The holder is dead by now, and its lock would be free for that: look at what the disk kept.
+        let file = rusqlite::Connection::open(mount.db()).unwrap();
+        let kept: i64 = file
+            .query_row("SELECT fence FROM hold WHERE names = ?1", [round.to_string()], |row| row.get(0))
+            .unwrap();
+        assert_eq!(kept.unsigned_abs(), fence, "the grant is lost");
+        drop(file);
+        let store = open(&mount.db());
+        let next = take(&store, &ask(&format!("next/{round}"))).await.fence;
+        assert!(next.get() > fence && last < Some(next), "the fence went back");
+        last = Some(next);
+    }
+}
+
+/// What was not synced is gone, and nothing can be written any more.
+fn pull_the_plug(mount: &Path) {
+    let script = "import fcntl,os,struct,sys\n\
+        fcntl.ioctl(os.open(sys.argv[1],0),(2<<30)|(4<<16)|(ord('X')<<8)|125,struct.pack('I',2))";
+    run("python3", &["-c", script, mount.to_str().unwrap()]);
+}
+
+#[tokio::test]
+async fn a_file_on_fuse_is_refused_unless_it_is_allowed() {
+    let present = common::has("bindfs") && Path::new("/dev/fuse").exists();
+    if common::without_root() || common::without("fuse", present, "bindfs and /dev/fuse") {
+        return;
+    }
+    let dir = Dir::new();
+    let below = dir.path().join("below");
+    fs::create_dir_all(&below).unwrap();
+    let mount = Mount::new(dir.path().join("fuse"), &["bindfs", below.to_str().unwrap()]);
+    let error = SqliteStore::open(Options::new(mount.db())).expect_err("FUSE is refused");
+    let Error::Unsupported(text) = &error else { panic!("{error:?}") };
+    assert!(text.contains("FUSE") && text.contains("network_fs=allow"), "{text}");
+    assert_eq!(fs::read_dir(&below).unwrap().count(), 0, "something was made there");
+
+    let url = format!("sqlite:{}?network_fs=allow", mount.db().display());
+    let store = SqliteStore::open(Options::from_url(&url).unwrap()).unwrap();
+    take(&store, &ask("a")).await;
+    assert!(store.profile().notes.iter().any(|note| note.contains("FUSE")));
+}

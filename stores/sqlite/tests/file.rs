@@ -1,0 +1,281 @@
+//! What becomes of the locks, and above all of the fence, when something happens to the file.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use common::{Contender, Dir, ask, in_line, name, open, open_by, take, waiting};
+use lockkeeper_core::{Ask, Error, Expect, Locks, Page, Records, Release, Renewal, Wall, Write};
+use lockkeeper_host::VirtualClock;
+use lockkeeper_sqlite::{Options, SqliteStore};
+use rusqlite::Connection;
+
+#[test]
+#[ignore = "the other process of the tests here"]
+fn contender() {
+    common::contender();
+}
+
+fn remove(db: &Path) {
+    for suffix in ["", "-wal", "-shm"] {
+        let _ = fs::remove_file(format!("{}{suffix}", db.display()));
+    }
+}
+
+fn refusal(db: &Path) -> Error {
+    SqliteStore::open(Options::new(db)).expect_err("it was to be refused")
+}
+
+#[tokio::test]
+async fn a_deleted_file_and_a_clock_set_back_do_not_lower_the_fence() {
+    let dir = Dir::new();
+    let clock = VirtualClock::default();
+    let mut last = 0;
+    for _ in 0..3 {
+        let store = open_by(&dir.db(), &clock);
+        let grant = take(&store, &ask("a")).await;
+        assert!(grant.fence.get() > last, "{} after {last}", grant.fence);
+        last = take(&store, &ask("b")).await.fence.get();
+        drop(store);
+        remove(&dir.db());
+        clock.set_wall(Wall::from_micros(1));
+    }
+}
+
+#[tokio::test]
+async fn a_restored_copy_and_a_clock_set_back_do_not_lower_the_fence() {
+    let dir = Dir::new();
+    let clock = VirtualClock::default();
+    let copy = dir.path().join("copy");
+    let store = open_by(&dir.db(), &clock);
+    take(&store, &ask("a")).await;
+    Connection::open(dir.db()).unwrap().execute("VACUUM INTO ?1", [copy.to_str()]).unwrap();
+    clock.advance(Duration::from_secs(3600));
+    let newest = take(&store, &ask("b")).await.fence;
+    drop(store);
+
+    remove(&dir.db());
+    fs::copy(&copy, dir.db()).unwrap();
+    clock.set_wall(Wall::from_micros(1));
+    let store = open_by(&dir.db(), &clock);
+    assert!(take(&store, &ask("b")).await.fence > newest);
+    let Write::Written(version) = store.write(&name("r"), b"x", Expect::Any, None).await.unwrap() else {
+        panic!("nothing was expected")
+    };
+    assert!(version.0 > newest.get(), "versions come from the same counter");
+}
+
+#[tokio::test]
+async fn a_lost_floor_is_made_again() {
+    let dir = Dir::new();
+    let clock = VirtualClock::default();
+    let store = open_by(&dir.db(), &clock);
+    take(&store, &ask("a")).await;
+    fs::remove_file(dir.path().join("locks.db.floor")).unwrap();
+    let last = take(&store, &ask("b")).await.fence;
+    drop(store);
+    remove(&dir.db());
+    clock.set_wall(Wall::from_micros(1));
+    assert!(take(&open_by(&dir.db(), &clock), &ask("b")).await.fence > last);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_is_deleted_while_open_is_not_gone_on_with() {
+    let dir = Dir::new();
+    let (mine, other) = (open(&dir.db()), open(&dir.db()));
+    let held = take(&mine, &ask("jobs")).await;
+    let waiter = tokio::spawn({
+        let other = other.clone();
+        async move { take(&other, &waiting("jobs")).await }
+    });
+    in_line(&mine, "jobs", 1).await;
+    remove(&dir.db());
+    // Both meet again in the new file: the old grant is lost there, and the waiter gets the lock by itself.
+    assert_eq!(mine.renew(std::slice::from_ref(&held)).await.unwrap(), [Renewal::Lost]);
+    let next = common::soon("the waiter stands in the new line", waiter).await.unwrap();
+    assert!(next.fence > held.fence);
+    assert_eq!(mine.release(&held.claim).await.unwrap(), Release::AlreadyGone);
+    assert_eq!(common::refused(&mine, &ask("jobs")).await.held[0].fence, next.fence);
+}
+
+#[tokio::test]
+async fn a_file_that_is_replaced_while_open_is_read_anew() {
+    let (dir, elsewhere) = (Dir::new(), Dir::new());
+    let store = open(&dir.db());
+    let held = take(&store, &ask("old")).await;
+    {
+        let other = open(&elsewhere.db());
+        take(&other, &ask("new")).await;
+        Connection::open(elsewhere.db())
+            .unwrap()
+            .execute("VACUUM INTO ?1", [elsewhere.path().join("copy").to_str()])
+            .unwrap();
+    }
+    fs::rename(elsewhere.path().join("copy"), dir.db()).unwrap();
+    for suffix in ["-wal", "-shm"] {
+        fs::remove_file(format!("{}{suffix}", dir.db().display())).unwrap();
+    }
+    let names: Vec<_> =
+        store.list("", &Page::FIRST).await.unwrap().locks.into_iter().map(|lock| lock.name).collect();
+    assert_eq!(names, [name("new")]);
+    assert_eq!(store.renew(&[held.clone()]).await.unwrap(), [Renewal::Lost]);
+    assert!(take(&store, &ask("old")).await.fence > held.fence);
+}
+
+#[tokio::test]
+async fn another_boot_empties_the_locks_and_keeps_the_fence() {
+    let dir = Dir::new();
+    let clock = VirtualClock::default();
+    let store = open_by(&dir.db(), &clock);
+    let held = take(&store, &ask("a")).await;
+    let delayed = Ask { lock_delay: Duration::from_secs(600), ..ask("b") };
+    take(&store, &delayed).await;
+    store.break_lock(&name("b"), "test").await.unwrap();
+    let ttl = Some(Duration::from_secs(100));
+    store.write(&name("brief"), b"x", Expect::Any, ttl).await.unwrap();
+    store.write(&name("kept"), b"x", Expect::Any, None).await.unwrap();
+    clock.advance(Duration::from_secs(90));
+    drop(store);
+
+    Connection::open(dir.db()).unwrap().execute("UPDATE state SET boot = 'another'", []).unwrap();
+    let store = open_by(&dir.db(), &clock);
+    assert_eq!(store.list("", &Page::FIRST).await.unwrap().locks, []);
+    assert_eq!(store.renew(std::slice::from_ref(&held)).await.unwrap(), [Renewal::Lost]);
+    assert!(take(&store, &ask("a")).await.fence > held.fence);
+    take(&store, &ask("b")).await;
+    clock.advance(Duration::from_secs(90));
+    assert!(store.read(&name("brief")).await.unwrap().is_some(), "its ttl began anew");
+    clock.advance(Duration::from_secs(20));
+    assert!(store.read(&name("brief")).await.unwrap().is_none());
+    assert!(store.read(&name("kept")).await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_wall_clock_that_jumps_changes_nothing() {
+    let dir = Dir::new();
+    let clock = VirtualClock::default();
+    let store = open_by(&dir.db(), &clock);
+    let held = take(&store, &ask("a")).await;
+    clock.set_wall(Wall::from_micros(u64::MAX));
+    common::refused(&store, &ask("a")).await;
+    clock.set_wall(Wall::from_micros(0));
+    common::refused(&store, &ask("a")).await;
+    assert_eq!(store.renew(std::slice::from_ref(&held)).await.unwrap(), [Renewal::Renewed]);
+    assert!(take(&store, &ask("b")).await.fence > held.fence);
+}
+
+#[tokio::test]
+async fn what_is_not_ours_is_refused_and_left_as_it_is() {
+    let dir = Dir::new();
+    let untouched = |db: &Path, kind: fn(&Error) -> bool, why: &str| {
+        let before = fs::read(db).unwrap();
+        let files = || fs::read_dir(dir.path()).unwrap().count();
+        let count = files();
+        let error = refusal(db);
+        assert!(kind(&error) && error.to_string().contains(why), "{error:?}");
+        assert_eq!(fs::read(db).unwrap(), before, "it was changed");
+        assert_eq!(files(), count, "something was made beside it");
+    };
+    let unavailable = |e: &Error| matches!(e, Error::Unavailable(_));
+    let invalid = |e: &Error| matches!(e, Error::Invalid(_));
+
+    let text = dir.path().join("notes.txt");
+    fs::write(&text, "this is not a database, it is a shopping list\n".repeat(100)).unwrap();
+    untouched(&text, unavailable, "not an SQLite database");
+
+    for mode in ["DELETE", "WAL"] {
+        let foreign = dir.path().join(format!("foreign-{mode}.db"));
+        let file = Connection::open(&foreign).unwrap();
+        file.query_row(&format!("PRAGMA journal_mode={mode}"), [], |_| Ok(())).unwrap();
+        file.execute_batch("CREATE TABLE hold(x); INSERT INTO hold VALUES(1)").unwrap();
+        drop(file);
+        untouched(&foreign, invalid, "another application");
+    }
+    assert!(matches!(refusal(dir.path()), Error::Invalid(_)), "a directory");
+    let lost = dir.path().join("missing/locks.db");
+    assert!(matches!(refusal(&lost), Error::Unavailable(_)), "no such directory");
+    SqliteStore::open(Options { create_dir: true, ..Options::new(&lost) }).unwrap();
+}
+
+#[tokio::test]
+async fn a_newer_version_is_refused() {
+    let dir = Dir::new();
+    drop(open(&dir.db()));
+    Connection::open(dir.db()).unwrap().execute_batch("PRAGMA user_version = 2").unwrap();
+    let error = refusal(&dir.db());
+    assert!(matches!(&error, Error::Unsupported(text) if text.contains("newer Lockkeeper")), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_damaged_file_gives_no_grant() {
+    let dir = Dir::new();
+    let store = open(&dir.db());
+    take(&store, &ask("a")).await;
+    drop(store);
+    Connection::open(dir.db()).unwrap().query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
+    let mut bytes = fs::read(dir.db()).unwrap();
+    bytes[4096..].fill(0xa5);
+    fs::write(dir.db(), &bytes).unwrap();
+    let error = match SqliteStore::open(Options::new(dir.db())) {
+        Ok(store) => store.acquire(&ask("b")).await.expect_err("a grant from a damaged file"),
+        Err(error) => error,
+    };
+    assert!(matches!(&error, Error::Unavailable(text) if text.contains("damaged")), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_link_to_the_file_leads_to_the_same_locks() {
+    let dir = Dir::new();
+    let store = open(&dir.db());
+    take(&store, &ask("a")).await;
+    let link = dir.path().join("link.db");
+    std::os::unix::fs::symlink(dir.db(), &link).unwrap();
+    let other = open(&link);
+    common::refused(&other, &ask("a")).await;
+    take(&other, &ask("b")).await;
+    assert!(!dir.path().join("link.db.floor").exists(), "a second floor");
+}
+
+#[tokio::test]
+async fn only_its_owner_may_read_a_new_file() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = Dir::new();
+    let store = open(&dir.db());
+    take(&store, &ask("a")).await;
+    let _events = store.watch("").await.unwrap();
+    for entry in fs::read_dir(dir.path()).unwrap() {
+        let entry = entry.unwrap();
+        let mode = entry.metadata().unwrap().permissions().mode() & 0o077;
+        assert_eq!(mode, 0, "{:?} can be read by others, and attempts are secrets", entry.path());
+    }
+}
+
+#[test]
+fn what_may_not_be_written_is_denied() {
+    if common::without_root() || common::without("setpriv", common::has("setpriv"), "setpriv (util-linux)") {
+        return;
+    }
+    let dir = Dir::new();
+    drop(open(&dir.db()));
+    let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    // The program has to be where nobody may read it.
+    let said = |db: &Path| Contender::begin_copy(&nobody, dir.path(), db).hear();
+    let mode = |path: &Path, mode| {
+        fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+    };
+    mode(dir.path(), 0o755);
+    mode(&dir.db(), 0o644);
+    assert!(said(&dir.db()).starts_with("error denied"), "a file that cannot be written");
+    assert!(
+        said(&dir.path().join("new.db")).starts_with("error denied"),
+        "a directory that cannot be written"
+    );
+    mode(&dir.db(), 0o666);
+    for suffix in ["-wal", "-shm", ".floor"] {
+        let _ = fs::remove_file(format!("{}{suffix}", dir.db().display()));
+    }
+    assert!(said(&dir.db()).starts_with("error denied"), "no room for the log beside it");
+    assert!(!dir.path().join("new.db").exists());
+}

@@ -1,0 +1,201 @@
+//! Several real processes on one file.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Contender, Dir, ask, in_line, name, open, take, waiting};
+use lockkeeper_core::{Ask, Fence, Locks, Release, Renewal};
+use rustix::process::Signal;
+
+#[test]
+#[ignore = "the other process of the tests here"]
+fn contender() {
+    common::contender();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn forty_processes_make_the_file_together() {
+    let dir = Dir::new();
+    let all: Vec<_> = (0..40).map(|_| Contender::begin(&[], &dir.db())).collect();
+    let mut all: Vec<_> = all.into_iter().map(Contender::ready).collect();
+    let mut fences = Vec::new();
+    for (i, contender) in all.iter_mut().enumerate() {
+        contender.tell(&format!("take {i}"));
+    }
+    for contender in &mut all {
+        fences.push(Contender::fence(&contender.hear()));
+    }
+    fences.sort_unstable();
+    fences.dedup();
+    assert_eq!(fences.len(), 40, "two grants with one fence");
+    assert_eq!(open(&dir.db()).list("", &lockkeeper_core::Page::FIRST).await.unwrap().locks.len(), 40);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_holder_frees_its_lock_at_once_and_wakes_the_waiter() {
+    let dir = Dir::new();
+    let store = open(&dir.db());
+    let mut holder = Contender::start(&dir.db());
+    let old = Contender::fence(&holder.ask("take jobs"));
+    let waiter = tokio::spawn({
+        let store = store.clone();
+        async move { take(&store, &waiting("jobs")).await }
+    });
+    in_line(&store, "jobs", 1).await;
+    holder.kill();
+    // Its lease would last ten minutes.
+    let grant = common::soon("the waiter is served", waiter).await.unwrap();
+    assert!(grant.fence.get() > old);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ask_without_patience_finds_the_lock_of_a_dead_process_free() {
+    let dir = Dir::new();
+    let store = open(&dir.db());
+    let mut holder = Contender::start(&dir.db());
+    let old = Contender::fence(&holder.ask("take jobs"));
+    common::refused(&store, &ask("jobs")).await;
+    holder.kill();
+    assert_eq!(store.inspect(&name("jobs")).await.unwrap(), None);
+    assert!(take(&store, &ask("jobs")).await.fence.get() > old);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_death_of_a_holder_is_an_unclean_end() {
+    let dir = Dir::new();
+    let store = open(&dir.db());
+    let mut events = store.watch("").await.unwrap();
+    let mut holder = Contender::start(&dir.db());
+    let fence = Fence::new(Contender::fence(&holder.ask("take jobs"))).unwrap();
+    let waiter = tokio::spawn({
+        let store = store.clone();
+        async move { take(&store, &waiting("jobs")).await }
+    });
+    in_line(&store, "jobs", 1).await;
+    holder.kill();
+    common::soon("the waiter is served", waiter).await.unwrap();
+    let mut seen = Vec::new();
+    while seen.last() != Some(&"expired") {
+        let next = std::future::poll_fn(|cx| events.as_mut().poll_next(cx));
+        let event = common::soon("the end is told", next).await.unwrap().unwrap();
+        if event.kind.word() == "expired" {
+            assert_eq!(event.kind.fence(), Some(fence));
+        }
+        seen.push(event.kind.word());
+    }
+    assert_eq!(seen, ["granted", "waiting", "expired"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn processes_are_served_in_the_order_of_their_coming() {
+    let dir = Dir::new();
+    let store = open(&dir.db());
+    let held = take(&store, &ask("jobs")).await;
+    let mut all: Vec<_> = (0..8).map(|_| Contender::start(&dir.db())).collect();
+    for (i, contender) in all.iter_mut().enumerate() {
+        contender.tell("wait jobs");
+        in_line(&store, "jobs", i + 1).await;
+    }
+    let mut last = held.fence.get();
+    assert_eq!(store.release(&held.claim).await.unwrap(), Release::Released);
+    for i in 0..all.len() {
+        let fence = Contender::fence(&all[i].hear());
+        assert!(fence > last, "the fence went back");
+        last = fence;
+        assert!(all[i + 1..].iter().all(Contender::silent), "somebody was served out of turn");
+        assert_eq!(all[i].ask("release"), "Released");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_waiter_leaves_the_line() {
+    let dir = Dir::new();
+    let store = open(&dir.db());
+    let held = take(&store, &ask("jobs")).await;
+    let mut first = Contender::start(&dir.db());
+    let mut second = Contender::start(&dir.db());
+    first.tell("wait jobs");
+    in_line(&store, "jobs", 1).await;
+    second.tell("wait jobs");
+    in_line(&store, "jobs", 2).await;
+    first.kill();
+    in_line(&store, "jobs", 1).await;
+    store.release(&held.claim).await.unwrap();
+    Contender::fence(&second.hear());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stopped_head_of_line_is_passed_over_and_served_when_it_is_back() {
+    let dir = Dir::new();
+    let store = open(&dir.db());
+    let held = take(&store, &ask("jobs")).await;
+    let mut first = Contender::start(&dir.db());
+    let mut second = Contender::start(&dir.db());
+    first.tell("wait jobs");
+    in_line(&store, "jobs", 1).await;
+    second.tell("wait jobs");
+    in_line(&store, "jobs", 2).await;
+    first.signal(Signal::STOP);
+    store.release(&held.claim).await.unwrap();
+    Contender::fence(&second.hear());
+    assert_eq!(store.inspect(&name("jobs")).await.unwrap().unwrap().waiting, 1, "it lost its place");
+    let third = tokio::spawn({
+        let store = store.clone();
+        async move { take(&store, &waiting("jobs")).await }
+    });
+    in_line(&store, "jobs", 2).await;
+    first.signal(Signal::CONT);
+    // Once it is well again it is before the third: let it show that it is.
+    let file = dir.path().join("locks.db.wake");
+    common::until("it shows that it is well", || {
+        let seen = |entry: std::io::Result<std::fs::DirEntry>| entry.ok()?.metadata().ok()?.accessed().ok();
+        let times: Vec<_> = std::fs::read_dir(&file).unwrap().filter_map(seen).collect();
+        let newest = times.iter().max().unwrap();
+        times.len() == 3
+            && times.iter().all(|time| newest.duration_since(*time).unwrap() < Duration::from_secs(2))
+    });
+    assert_eq!(second.ask("release"), "Released");
+    let fence = Contender::fence(&first.hear());
+    assert_eq!(first.ask("release"), "Released");
+    assert!(common::soon("the third is served", third).await.unwrap().fence.get() > fence);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_release_wakes_one_process_of_two_hundred() {
+    let dir = Dir::new();
+    let store = open(&dir.db());
+    let held = take(&store, &ask("jobs")).await;
+    let all: Vec<_> = (0..200).map(|_| Contender::begin(&[], &dir.db())).collect();
+    let mut all: Vec<_> = all.into_iter().map(Contender::ready).collect();
+    all[0].tell("wait jobs");
+    in_line(&store, "jobs", 1).await;
+    for contender in &mut all[1..] {
+        contender.tell("wait jobs");
+    }
+    in_line(&store, "jobs", 200).await;
+    let wakes = |all: &mut Vec<Contender>| -> Vec<u64> {
+        all.iter_mut().map(|contender| contender.ask("wakes").parse().unwrap()).collect()
+    };
+    let before = wakes(&mut all);
+    store.release(&held.claim).await.unwrap();
+    Contender::fence(&all[0].hear());
+    let after = wakes(&mut all);
+    let woken: Vec<_> = (0..all.len()).filter(|i| before[*i] != after[*i]).collect();
+    assert_eq!(woken, [0], "more than the next in line was woken");
+    assert_eq!(store.inspect(&name("jobs")).await.unwrap().unwrap().waiting, 199);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_that_only_lingers_does_not_need_its_process() {
+    let dir = Dir::new();
+    let store = open(&dir.db());
+    let asked = Ask { min_hold: Duration::from_secs(600), ..ask("jobs") };
+    let grant = take(&store, &asked).await;
+    assert_eq!(store.release(&grant.claim).await.unwrap(), Release::Released);
+    assert_eq!(store.renew(&[grant]).await.unwrap(), [Renewal::Lost]);
+    // Make its process look dead: a pid that cannot be, in this namespace.
+    let file = rusqlite::Connection::open(dir.db()).unwrap();
+    file.execute("UPDATE hold SET pid = 4194304, start = 1", []).unwrap();
+    assert!(common::refused(&store, &ask("jobs")).await.held[0].lingering);
+}
