@@ -146,7 +146,9 @@ impl Spinner {
     }
 
     fn draw(&self, line: &str) {
-        let width = rustix::termios::tcgetwinsize(std::io::stderr()).map_or(80, |size| size.ws_col.max(20));
+        // Some terminals do not know their size.
+        let size = rustix::termios::tcgetwinsize(std::io::stderr()).map_or(0, |size| size.ws_col);
+        let width = if size == 0 { 80 } else { size.max(20) };
         // A line that wraps could not be drawn over.
         let fits: String = crate::text::cut(line, usize::from(width) - 1);
         let _ = write!(std::io::stderr(), "\r\x1b[2K{fits}");

@@ -130,12 +130,12 @@ fn an_interactive_commands_control_c_is_its_own() {
     };
     screen.until("up");
     screen.press("one\n");
-    for _ in 0..2 {
-        screen.press("\x03");
-        screen.until("no");
-    }
+    screen.press("\x03");
+    screen.until("no");
+    // A shell that is just about to read runs its trap only after the next line: so this one is not waited for.
+    screen.press("\x03");
     screen.press("two\n");
-    screen.until("got one two");
+    screen.until("and two");
     assert_eq!(screen.end().0, 0);
 }
 

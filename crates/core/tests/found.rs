@@ -1,4 +1,4 @@
-//! Bugs that the comparison with the naive table found, each with its story.
+//! Bugs that came to light when the naive table was written down and compared with the real one, each with its story.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -127,8 +127,8 @@ fn everything_that_is_over_has_ended_before_anybody_is_let_in() {
     assert_eq!(let_in(&mut table), [3]);
 }
 
-/// Who came in first when several leases ended together hung on the ids that the names happened to have, and a table
-/// that was built up again from a journal gave out other fences than before.
+/// Who came in first when several leases ended together hung on the ids that the names happened to have. A table that
+/// is built up again from what a store remembers has other ids, and would have given out other fences.
 #[test]
 fn those_who_came_first_are_let_in_first_across_names() {
     let mut table = Table::default();

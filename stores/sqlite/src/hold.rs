@@ -19,8 +19,8 @@ use crate::tx::Tx;
 pub(crate) enum Answer {
     Granted(Grant),
     Busy(Busy),
-    /// It stands in line with this ticket.
-    Waiting(Ticket),
+    /// It stands in line with this ticket, until then.
+    Waiting(Ticket, Moment),
 }
 
 impl Tx<'_> {
@@ -37,8 +37,8 @@ impl Tx<'_> {
                 self.end_expired(&ask.claim.attempt)?;
             }
             (_, Some(ticket)) => {
-                self.take_over(ticket)?;
-                return Ok(Answer::Waiting(ticket));
+                let until = self.take_over(ticket)?;
+                return Ok(Answer::Waiting(ticket, until));
             }
             (false, None) => {}
         }
@@ -50,7 +50,7 @@ impl Tx<'_> {
             Verdict::Reenter(fence) => self.admit(ask, fence).map(Answer::Granted),
             Verdict::Upgrade => Err(Error::Deadlock(ask.claim.names.iter().cloned().collect())),
             Verdict::Blocked if ask.wait == Wait::No => self.busy(ask, Ticket::MAX).map(Answer::Busy),
-            Verdict::Blocked => self.enqueue(ask).map(Answer::Waiting),
+            Verdict::Blocked => self.enqueue(ask).map(|(ticket, until)| Answer::Waiting(ticket, until)),
         }
     }
 

@@ -69,7 +69,7 @@ impl Tx<'_> {
         }
     }
 
-    pub fn enqueue(&mut self, ask: &Ask) -> Result<Ticket> {
+    pub fn enqueue(&mut self, ask: &Ask) -> Result<(Ticket, Moment)> {
         if let Some(owner) = ask.owner {
             self.refuse_deadlock(owner, ask)?;
         }
@@ -109,14 +109,14 @@ impl Tx<'_> {
             self.change(script::ADD_PLACE, row)?;
         }
         self.tell(claim.names.as_slice(), &EventKind::Waiting, Some(holder))?;
-        Ok(ticket)
+        Ok((ticket, until))
     }
 
     /// An ask that stands in line already is asked again, perhaps by another process: its place is ours now.
-    pub fn take_over(&mut self, ticket: Ticket) -> Result<()> {
-        let Some(waiter) = self.waiter(ticket)? else { return Ok(()) };
+    pub fn take_over(&mut self, ticket: Ticket) -> Result<Moment> {
+        let Some(waiter) = self.waiter(ticket)? else { return Ok(self.now.moment) };
         if waiter.peer == self.home.peer {
-            return Ok(());
+            return Ok(waiter.until);
         }
         self.home.mailbox()?;
         let (peer, process) = (self.home.peer, &self.home.process);
@@ -126,7 +126,7 @@ impl Tx<'_> {
             self.change(script::MOVE_PLACE, params![name.as_str(), ticket, peer])?;
         }
         self.nudge(waiter.peer, ticket);
-        Ok(())
+        Ok(waiter.until)
     }
 
     pub fn waiter(&self, ticket: Ticket) -> Result<Option<Waiter>> {

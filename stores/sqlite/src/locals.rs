@@ -37,11 +37,9 @@ impl Locals {
         self.waiting.is_empty()
     }
 
-    /// Adds an ask. Asked again, it keeps its patience and answers the newer asker.
-    pub fn add(&mut self, ticket: Ticket, mut local: Local) {
-        if let Some(earlier) = self.remove(ticket) {
-            local.until = earlier.until;
-        }
+    /// Adds an ask. Asked again, the newer asker is answered.
+    pub fn add(&mut self, ticket: Ticket, local: Local) {
+        self.remove(ticket);
         self.tickets.insert(local.ask.claim.attempt, ticket);
         for name in &local.ask.claim.names {
             self.lines.entry(name.clone()).or_default().tickets.insert(ticket);

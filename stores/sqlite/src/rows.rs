@@ -86,6 +86,8 @@ pub(crate) struct Waiter {
     pub ticket: Ticket,
     pub peer: Peer,
     pub ask: Ask,
+    /// When its patience ends.
+    pub until: Moment,
     pub process: Process,
 }
 
@@ -104,7 +106,8 @@ impl Waiter {
             min_hold: Duration::from_nanos(number(row.get(10)?)),
             holder: Arc::new(holder),
         };
-        Ok(Waiter { ticket: row.get(0)?, peer: row.get(2)?, ask, process: process(row, 14)? })
+        let until = Moment::from_nanos(number(row.get(6)?));
+        Ok(Waiter { ticket: row.get(0)?, peer: row.get(2)?, ask, until, process: process(row, 14)? })
     }
 }
 

@@ -47,7 +47,12 @@ impl Home {
     /// The pipe exists before the row that promises it: a row whose pipe is missing is taken for a dead one.
     pub fn mailbox(&self) -> Result<Arc<Mailbox>> {
         if let Some(mailbox) = self.mailbox.get() {
+            // It may have been idle for long.
+            mailbox.touch();
             return Ok(mailbox.clone());
+        }
+        if self.peer[0] < 4 {
+            self.post.sweep_old();
         }
         let mailbox = Arc::new(Mailbox::open(&self.post, &self.peer)?);
         Ok(self.mailbox.get_or_init(|| mailbox).clone())

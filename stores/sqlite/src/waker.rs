@@ -25,7 +25,7 @@ pub(crate) struct Wake {
     pub tickets: Vec<Ticket>,
     /// Look at every line: a process ended, or it is time.
     pub all: bool,
-    /// It is time to show that we are well.
+    /// It is time to look whether all is in place.
     pub poll: bool,
 }
 
@@ -105,6 +105,10 @@ fn run(mailbox: &Mailbox, watch: &Mutex<Watch>, jobs: &mpsc::Sender<Job>, wakes:
             wakes.fetch_add(1, Ordering::Relaxed);
         }
         let polled = active && Instant::now() >= next;
+        if polled {
+            // From here and not from the worker: who waits for a busy file is well.
+            mailbox.touch();
+        }
         if polled || !active {
             next = Instant::now() + jittered();
         }

@@ -35,11 +35,9 @@ impl Worker {
         self.look(&wake.tickets, wake.all);
     }
 
-    /// Shows that we are well; and comes back if somebody cleaned our pipe away.
+    /// Comes back if somebody cleaned our pipe away.
     fn show_up(&mut self) {
-        let Some(mailbox) = self.home().mailbox.get() else { return };
-        mailbox.touch();
-        if mailbox.in_place() {
+        if self.home().mailbox.get().is_none_or(|mailbox| mailbox.in_place()) {
             return;
         }
         let old = self.home().peer;
@@ -155,8 +153,9 @@ impl Worker {
         // Nobody asks for a lock that is left to expire, but those who watch want to know.
         let now = self.now();
         let next = self.next_expiry();
-        if next.is_some_and(|next| next <= now) {
-            let _ = self.write(|tx| tx.tidy());
+        if next.is_some_and(|next| next <= now) && self.write(|tx| tx.tidy()).is_ok() {
+            // Perhaps there is more; others get their turn in between.
+            self.ring();
         }
         if poll {
             let _ = self.write_if_unwatched();

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, mpsc};
 
 use lockkeeper_core::table::Now;
-use lockkeeper_core::{Acquired, Ask, Error, EventStream, Moment, Release, Result, Wait};
+use lockkeeper_core::{Acquired, Ask, Error, EventStream, Moment, Release, Result};
 use lockkeeper_host::{Timer, random_128};
 
 use crate::events::Watchers;
@@ -52,10 +52,13 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    pub fn open(options: Options, jobs: mpsc::Sender<Job>, wakes: Arc<AtomicU64>) -> Result<Self> {
+    pub fn open(mut options: Options, jobs: mpsc::Sender<Job>, wakes: Arc<AtomicU64>) -> Result<Self> {
         let boot = lockkeeper_host::boot_id().map_err(|e| {
             Error::Unsupported(format!("this machine does not tell one boot from another: {e}"))
         })?;
+        // A relative path means another file after the program has changed its directory.
+        options.path = std::path::absolute(&options.path)
+            .map_err(|e| Error::invalid(format!("{}: {e}", options.path.display())))?;
         let db = Database::open(&options, &boot)?;
         let random = random_128();
         let home = at_home(&db, random, boot);
@@ -212,14 +215,7 @@ impl Worker {
             Ok(Answer::Granted(grant)) => drop(tell.send(Ok(Acquired::Granted(grant)))),
             Ok(Answer::Busy(busy)) => drop(tell.send(Ok(Acquired::Busy(busy)))),
             Err(error) => drop(tell.send(Err(error))),
-            Ok(Answer::Waiting(ticket)) => {
-                let until = match ask.wait {
-                    Wait::Forever => Moment::NEVER,
-                    Wait::For(patience) => self.options.clock.now() + patience,
-                    Wait::No => self.options.clock.now(),
-                };
-                self.wait(ticket, Local { ask, until, tell });
-            }
+            Ok(Answer::Waiting(ticket, until)) => self.wait(ticket, Local { ask, until, tell }),
         }
     }
 
@@ -241,7 +237,9 @@ impl Worker {
     }
 
     fn close(&mut self) {
-        if self.home.mailbox.get().is_some() {
+        // A file that is gone is not made again only to say goodbye.
+        let there = Identity::of(&self.options.path) == Some(self.db.identity);
+        if there && self.home.mailbox.get().is_some() {
             let peer = self.home.peer;
             let _ = self.write(|tx| tx.bury_peer(&peer));
         }

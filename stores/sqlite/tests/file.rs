@@ -120,7 +120,7 @@ async fn a_file_that_is_replaced_while_open_is_read_anew() {
     let names: Vec<_> =
         store.list("", &Page::FIRST).await.unwrap().locks.into_iter().map(|lock| lock.name).collect();
     assert_eq!(names, [name("new")]);
-    assert_eq!(store.renew(&[held.clone()]).await.unwrap(), [Renewal::Lost]);
+    assert_eq!(store.renew(std::slice::from_ref(&held)).await.unwrap(), [Renewal::Lost]);
     assert!(take(&store, &ask("old")).await.fence > held.fence);
 }
 
