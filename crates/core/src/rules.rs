@@ -1,6 +1,6 @@
 //! Who may join whom: the one rule of admission, used by the lock table and by every store that computes it itself.
 
-use crate::{Fence, Mode, Owner};
+use crate::{Ask, Error, Fence, LockName, Mode, Owner, Result};
 
 /// What one holder has in a lock.
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +61,52 @@ pub fn judge(owner: Option<Owner>, mode: Mode, holders: impl Iterator<Item = Sta
         _ if permits >= limit => Verdict::Blocked,
         verdict => verdict,
     }
+}
+
+/// What the rule says about all names of an ask together, given what it says about each of them, the line in front and a
+/// lock-delay taken into account. `waits`: the ask stands in line already.
+pub fn judge_all(ask: &Ask, waits: bool, each: impl Iterator<Item = Result<Verdict>>) -> Result<Verdict> {
+    let mut blocked = false;
+    let (mut mine, mut fence) = (0, None);
+    for verdict in each {
+        match verdict? {
+            Verdict::Upgrade => return Ok(Verdict::Upgrade),
+            Verdict::Reenter(one) => {
+                mine += 1;
+                blocked |= fence.is_some_and(|other| other != one);
+                fence = Some(one);
+            }
+            Verdict::Blocked => blocked = true,
+            Verdict::Free => {}
+        }
+    }
+    match fence {
+        Some(fence) if mine == ask.claim.names.count() && !blocked => Ok(Verdict::Reenter(fence)),
+        // One grant has one fence: part of the names with the old fence and part with a new one cannot be told.
+        Some(_) if !waits => Err(Error::invalid(format!(
+            "this owner holds some of {} already, but not all of them under one fence: ask for all names at once, \
+             or for the missing ones alone",
+            ask.claim.names
+        ))),
+        Some(_) => Ok(Verdict::Blocked),
+        None if blocked => Ok(Verdict::Blocked),
+        None => Ok(Verdict::Free),
+    }
+}
+
+/// Refuses an ask that would wait for its own owner. `earlier` are the asks of that owner that stand in line: once one
+/// of them for the same names is granted, this one either re-enters, or would wait for it for ever.
+pub fn refuse_self_wait<'a>(earlier: impl Iterator<Item = &'a Ask>, ask: &Ask) -> Result<()> {
+    for earlier in earlier {
+        let theirs = earlier.claim.names.as_slice();
+        let common: Vec<LockName> =
+            ask.claim.names.iter().filter(|name| theirs.binary_search(name).is_ok()).cloned().collect();
+        let reenters = common.len() == ask.claim.names.count() && covers(earlier.mode, ask.mode);
+        if !common.is_empty() && !reenters {
+            return Err(Error::Deadlock(common));
+        }
+    }
+    Ok(())
 }
 
 fn covers(held: Mode, asked: Mode) -> bool {

@@ -3,14 +3,15 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::*;
+use crate::Owner;
 use crate::deadlock::{self, Want};
-use crate::rules::Stake;
-use crate::{Mode, Owner};
+use crate::rules::{Stake, refuse_self_wait};
 
 impl Table {
     pub(super) fn enqueue(&mut self, now: Now, ask: Ask, slots: Ids) -> Result<()> {
         if let Some(owner) = ask.owner {
-            self.refuse_self_wait(owner, &ask)?;
+            let tickets = self.state.owners.get(&owner).into_iter().flat_map(|estate| &estate.tickets);
+            refuse_self_wait(tickets.map(|ticket| &self.state.waiters[ticket].ask), &ask)?;
             if let Some(names) = self.circle(owner, &ask, &slots) {
                 return Err(Error::Deadlock(names));
             }
@@ -23,25 +24,6 @@ impl Table {
         };
         self.tell(now, &slots, EventKind::Waiting, Some(&ask.holder));
         self.state.add_waiter(self.ticket, Waiter { ask, slots, until, since: now.wall });
-        Ok(())
-    }
-
-    /// An earlier ask of the same owner stands in line for one of these names. Once that is granted, this one either
-    /// re-enters, or would wait for its own owner for ever.
-    fn refuse_self_wait(&self, owner: Owner, ask: &Ask) -> Result<()> {
-        let Some(estate) = self.state.owners.get(&owner) else { return Ok(()) };
-        for ticket in &estate.tickets {
-            let earlier = &self.state.waiters[ticket].ask;
-            let theirs = earlier.claim.names.as_slice();
-            let shared: Vec<LockName> =
-                ask.claim.names.iter().filter(|name| theirs.binary_search(name).is_ok()).cloned().collect();
-            let reenters = shared.len() == ask.claim.names.count()
-                && !matches!((earlier.mode, ask.mode), (Mode::Shared, Mode::Exclusive | Mode::Permit(_)))
-                && !matches!((earlier.mode, ask.mode), (Mode::Permit(_), Mode::Exclusive | Mode::Shared));
-            if !shared.is_empty() && !reenters {
-                return Err(Error::Deadlock(shared));
-            }
-        }
         Ok(())
     }
 

@@ -23,7 +23,7 @@ mod state;
 use std::collections::VecDeque;
 use std::ops::Bound;
 
-use crate::rules::{Verdict, judge};
+use crate::rules::{Verdict, judge, judge_all};
 use crate::{
     Acquired, Ask, Attempt, Busy, Claim, Error, Event, EventKind, Fence, Grant, Holder, LockName, LockPage,
     LockView, Moment, Names, Page, Release, Renewal, Result, Wait, Wall,
@@ -130,36 +130,16 @@ impl Table {
 
     /// What the rule says about all names of an ask together. `place` is its ticket if it stands in line already.
     fn verdict(&self, ask: &Ask, slots: &Ids, place: Option<Ticket>) -> Result<Verdict> {
-        let mut blocked = false;
-        let (mut mine, mut fence) = (0, None);
-        for slot in slots {
-            match judge(ask.owner, ask.mode, self.state.stakes(*slot)) {
-                Verdict::Upgrade => return Ok(Verdict::Upgrade),
-                Verdict::Reenter(one) => {
-                    mine += 1;
-                    blocked |= fence.is_some_and(|other| other != one);
-                    fence = Some(one);
-                }
-                Verdict::Blocked => blocked = true,
-                Verdict::Free => {
-                    blocked |= self.state.delays.contains_key(slot);
-                    blocked |=
-                        self.state.front(*slot).is_some_and(|first| place.is_none_or(|place| first < place));
-                }
-            }
-        }
-        match fence {
-            Some(fence) if mine == slots.len() && !blocked => Ok(Verdict::Reenter(fence)),
-            // One grant has one fence: part of the names with the old fence and part with a new one cannot be told.
-            Some(_) if place.is_none() => Err(Error::invalid(format!(
-                "this owner holds some of {} already, but not all of them under one fence: ask for all names at once, \
-                 or for the missing ones alone",
-                ask.claim.names
-            ))),
-            Some(_) => Ok(Verdict::Blocked),
-            None if blocked => Ok(Verdict::Blocked),
-            None => Ok(Verdict::Free),
-        }
+        let state = &self.state;
+        let each = slots.iter().map(|slot| {
+            let ahead = |first| place.is_none_or(|place| first < place);
+            Ok(match judge(ask.owner, ask.mode, state.stakes(*slot)) {
+                Verdict::Free if state.delays.contains_key(slot) => Verdict::Blocked,
+                Verdict::Free if state.front(*slot).is_some_and(ahead) => Verdict::Blocked,
+                verdict => verdict,
+            })
+        });
+        judge_all(ask, place.is_some(), each)
     }
 
     fn admit(&mut self, now: Now, ask: &Ask, slots: &Ids, fence: Fence) -> Grant {
