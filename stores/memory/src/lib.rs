@@ -6,6 +6,5 @@
 
 mod records;
 mod store;
-mod watch;
 
 pub use store::MemoryStore;

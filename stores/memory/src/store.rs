@@ -8,11 +8,10 @@ use lockkeeper_core::{
     Acquired, Ask, Attempt, Claim, Error, EventStream, Fence, Grant, LockName, LockPage, LockView, Locks,
     Moment, Page, Profile, Promise, Release, Renewal, Result, Waiting, limits,
 };
-use lockkeeper_host::{Clock, Timer};
+use lockkeeper_host::{Clock, Feed, Timer};
 use tokio::sync::oneshot;
 
 use crate::records::Shelf;
-use crate::watch::Watchers;
 
 /// Locks and records in memory. Clones share them.
 #[derive(Clone, Debug)]
@@ -29,7 +28,7 @@ pub(crate) struct Desk {
     pub table: Table,
     pub shelf: Shelf,
     waiting: HashMap<Attempt, oneshot::Sender<Result<Acquired>>>,
-    watchers: Watchers,
+    feed: Feed,
     /// When the table wants to be woken next, and the timer that does it.
     alarm: Option<(Moment, Timer)>,
 }
@@ -62,7 +61,7 @@ impl Inner {
     fn pass_on(self: &Arc<Self>, desk: &mut Desk, now: Now) {
         while let Some(effect) = desk.table.poll_effect() {
             match effect {
-                Effect::Event(event) => desk.watchers.tell(&event),
+                Effect::Event(event) => desk.feed.tell(&event),
                 Effect::Answer(attempt, answer) => {
                     let Some(waiter) = desk.waiting.remove(&attempt) else { continue };
                     if let Err(Ok(Acquired::Granted(grant))) = waiter.send(answer) {
@@ -72,7 +71,7 @@ impl Inner {
                 }
             }
         }
-        desk.table.set_watched(desk.watchers.any());
+        desk.table.set_watched(desk.feed.any());
         self.set_alarm(desk);
     }
 
@@ -159,7 +158,7 @@ impl Locks for MemoryStore {
     }
 
     async fn watch(&self, prefix: &str) -> Result<EventStream> {
-        Ok(self.at_desk(|desk, _| desk.watchers.add(prefix)))
+        Ok(self.at_desk(|desk, _| desk.feed.add(prefix)))
     }
 
     async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use lockkeeper_core::deadlock::{Want, circle};
-use lockkeeper_core::rules::Stake;
-use lockkeeper_core::{Ask, Error, LockName, Mode, Owner, Result};
+use lockkeeper_core::rules::{Stake, refuse_self_wait};
+use lockkeeper_core::{Ask, Error, LockName, Owner, Result};
 use rusqlite::params;
 
 use crate::post::Presence;
@@ -29,7 +29,7 @@ impl Tx<'_> {
     pub fn refuse_deadlock(&mut self, owner: Owner, ask: &Ask) -> Result<()> {
         let mut scene = Scene::default();
         let waits = self.waits_of(&mut scene, owner)?;
-        refuse_self_wait(&waits, ask)?;
+        refuse_self_wait(waits.iter().map(|waiter| &waiter.ask), ask)?;
         let holds = self.one(script::OWNER_HOLDS, [owner.as_bytes()], |row| row.get::<_, bool>(0))?;
         // Who has nothing and wants nothing else keeps nobody waiting. So it is with nearly every ask.
         if waits.is_empty() && holds != Some(true) {
@@ -115,21 +115,4 @@ impl Scene {
         let names = circle(self.held, line)?;
         Some(names.into_iter().map(|number| self.names[number].clone()).collect())
     }
-}
-
-/// An earlier ask of the same owner stands in line for one of these names. Once that is granted, this one either
-/// re-enters, or would wait for its own owner for ever.
-fn refuse_self_wait(waits: &[Waiter], ask: &Ask) -> Result<()> {
-    for Waiter { ask: earlier, .. } in waits {
-        let theirs = earlier.claim.names.as_slice();
-        let shared: Vec<LockName> =
-            ask.claim.names.iter().filter(|name| theirs.binary_search(name).is_ok()).cloned().collect();
-        let reenters = shared.len() == ask.claim.names.count()
-            && !matches!((earlier.mode, ask.mode), (Mode::Shared, Mode::Exclusive | Mode::Permit(_)))
-            && !matches!((earlier.mode, ask.mode), (Mode::Permit(_), Mode::Exclusive | Mode::Shared));
-        if !shared.is_empty() && !reenters {
-            return Err(Error::Deadlock(shared));
-        }
-    }
-    Ok(())
 }

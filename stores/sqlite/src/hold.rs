@@ -93,6 +93,7 @@ impl Tx<'_> {
             let row = params![name.as_str(), signed(fence.get()), claim.attempt.as_bytes()];
             self.change(script::ADD_STAKE, row)?;
         }
+        self.after.changed.extend(claim.names.iter().cloned());
         self.tell(claim.names.as_slice(), &EventKind::Granted { fence }, Some(holder))?;
         Ok(Grant { claim: claim.clone(), fence, mode: *mode, ttl: *ttl, sent_at: self.sent })
     }

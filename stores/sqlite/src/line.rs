@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use lockkeeper_core::rules::{Verdict, judge};
+use lockkeeper_core::rules::{Verdict, judge, judge_all};
 use lockkeeper_core::{Acquired, Ask, Error, EventKind, LockName, Moment, Owner, Result, Wait};
 use lockkeeper_host::{Life, Process};
 use rusqlite::params;
@@ -38,35 +38,14 @@ impl Tx<'_> {
     }
 
     fn rule(&mut self, ask: &Ask, place: Option<Ticket>) -> Result<Verdict> {
-        let mut blocked = false;
-        let (mut mine, mut fence) = (0, None);
-        for name in &ask.claim.names {
-            match judge(ask.owner, ask.mode, self.live(name)?.iter().map(Hold::stake)) {
-                Verdict::Upgrade => return Ok(Verdict::Upgrade),
-                Verdict::Reenter(one) => {
-                    mine += 1;
-                    blocked |= fence.is_some_and(|other| other != one);
-                    fence = Some(one);
-                }
-                Verdict::Blocked => blocked = true,
-                Verdict::Free => {
-                    blocked |= self.delayed(name)?.is_some();
-                    blocked |= self.front(name)?.is_some_and(|first| place.is_none_or(|place| first < place));
-                }
-            }
-        }
-        match fence {
-            Some(fence) if mine == ask.claim.names.count() && !blocked => Ok(Verdict::Reenter(fence)),
-            // One grant has one fence: part of the names with the old fence and part with a new one cannot be told.
-            Some(_) if place.is_none() => Err(Error::invalid(format!(
-                "this owner holds some of {} already, but not all of them under one fence: ask for all names at once, \
-                 or for the missing ones alone",
-                ask.claim.names
-            ))),
-            Some(_) => Ok(Verdict::Blocked),
-            None if blocked => Ok(Verdict::Blocked),
-            None => Ok(Verdict::Free),
-        }
+        let each = ask.claim.names.iter().map(|name| {
+            let verdict = judge(ask.owner, ask.mode, self.live(name)?.iter().map(Hold::stake));
+            let ahead = |first| place.is_none_or(|place| first < place);
+            let held_back = verdict == Verdict::Free
+                && (self.delayed(name)?.is_some() || self.front(name)?.is_some_and(ahead));
+            Ok(if held_back { Verdict::Blocked } else { verdict })
+        });
+        judge_all(ask, place.is_some(), each)
     }
 
     pub fn enqueue(&mut self, ask: &Ask) -> Result<(Ticket, Moment)> {
@@ -211,6 +190,7 @@ impl Tx<'_> {
                 self.drop_waiter(&waiter)?;
                 let busy = self.busy(&waiter.ask, *ticket)?;
                 self.after.answers.push((*ticket, Ok(Acquired::Busy(busy))));
+                self.serve()?;
             }
         }
         Ok(())

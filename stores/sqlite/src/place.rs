@@ -58,8 +58,12 @@ pub(crate) fn beside(database: &Path, suffix: &str) -> PathBuf {
 /// without the right to do so the helper stays private, and whoever cannot read it says so.
 pub(crate) fn share_like(database: &Path, helper: &Path) {
     let (Ok(model), Ok(made)) = (fs::metadata(database), fs::metadata(helper)) else { return };
-    if (model.uid(), model.gid()) != (made.uid(), made.gid()) {
-        let _ = std::os::unix::fs::chown(helper, Some(model.uid()), Some(model.gid()));
+    // The group first: who may not give a file away may still give it to a group of his own.
+    if model.gid() != made.gid() {
+        let _ = std::os::unix::fs::chown(helper, None, Some(model.gid()));
+    }
+    if model.uid() != made.uid() {
+        let _ = std::os::unix::fs::chown(helper, Some(model.uid()), None);
     }
     let mut mode = model.mode() & 0o666;
     if made.is_dir() {

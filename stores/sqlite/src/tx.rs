@@ -74,6 +74,8 @@ pub(crate) struct After {
     pub answers: Vec<(Ticket, Result<Acquired>)>,
     pub nudges: BTreeMap<Peer, BTreeSet<u64>>,
     pub events: bool,
+    /// Names that are held otherwise than before: whoever waits for them has something else to watch.
+    pub changed: BTreeSet<LockName>,
 }
 
 pub(crate) struct Tx<'e> {
@@ -211,7 +213,10 @@ impl<'e> Tx<'e> {
     }
 
     pub fn touch<'n>(&mut self, names: impl IntoIterator<Item = &'n LockName>) {
-        self.touched.extend(names.into_iter().cloned());
+        for name in names {
+            self.touched.insert(name.clone());
+            self.after.changed.insert(name.clone());
+        }
     }
 
     pub fn change(&self, text: &str, params: impl rusqlite::Params) -> Result<usize> {

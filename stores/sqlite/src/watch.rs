@@ -63,18 +63,31 @@ impl Worker {
         }
         names.sort();
         names.dedup();
-        // A poll finds nothing to do most of the time, and then it writes nothing.
-        let mut act = !tickets.is_empty() || !overdue.is_empty() || (!all && !names.is_empty());
-        for _ in 0..3 {
-            if act && !self.serve_now(tickets, &names, &overdue) {
-                break;
-            }
-            act = self.refresh(&names);
-            if !act {
-                break;
-            }
+        // Most of the time there is nothing to do (the lease was renewed meanwhile), and then nothing is written.
+        if (tickets.is_empty() && overdue.is_empty()) || self.serve_now(tickets, &names, &overdue) {
+            self.attend(&names);
         }
         self.look_at_events(all);
+        self.rearm();
+    }
+
+    /// Finds out what to watch for these names, and serves whoever can be served.
+    fn attend(&mut self, names: &[LockName]) {
+        for _ in 0..3 {
+            self.stale.retain(|name| names.binary_search(name).is_err());
+            if !self.refresh(names) || !self.serve_now(&[], names, &[]) {
+                return;
+            }
+        }
+    }
+
+    /// After a job of our own that changed who holds what we wait for.
+    pub fn catch_up(&mut self) {
+        if self.stale.is_empty() {
+            return;
+        }
+        let names: Vec<LockName> = std::mem::take(&mut self.stale).into_iter().collect();
+        self.attend(&names);
         self.rearm();
     }
 

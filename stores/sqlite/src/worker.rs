@@ -1,12 +1,13 @@
 //! The thread that has the file: it does one job after another, each in a transaction of its own.
 
 use std::cell::OnceCell;
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, mpsc};
 
 use lockkeeper_core::table::Now;
-use lockkeeper_core::{Acquired, Ask, Error, EventStream, Moment, Release, Result};
+use lockkeeper_core::{Acquired, Ask, Error, EventStream, LockName, Moment, Release, Result};
 use lockkeeper_host::{Timer, random_128};
 
 use crate::events::Watchers;
@@ -40,6 +41,8 @@ pub(crate) struct Worker {
     home: Home,
     pub locals: Locals,
     pub watchers: Watchers,
+    /// Names of ours that somebody else has now, or nobody: what we watch for them is out of date.
+    pub stale: BTreeSet<LockName>,
     /// Asks whose place was in a file that is not there any more.
     strays: Vec<Local>,
     waker: Option<Waker>,
@@ -68,6 +71,7 @@ impl Worker {
             home,
             locals: Locals::default(),
             watchers: Watchers::default(),
+            stale: BTreeSet::new(),
             strays: Vec::new(),
             waker: None,
             alarm: None,
@@ -100,6 +104,7 @@ impl Worker {
             if !self.strays.is_empty() {
                 self.stand_again();
             }
+            self.catch_up();
         }
     }
 
@@ -201,6 +206,7 @@ impl Worker {
                 let _ = self.write(|tx| tx.release(&grant.claim));
             }
         }
+        self.stale.extend(after.changed.into_iter().filter(|name| self.locals.first(name).is_some()));
         if !gone.is_empty() {
             // Whoever was to be served next is served now.
             let _ = self.write(|tx| gone.iter().try_for_each(|peer| tx.bury_peer(peer)));

@@ -1,0 +1,223 @@
+//! The store beside the lock table of `core`, which is the reference: the same random asks, renewals, releases, breaks
+//! and passing of time must have the same answers, fences and views, step by step.
+
+mod common;
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use common::{Dir, name, open_by};
+use lockkeeper_core::table::{Answer, Effect, Now, Table};
+use lockkeeper_core::{
+    Acquired, Ask, Attempt, Claim, Holder, Locks, Mode, Moment, Names, Owner, Page, Result, Wait,
+};
+use lockkeeper_host::{Clock, VirtualClock};
+use lockkeeper_sqlite::SqliteStore;
+use tokio::task::JoinHandle;
+
+#[test]
+#[ignore = "the other process of the tests here"]
+fn contender() {
+    common::contender();
+}
+
+/// Numbers that are the same for the same seed.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % sides
+    }
+
+    fn one_in(&mut self, sides: u64) -> bool {
+        self.roll(sides) == 0
+    }
+}
+
+struct Pair {
+    dice: Dice,
+    clock: VirtualClock,
+    store: SqliteStore,
+    table: Table,
+    attempts: u64,
+    claims: Vec<Claim>,
+    waiting: HashMap<Attempt, JoinHandle<Result<Acquired>>>,
+    waited: usize,
+    served: usize,
+}
+
+impl Pair {
+    fn now(&self) -> Now {
+        Now { moment: self.clock.now(), wall: self.clock.wall() }
+    }
+
+    fn new_ask(&mut self) -> Ask {
+        let dice = &mut self.dice;
+        let count = if dice.one_in(4) { 2 } else { 1 };
+        let names = Names::new((0..count).map(|_| name(["a", "b", "c"][dice.roll(3) as usize]))).unwrap();
+        self.attempts += 1;
+        let attempt = Attempt::from_bytes(u128::from(self.attempts).to_be_bytes());
+        let holder = Holder::new("here", 1, Some(self.attempts.to_string())).unwrap();
+        let ttl = Duration::from_secs(1 + dice.roll(20));
+        let mut ask = Ask::new(attempt, names, ttl, std::sync::Arc::new(holder));
+        ask.mode = [Mode::Exclusive, Mode::Exclusive, Mode::Shared, Mode::Permit(2)][dice.roll(4) as usize];
+        ask.wait = match dice.roll(3) {
+            0 => Wait::No,
+            1 => Wait::For(Duration::from_secs(dice.roll(15))),
+            _ => Wait::Forever,
+        };
+        if dice.one_in(2) {
+            ask.owner = Some(Owner::from_bytes([dice.roll(4) as u8; 16]));
+        }
+        if dice.one_in(5) {
+            ask.lock_delay = Duration::from_secs(dice.roll(8));
+        }
+        if dice.one_in(5) {
+            ask.min_hold = Duration::from_secs(dice.roll(8));
+        }
+        ask
+    }
+
+    async fn ask(&mut self) {
+        let ask = self.new_ask();
+        self.claims.push(ask.claim.clone());
+        let expected = self.table.handle_ask(self.now(), ask.clone());
+        let attempt = ask.claim.attempt;
+        let store = self.store.clone();
+        let got = tokio::spawn(async move { store.acquire(&ask).await });
+        // Let it ask before anything else is asked.
+        tokio::task::yield_now().await;
+        match expected {
+            Ok(Answer::Waiting) => {
+                self.waited += 1;
+                self.waiting.insert(attempt, got);
+            }
+            Ok(Answer::Granted(grant)) => same(got.await.unwrap(), Ok(Acquired::Granted(grant))),
+            Ok(Answer::Busy(busy)) => same(got.await.unwrap(), Ok(Acquired::Busy(busy))),
+            Err(error) => same(got.await.unwrap(), Err(error)),
+        }
+    }
+
+    fn any_claim(&mut self) -> Option<Claim> {
+        let recent = self.claims.len().min(12);
+        let at = self.claims.len() - 1 - self.dice.roll(recent.max(1) as u64) as usize;
+        self.claims.get(at).cloned()
+    }
+
+    async fn release(&mut self) {
+        let Some(claim) = self.any_claim() else { return };
+        let expected = self.table.handle_release(self.now(), &claim);
+        assert_eq!(self.store.release(&claim).await.unwrap(), expected);
+        if let Some(waiter) = self.waiting.remove(&claim.attempt) {
+            waiter.abort();
+        }
+    }
+
+    async fn renew(&mut self) {
+        let Some(claim) = self.any_claim() else { return };
+        let expected = self.table.handle_renew(self.now(), &claim.attempt);
+        let grant = lockkeeper_core::Grant {
+            claim,
+            fence: lockkeeper_core::Fence::MAX,
+            mode: Mode::Exclusive,
+            ttl: Duration::from_secs(1),
+            sent_at: Moment::default(),
+        };
+        assert_eq!(self.store.renew(&[grant]).await.unwrap(), [expected]);
+    }
+
+    async fn take_away(&mut self) {
+        let what = name(["a", "b", "c"][self.dice.roll(3) as usize]);
+        let expected = self.table.handle_break(self.now(), &what, "test").unwrap();
+        assert_eq!(self.store.break_lock(&what, "test").await.unwrap(), expected);
+    }
+
+    async fn pass(&mut self) {
+        let end = self.clock.now() + Duration::from_secs(self.dice.roll(8));
+        while self.clock.now() < end {
+            let next = self.table.poll_timeout().map_or(end, |at| at.min(end));
+            self.clock.advance(next.since(self.clock.now()));
+            self.table.handle_timeout(self.now());
+            self.compare().await;
+        }
+    }
+
+    /// Lets the worker finish what it has told itself to do, then compares everything that can be seen.
+    async fn compare(&mut self) {
+        for _ in 0..3 {
+            self.store.inspect(&name("nothing")).await.unwrap();
+        }
+        // An ask with no patience at all is in line for no time at all.
+        self.table.handle_timeout(self.now());
+        let expected = self.table.list(self.clock.now(), "", &Page::FIRST);
+        let got = self.store.list("", &Page::FIRST).await.unwrap();
+        if got != expected {
+            for (attempt, waiter) in self.waiting.drain() {
+                if let Ok(answer) = tokio::time::timeout(Duration::from_millis(100), waiter).await {
+                    println!("answered: {attempt:?} {answer:?}");
+                }
+            }
+            panic!("{got:#?}\ninstead of {expected:#?}");
+        }
+        while let Some(effect) = self.table.poll_effect() {
+            let Effect::Answer(attempt, expected) = effect else { continue };
+            let waiter = self.waiting.remove(&attempt).expect("it waits");
+            same(common::soon("a waiter is answered", waiter).await.unwrap(), expected);
+            self.served += 1;
+        }
+        tokio::task::yield_now().await;
+        assert!(self.waiting.values().all(|waiter| !waiter.is_finished()), "answered out of turn");
+    }
+}
+
+fn same(got: Result<Acquired>, expected: Result<Acquired>) {
+    match (got, expected) {
+        (Ok(got), Ok(expected)) => assert_eq!(got, expected),
+        (Err(got), Err(expected)) => assert_eq!(got.outcome(), expected.outcome(), "{got} {expected}"),
+        (got, expected) => panic!("{got:?} instead of {expected:?}"),
+    }
+}
+
+#[tokio::test]
+async fn the_store_does_what_the_table_does() {
+    let seeds = match std::env::var("LOCKKEEPER_SEED") {
+        Ok(seed) => vec![seed.parse().unwrap()],
+        Err(_) => (1..=20_u64).map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect(),
+    };
+    let (mut waited, mut served) = (0, 0);
+    for seed in seeds {
+        println!("LOCKKEEPER_SEED={seed}");
+        let dir = Dir::new();
+        let clock = VirtualClock::default();
+        let store = open_by(&dir.db(), &clock);
+        let mut pair = Pair {
+            dice: Dice(seed),
+            clock,
+            store,
+            table: Table::default(),
+            attempts: 0,
+            claims: Vec::new(),
+            waiting: HashMap::new(),
+            waited: 0,
+            served: 0,
+        };
+        pair.ask().await;
+        for _ in 0..150 {
+            match pair.dice.roll(10) {
+                0..=3 => pair.ask().await,
+                4..=6 => pair.release().await,
+                7 => pair.renew().await,
+                8 if pair.dice.one_in(3) => pair.take_away().await,
+                _ => pair.pass().await,
+            }
+            pair.compare().await;
+        }
+        waited += pair.waited;
+        served += pair.served;
+    }
+    println!("{waited} waited, {served} of them were answered");
+    assert!(waited > 50 && served > 30, "nothing was tested: {waited} {served}");
+}
