@@ -166,7 +166,7 @@ fn killed_with_kill_9_it_takes_everything_with_it() {
 #[test]
 fn killed_in_its_first_moment_it_takes_the_command_with_it() {
     let place = Place::new("kill9_early");
-    let mut running = place.start("x", "echo $$; exec sleep 60");
+    let mut running = place.start("x", "echo $$; exec sleep 600");
     let pid = running.line();
     running.signal(Signal::KILL);
     until_gone(&pid);

@@ -154,7 +154,7 @@ fn signals_are_passed_on() {
 #[test]
 fn interrupting_twice_kills() {
     let place = Place::new("twice");
-    let script = "trap 'echo no' INT; (trap '' INT; echo $BASHPID; exec sleep 60) & echo up $!; while :; do sleep 0.05; done";
+    let script = "trap 'echo no' INT; (trap '' INT; echo $BASHPID; exec sleep 600) & echo up $!; while :; do sleep 0.05; done";
     let mut running = place.start("x", script);
     let grandchild = loop {
         let line = running.line();

@@ -66,6 +66,7 @@ impl Tx<'_> {
 
     pub fn admit(&mut self, ask: &Ask, fence: Fence) -> Result<Grant> {
         let Ask { claim, owner, mode, ttl, lock_delay, min_hold, holder, .. } = ask;
+        let turn = self.next_ticket();
         let process = &self.home.process;
         self.change(
             script::ADD_HOLD,
@@ -75,6 +76,7 @@ impl Tx<'_> {
                 owner.map(|owner| *owner.as_bytes()),
                 mode_number(*mode),
                 signed(fence.get()),
+                turn,
                 moment(self.now.moment),
                 signed(self.now.wall.as_micros()),
                 moment(self.now.moment + *ttl),
@@ -90,7 +92,7 @@ impl Tx<'_> {
             ],
         )?;
         for name in &claim.names {
-            let row = params![name.as_str(), signed(fence.get()), claim.attempt.as_bytes()];
+            let row = params![name.as_str(), signed(fence.get()), turn, claim.attempt.as_bytes()];
             self.change(script::ADD_STAKE, row)?;
         }
         self.after.changed.extend(claim.names.iter().cloned());
@@ -138,9 +140,16 @@ impl Tx<'_> {
         let key = random_128();
         self.change(script::DISOWN, params![hold.attempt.as_bytes(), key, moment(until)])?;
         for name in &hold.names {
-            let fence = signed(hold.fence.get());
-            self.change(script::REMOVE_STAKE, params![name.as_str(), fence, hold.attempt.as_bytes()])?;
-            self.change(script::ADD_STAKE, params![name.as_str(), fence, key])?;
+            let row = params![name.as_str(), signed(hold.fence.get()), hold.turn, key];
+            self.change(script::DISOWN_STAKE, row)?;
+            self.after.changed.insert(name.clone());
+            // Whoever is first in line watches for the end of the lease, which has come nearer.
+            if until < hold.expires
+                && let Some(first) = self.front(name)?
+                && let Some(waiter) = self.waiter(first)?.filter(|waiter| waiter.peer != self.home.peer)
+            {
+                self.nudge(waiter.peer, first);
+            }
         }
         Ok(())
     }
@@ -148,7 +157,7 @@ impl Tx<'_> {
     fn remove(&mut self, hold: &Hold) -> Result<()> {
         self.change(script::REMOVE_HOLD, [hold.attempt.as_bytes()])?;
         for name in &hold.names {
-            let row = params![name.as_str(), signed(hold.fence.get()), hold.attempt.as_bytes()];
+            let row = params![name.as_str(), signed(hold.fence.get()), hold.turn];
             self.change(script::REMOVE_STAKE, row)?;
         }
         self.touch(&hold.names);

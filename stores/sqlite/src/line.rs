@@ -88,6 +88,7 @@ impl Tx<'_> {
             self.change(script::ADD_PLACE, row)?;
         }
         self.tell(claim.names.as_slice(), &EventKind::Waiting, Some(holder))?;
+        self.joined = Some(ticket);
         Ok((ticket, until))
     }
 
@@ -105,6 +106,7 @@ impl Tx<'_> {
             self.change(script::MOVE_PLACE, params![name.as_str(), ticket, peer])?;
         }
         self.nudge(waiter.peer, ticket);
+        self.joined = Some(ticket);
         Ok(waiter.until)
     }
 
@@ -214,7 +216,7 @@ impl Tx<'_> {
     /// Whether it left the line.
     pub fn serve_one(&mut self, waiter: &Waiter) -> Result<bool> {
         let mine = waiter.peer == self.home.peer;
-        if mine && !self.locals.wants(waiter.ticket) {
+        if mine && !self.wanted(waiter.ticket) {
             self.drop_waiter(waiter)?;
             return Ok(true);
         }
@@ -245,6 +247,19 @@ impl Tx<'_> {
         Ok(true)
     }
 
+    /// Serves an ask whose owner has its names already; any other waits for its turn.
+    pub fn serve_past_the_line(&mut self, waiter: &Waiter) -> Result<()> {
+        if let Verdict::Reenter(_) = self.verdict(&waiter.ask, Some(waiter.ticket))? {
+            self.serve_one(waiter)?;
+        }
+        Ok(())
+    }
+
+    /// Whether somebody of this process still waits for the answer.
+    fn wanted(&self, ticket: Ticket) -> bool {
+        self.joined == Some(ticket) || self.locals.wants(ticket)
+    }
+
     /// Other asks of an owner that just got these names re-enter past the line.
     fn serve_owner(&mut self, owner: Owner, served: &Waiter) -> Result<()> {
         let names = served.ask.claim.names.as_slice();
@@ -256,7 +271,7 @@ impl Tx<'_> {
             let Verdict::Reenter(fence) = self.verdict(&waiter.ask, Some(waiter.ticket))? else { continue };
             if waiter.peer != self.home.peer {
                 self.nudge(waiter.peer, waiter.ticket);
-            } else if self.locals.wants(waiter.ticket) {
+            } else if self.wanted(waiter.ticket) {
                 self.remove_waiter(&waiter)?;
                 let grant = self.admit(&waiter.ask, fence)?;
                 self.after.answers.push((waiter.ticket, Ok(Acquired::Granted(grant))));

@@ -17,14 +17,14 @@ const SCHEMA: &str = "
 CREATE TABLE state(id INTEGER PRIMARY KEY, boot TEXT NOT NULL, fence INTEGER NOT NULL, reserved INTEGER NOT NULL,
  ticket INTEGER NOT NULL);
 CREATE TABLE hold(attempt BLOB PRIMARY KEY, names TEXT NOT NULL, owner BLOB, mode INTEGER NOT NULL,
- fence INTEGER NOT NULL, granted INTEGER NOT NULL, since INTEGER NOT NULL, expires INTEGER NOT NULL,
- ttl INTEGER NOT NULL, lock_delay INTEGER NOT NULL, min_hold INTEGER NOT NULL, lingering INTEGER NOT NULL,
+ fence INTEGER NOT NULL, turn INTEGER NOT NULL, granted INTEGER NOT NULL, since INTEGER NOT NULL,
+ expires INTEGER NOT NULL, ttl INTEGER NOT NULL, lock_delay INTEGER NOT NULL, min_hold INTEGER NOT NULL, lingering INTEGER NOT NULL,
  host TEXT NOT NULL, holder INTEGER NOT NULL, label TEXT,
  pid INTEGER NOT NULL, start INTEGER NOT NULL, namespace INTEGER NOT NULL) WITHOUT ROWID;
 CREATE INDEX hold_expires ON hold(expires);
 CREATE INDEX hold_owner ON hold(owner) WHERE owner IS NOT NULL;
-CREATE TABLE stake(name TEXT NOT NULL, fence INTEGER NOT NULL, attempt BLOB NOT NULL,
- PRIMARY KEY(name, fence, attempt)) WITHOUT ROWID;
+CREATE TABLE stake(name TEXT NOT NULL, fence INTEGER NOT NULL, turn INTEGER NOT NULL, attempt BLOB NOT NULL,
+ PRIMARY KEY(name, fence, turn)) WITHOUT ROWID;
 CREATE TABLE waiter(ticket INTEGER PRIMARY KEY, attempt BLOB NOT NULL UNIQUE, peer BLOB NOT NULL,
  names TEXT NOT NULL, owner BLOB, mode INTEGER NOT NULL, until INTEGER NOT NULL, since INTEGER NOT NULL,
  ttl INTEGER NOT NULL, lock_delay INTEGER NOT NULL, min_hold INTEGER NOT NULL,
@@ -105,7 +105,7 @@ pub(crate) const NEW_BOOT_RECORDS: &str = "UPDATE record SET expires = ?1 + ttl 
 
 macro_rules! hold_columns {
     () => {
-        "h.attempt, h.names, h.owner, h.mode, h.fence, h.granted, h.since, h.expires, h.ttl, h.lock_delay, \
+        "h.attempt, h.names, h.owner, h.mode, h.fence, h.turn, h.granted, h.since, h.expires, h.ttl, h.lock_delay, \
          h.min_hold, h.lingering, h.host, h.holder, h.label, h.pid, h.start, h.namespace"
     };
 }
@@ -117,17 +117,19 @@ pub(crate) const HOLD: &str = concat!("SELECT ", hold_columns!(), " FROM hold h 
 pub(crate) const HOLDS: &str = concat!(
     "SELECT ",
     hold_columns!(),
-    " FROM stake s JOIN hold h ON h.attempt = s.attempt WHERE s.name = ?1 ORDER BY s.fence, h.granted, s.attempt"
+    " FROM stake s JOIN hold h ON h.attempt = s.attempt WHERE s.name = ?1 ORDER BY s.fence, s.turn"
 );
 pub(crate) const HOLDS_DUE: &str =
     concat!("SELECT ", hold_columns!(), " FROM hold h WHERE expires <= ?1 ORDER BY expires LIMIT 32");
 pub(crate) const NEXT_EXPIRY: &str = "SELECT min(expires) FROM hold";
 pub(crate) const OWNER_HOLDS: &str = "SELECT EXISTS(SELECT 1 FROM hold WHERE owner = ?1)";
-pub(crate) const ADD_HOLD: &str = "INSERT INTO hold VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, 0, ?12, \
-     ?13, ?14, ?15, ?16, ?17)";
-pub(crate) const ADD_STAKE: &str = "INSERT INTO stake VALUES(?1, ?2, ?3)";
+pub(crate) const ADD_HOLD: &str = "INSERT INTO hold VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, 0, \
+     ?13, ?14, ?15, ?16, ?17, ?18)";
+pub(crate) const ADD_STAKE: &str = "INSERT INTO stake VALUES(?1, ?2, ?3, ?4)";
 pub(crate) const REMOVE_HOLD: &str = "DELETE FROM hold WHERE attempt = ?1";
-pub(crate) const REMOVE_STAKE: &str = "DELETE FROM stake WHERE name = ?1 AND fence = ?2 AND attempt = ?3";
+pub(crate) const REMOVE_STAKE: &str = "DELETE FROM stake WHERE name = ?1 AND fence = ?2 AND turn = ?3";
+pub(crate) const DISOWN_STAKE: &str =
+    "UPDATE stake SET attempt = ?4 WHERE name = ?1 AND fence = ?2 AND turn = ?3";
 pub(crate) const EXTEND: &str = "UPDATE hold SET expires = ?2 + ttl, pid = ?3, start = ?4, namespace = ?5 \
      WHERE attempt = ?1 AND expires > ?2 AND lingering = 0";
 /// A lingering hold keeps its place under a key that nobody knows: its attempt means nothing any more.

@@ -156,7 +156,11 @@ impl Locks for SqliteStore {
         let name = name.clone();
         self.call(move |worker| match worker.read(|tx| tx.inspect(&name))? {
             (view, false) => Ok(view),
-            (_, true) => worker.write(|tx| tx.inspect(&name)),
+            (_, true) => worker.write(|tx| {
+                tx.inspect(&name)?;
+                tx.serve()?;
+                tx.inspect(&name)
+            }),
         })
         .await
     }
@@ -165,7 +169,11 @@ impl Locks for SqliteStore {
         let (prefix, page) = (prefix.to_owned(), page.clone());
         self.call(move |worker| match worker.read(|tx| tx.list(&prefix, &page))? {
             (locks, false) => Ok(locks),
-            (_, true) => worker.write(|tx| tx.list(&prefix, &page)),
+            (_, true) => worker.write(|tx| {
+                tx.list(&prefix, &page)?;
+                tx.serve()?;
+                tx.list(&prefix, &page)
+            }),
         })
         .await
     }

@@ -92,6 +92,8 @@ pub(crate) struct Tx<'e> {
     pub watched: bool,
     /// A reader found something that only a writer can mend.
     pub due: bool,
+    /// The ask that joined the line in this transaction: this process does not know of it yet.
+    pub joined: Option<Ticket>,
     /// Names whose lines may have somebody to serve now.
     pub touched: BTreeSet<LockName>,
     state: State,
@@ -119,6 +121,7 @@ impl<'e> Tx<'e> {
             after: After::default(),
             watched: false,
             due: false,
+            joined: None,
             touched: BTreeSet::new(),
             state: State::default(),
             stored: State::default(),

@@ -10,8 +10,7 @@ use crate::worker::Worker;
 
 impl Worker {
     /// An ask of ours stands in line now.
-    pub fn wait(&mut self, ticket: Ticket, local: Local) {
-        self.locals.add(ticket, local);
+    pub fn wait(&mut self, ticket: Ticket) {
         if let Err(error) = self.start_waker() {
             if let Some(local) = self.locals.remove(ticket) {
                 let _ = local.tell.send(Err(error));
@@ -54,8 +53,8 @@ impl Worker {
     /// Does what is due for our waiters: for these asks, for lines in which a lease ended, for those without patience;
     /// and for every line if `all`.
     pub fn look(&mut self, tickets: &[Ticket], all: bool) {
-        self.alarm_rang();
         let now = self.now();
+        self.looked = now;
         let overdue = self.locals.overdue(now);
         let mut names = if all { self.locals.names() } else { self.locals.due(now) };
         for ticket in tickets.iter().chain(&overdue) {
@@ -98,7 +97,7 @@ impl Worker {
             let again = tx.all(script::REENTRANT, [peer], |row| row.get::<_, Ticket>(0))?;
             for ticket in tickets.iter().chain(&again) {
                 if let Some(waiter) = tx.waiter(*ticket)?.filter(|waiter| waiter.peer == peer) {
-                    tx.serve_one(&waiter)?;
+                    tx.serve_past_the_line(&waiter)?;
                 }
             }
             tx.touch(names);
@@ -215,7 +214,11 @@ impl Worker {
         let now = self.now();
         let expiry = if self.watchers.any() { self.next_expiry() } else { None };
         let next = [self.locals.next_due(), expiry].into_iter().flatten().min();
-        // What was due a moment ago and could not be done waits for the poll.
+        // What came due while we looked is looked at again. What was due already and could not be done waits for the
+        // poll.
+        if next.is_some_and(|next| next <= now && next > self.looked) {
+            self.ring();
+        }
         self.set_alarm(next.filter(|next| *next > now));
         self.set_guards();
     }

@@ -47,6 +47,8 @@ pub(crate) struct Worker {
     strays: Vec<Local>,
     waker: Option<Waker>,
     alarm: Option<(Moment, Timer)>,
+    /// When we last looked for what is due.
+    pub looked: Moment,
     jobs: mpsc::Sender<Job>,
     wakes: Arc<AtomicU64>,
     count: u8,
@@ -75,6 +77,7 @@ impl Worker {
             strays: Vec::new(),
             waker: None,
             alarm: None,
+            looked: Moment::default(),
             jobs,
             wakes,
             // Short-lived processes tidy up now and then as well: each begins to count somewhere else.
@@ -93,7 +96,10 @@ impl Worker {
             let work = || match job {
                 Job::Call(call) => call(&mut self),
                 Job::Wake(wake) => self.wake(&wake),
-                Job::Alarm => self.look(&[], false),
+                Job::Alarm => {
+                    self.alarm = None;
+                    self.look(&[], false);
+                }
                 Job::Stop => self.close(),
             };
             // A panic is a bug; it costs this job, and not everybody else's locks.
@@ -160,6 +166,12 @@ impl Worker {
 
     /// A transaction that changes something, and then passes on what came of it.
     pub fn write<T>(&mut self, work: impl FnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        let (done, after) = self.commit(work)?;
+        self.pass_on(after);
+        Ok(done)
+    }
+
+    fn commit<T>(&mut self, work: impl FnOnce(&mut Tx<'_>) -> Result<T>) -> Result<(T, After)> {
         let sent = self.options.clock.now();
         self.begin(true)?;
         self.count = self.count.wrapping_add(1);
@@ -188,8 +200,7 @@ impl Worker {
         let done = done?;
         end?;
         self.this_boot = true;
-        self.pass_on(after);
-        Ok(done)
+        Ok((done, after))
     }
 
     fn pass_on(&mut self, after: After) {
@@ -217,12 +228,21 @@ impl Worker {
     }
 
     pub fn acquire(&mut self, ask: Ask, tell: Teller) {
-        match self.write(|tx| tx.ask(&ask)) {
-            Ok(Answer::Granted(grant)) => drop(tell.send(Ok(Acquired::Granted(grant)))),
-            Ok(Answer::Busy(busy)) => drop(tell.send(Ok(Acquired::Busy(busy)))),
-            Err(error) => drop(tell.send(Err(error))),
-            Ok(Answer::Waiting(ticket, until)) => self.wait(ticket, Local { ask, until, tell }),
+        let (answer, after) = match self.commit(|tx| tx.ask(&ask)) {
+            Ok(done) => done,
+            Err(error) => return drop(tell.send(Err(error))),
+        };
+        match answer {
+            Answer::Granted(grant) => drop(tell.send(Ok(Acquired::Granted(grant)))),
+            Answer::Busy(busy) => drop(tell.send(Ok(Acquired::Busy(busy)))),
+            Answer::Waiting(ticket, until) => {
+                // Known here before anything else happens: a place that nobody knows of is given up.
+                self.locals.add(ticket, Local { ask, until, tell });
+                self.pass_on(after);
+                return self.wait(ticket);
+            }
         }
+        self.pass_on(after);
     }
 
     pub fn release(&mut self, claim: &lockkeeper_core::Claim) -> Result<Release> {
@@ -269,10 +289,6 @@ impl Worker {
             let ring = move || drop(jobs.send(Job::Alarm));
             (at, self.options.clock.call_at(at, Box::new(ring)))
         });
-    }
-
-    pub fn alarm_rang(&mut self) {
-        self.alarm = None;
     }
 
     pub fn now(&self) -> Moment {

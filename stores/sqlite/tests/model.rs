@@ -1,5 +1,8 @@
 //! The store beside the lock table of `core`, which is the reference: the same random asks, renewals, releases, breaks
 //! and passing of time must have the same answers, fences and views, step by step.
+//!
+//! One open store must do exactly as the table does. Several that share a file do so as soon as they have woken each
+//! other; which of two that are served at once is first, and so has the smaller fence, is then left open.
 
 mod common;
 
@@ -9,7 +12,8 @@ use std::time::Duration;
 use common::{Dir, name, open_by};
 use lockkeeper_core::table::{Answer, Effect, Now, Table};
 use lockkeeper_core::{
-    Acquired, Ask, Attempt, Claim, Holder, Locks, Mode, Moment, Names, Owner, Page, Result, Wait,
+    Acquired, Ask, Attempt, Claim, Fence, Holder, LockPage, LockView, Locks, Mode, Moment, Names, Owner,
+    Page, Result, Wait,
 };
 use lockkeeper_host::{Clock, VirtualClock};
 use lockkeeper_sqlite::SqliteStore;
@@ -40,18 +44,29 @@ impl Dice {
 struct Pair {
     dice: Dice,
     clock: VirtualClock,
-    store: SqliteStore,
+    stores: Vec<SqliteStore>,
     table: Table,
     attempts: u64,
     claims: Vec<Claim>,
     waiting: HashMap<Attempt, JoinHandle<Result<Acquired>>>,
     waited: usize,
     served: usize,
+    /// How often the others were not woken, or only late.
+    slow: usize,
 }
 
 impl Pair {
     fn now(&self) -> Now {
         Now { moment: self.clock.now(), wall: self.clock.wall() }
+    }
+
+    /// One store: everything is the same, at once.
+    fn strict(&self) -> bool {
+        self.stores.len() == 1
+    }
+
+    fn store(&mut self) -> SqliteStore {
+        self.stores[self.dice.roll(self.stores.len() as u64) as usize].clone()
     }
 
     fn new_ask(&mut self) -> Ask {
@@ -86,7 +101,7 @@ impl Pair {
         self.claims.push(ask.claim.clone());
         let expected = self.table.handle_ask(self.now(), ask.clone());
         let attempt = ask.claim.attempt;
-        let store = self.store.clone();
+        let (store, strict) = (self.store(), self.strict());
         let got = tokio::spawn(async move { store.acquire(&ask).await });
         // Let it ask before anything else is asked.
         tokio::task::yield_now().await;
@@ -95,9 +110,9 @@ impl Pair {
                 self.waited += 1;
                 self.waiting.insert(attempt, got);
             }
-            Ok(Answer::Granted(grant)) => same(got.await.unwrap(), Ok(Acquired::Granted(grant))),
-            Ok(Answer::Busy(busy)) => same(got.await.unwrap(), Ok(Acquired::Busy(busy))),
-            Err(error) => same(got.await.unwrap(), Err(error)),
+            Ok(Answer::Granted(grant)) => same(got.await.unwrap(), Ok(Acquired::Granted(grant)), strict),
+            Ok(Answer::Busy(busy)) => same(got.await.unwrap(), Ok(Acquired::Busy(busy)), strict),
+            Err(error) => same(got.await.unwrap(), Err(error), strict),
         }
     }
 
@@ -110,7 +125,7 @@ impl Pair {
     async fn release(&mut self) {
         let Some(claim) = self.any_claim() else { return };
         let expected = self.table.handle_release(self.now(), &claim);
-        assert_eq!(self.store.release(&claim).await.unwrap(), expected);
+        assert_eq!(self.store().release(&claim).await.unwrap(), expected);
         if let Some(waiter) = self.waiting.remove(&claim.attempt) {
             waiter.abort();
         }
@@ -121,18 +136,19 @@ impl Pair {
         let expected = self.table.handle_renew(self.now(), &claim.attempt);
         let grant = lockkeeper_core::Grant {
             claim,
-            fence: lockkeeper_core::Fence::MAX,
+            fence: Fence::MAX,
             mode: Mode::Exclusive,
             ttl: Duration::from_secs(1),
             sent_at: Moment::default(),
         };
-        assert_eq!(self.store.renew(&[grant]).await.unwrap(), [expected]);
+        assert_eq!(self.store().renew(&[grant]).await.unwrap(), [expected]);
     }
 
     async fn take_away(&mut self) {
         let what = name(["a", "b", "c"][self.dice.roll(3) as usize]);
         let expected = self.table.handle_break(self.now(), &what, "test").unwrap();
-        assert_eq!(self.store.break_lock(&what, "test").await.unwrap(), expected);
+        let fence = self.store().break_lock(&what, "test").await.unwrap();
+        assert!(fence == expected || !self.strict());
     }
 
     async fn pass(&mut self) {
@@ -147,13 +163,20 @@ impl Pair {
 
     /// Lets the worker finish what it has told itself to do, then compares everything that can be seen.
     async fn compare(&mut self) {
-        for _ in 0..3 {
-            self.store.inspect(&name("nothing")).await.unwrap();
+        for store in self.stores.iter().chain(&self.stores).chain(&self.stores) {
+            store.inspect(&name("nothing")).await.unwrap();
         }
         // An ask with no patience at all is in line for no time at all.
         self.table.handle_timeout(self.now());
-        let expected = self.table.list(self.clock.now(), "", &Page::FIRST);
-        let got = self.store.list("", &Page::FIRST).await.unwrap();
+        let strict = self.strict();
+        let expected = seen(self.table.list(self.clock.now(), "", &Page::FIRST), strict);
+        let began = std::time::Instant::now();
+        let mut got = seen(self.stores[0].list("", &Page::FIRST).await.unwrap(), strict);
+        while got != expected && !strict && began.elapsed() < common::PATIENCE {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            got = seen(self.stores[0].list("", &Page::FIRST).await.unwrap(), strict);
+        }
+        self.slow += usize::from(began.elapsed() > Duration::from_millis(300));
         if got != expected {
             for (attempt, waiter) in self.waiting.drain() {
                 if let Ok(answer) = tokio::time::timeout(Duration::from_millis(100), waiter).await {
@@ -165,7 +188,7 @@ impl Pair {
         while let Some(effect) = self.table.poll_effect() {
             let Effect::Answer(attempt, expected) = effect else { continue };
             let waiter = self.waiting.remove(&attempt).expect("it waits");
-            same(common::soon("a waiter is answered", waiter).await.unwrap(), expected);
+            same(common::soon("a waiter is answered", waiter).await.unwrap(), expected, strict);
             self.served += 1;
         }
         tokio::task::yield_now().await;
@@ -173,8 +196,25 @@ impl Pair {
     }
 }
 
-fn same(got: Result<Acquired>, expected: Result<Acquired>) {
+/// What is compared.
+fn seen(page: LockPage, strict: bool) -> Vec<LockView> {
+    let mut locks = page.locks;
+    if !strict {
+        for lock in &mut locks {
+            lock.held.iter_mut().for_each(|held| held.fence = Fence::MAX);
+            lock.held.sort_by(|a, b| a.holder.label.cmp(&b.holder.label));
+        }
+    }
+    locks
+}
+
+fn same(got: Result<Acquired>, expected: Result<Acquired>, strict: bool) {
     match (got, expected) {
+        (Ok(Acquired::Granted(got)), Ok(Acquired::Granted(expected))) if !strict => {
+            assert_eq!(got.claim, expected.claim);
+        }
+        // Two that give up at once may still see each other in line.
+        (Ok(Acquired::Busy(_)), Ok(Acquired::Busy(_))) if !strict => {}
         (Ok(got), Ok(expected)) => assert_eq!(got, expected),
         (Err(got), Err(expected)) => assert_eq!(got.outcome(), expected.outcome(), "{got} {expected}"),
         (got, expected) => panic!("{got:?} instead of {expected:?}"),
@@ -183,26 +223,38 @@ fn same(got: Result<Acquired>, expected: Result<Acquired>) {
 
 #[tokio::test]
 async fn the_store_does_what_the_table_does() {
+    compare(1).await;
+}
+
+#[tokio::test]
+async fn several_stores_do_together_what_the_table_does() {
+    compare(3).await;
+}
+
+/// `LOCKKEEPER_SEED` repeats one run, `LOCKKEEPER_SEEDS` makes more of them.
+async fn compare(stores: usize) {
+    let count = std::env::var("LOCKKEEPER_SEEDS").map_or(15, |count| count.parse().unwrap());
     let seeds = match std::env::var("LOCKKEEPER_SEED") {
         Ok(seed) => vec![seed.parse().unwrap()],
-        Err(_) => (1..=20_u64).map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect(),
+        Err(_) => (1..=count).map(|i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect(),
     };
-    let (mut waited, mut served) = (0, 0);
+    let (mut waited, mut served, mut slow) = (0, 0, 0);
     for seed in seeds {
         println!("LOCKKEEPER_SEED={seed}");
         let dir = Dir::new();
         let clock = VirtualClock::default();
-        let store = open_by(&dir.db(), &clock);
+        let stores = (0..stores).map(|_| open_by(&dir.db(), &clock)).collect();
         let mut pair = Pair {
             dice: Dice(seed),
             clock,
-            store,
+            stores,
             table: Table::default(),
             attempts: 0,
             claims: Vec::new(),
             waiting: HashMap::new(),
             waited: 0,
             served: 0,
+            slow: 0,
         };
         pair.ask().await;
         for _ in 0..150 {
@@ -217,7 +269,8 @@ async fn the_store_does_what_the_table_does() {
         }
         waited += pair.waited;
         served += pair.served;
+        slow += pair.slow;
     }
-    println!("{waited} waited, {served} of them were answered");
-    assert!(waited > 50 && served > 30, "nothing was tested: {waited} {served}");
+    println!("{waited} waited, {served} of them were answered; {slow} times it took longer than 300 ms");
+    assert!(waited > served && served > 10, "nothing was tested: {waited} {served}");
 }

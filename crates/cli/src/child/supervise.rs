@@ -39,8 +39,14 @@ impl Leads {
 pub enum End {
     /// By itself, or by a signal that was passed on: the exit code.
     Itself(i32),
-    /// Because its lock was lost or about to be: why, and whether everything is really gone.
-    Lost { why: String, all_gone: bool },
+    /// Its lock was lost or about to be.
+    Lost {
+        why: String,
+        /// Its own exit code, if it ended before it was ended.
+        code: Option<i32>,
+        /// Whether everything it started is really gone.
+        all_gone: bool,
+    },
 }
 
 /// The command under its lock.
@@ -53,7 +59,8 @@ pub struct Watch<'a> {
     changes: Stream,
     terminal: Option<Terminal>,
     interrupts: u32,
-    stopped: bool,
+    /// When Ctrl-Z was passed on last.
+    stop_asked: Option<Moment>,
 }
 
 impl<'a> Watch<'a> {
@@ -70,7 +77,7 @@ impl<'a> Watch<'a> {
         grace: Duration,
         leads: Leads,
     ) -> Self {
-        Watch { child, guard, name, grace, leads, changes, terminal: None, interrupts: 0, stopped: false }
+        Watch { child, guard, name, grace, leads, changes, terminal: None, interrupts: 0, stop_asked: None }
     }
 
     /// Until the command has ended, or has been ended.
@@ -82,16 +89,13 @@ impl<'a> Watch<'a> {
             tokio::select! {
                 biased;
                 _ = self.changes.recv() => match self.child.change() {
-                    Some(Change::Ended(code)) => break End::Itself(code),
+                    Some(Change::Ended(code)) if self.guard.is_held() => break End::Itself(code),
+                    // Too late to be told apart: it may have run on without its lock, or the watchdog ended it.
+                    Some(Change::Ended(code)) => break self.lose(Some(code), tell_lost).await,
                     Some(Change::Stopped(signal)) => self.handle_stop(signal),
                     None => {}
                 },
-                () = self.guard.nearly_lost(self.leads.term) => {
-                    let why = self.why();
-                    tell_lost(&why);
-                    let all_gone = self.end().await;
-                    break End::Lost { why, all_gone };
-                }
+                () = self.guard.nearly_lost(self.leads.term) => break self.lose(None, tell_lost).await,
                 signal = signals.next() => self.pass_on(signal),
                 () = sleep_until(&SystemClock, wake) => {
                     if dog.is_none() {
@@ -108,11 +112,14 @@ impl<'a> Watch<'a> {
         end
     }
 
-    fn why(&self) -> String {
-        match self.guard.state() {
+    async fn lose(&mut self, code: Option<i32>, tell_lost: impl FnOnce(&str)) -> End {
+        let why = match self.guard.state() {
             State::Lost(why) => why.to_string(),
             _ => "it could not be renewed, and its deadline is near".into(),
-        }
+        };
+        tell_lost(&why);
+        let all_gone = self.end().await;
+        End::Lost { why, code, all_gone }
     }
 
     /// Asks the command and everything it started to end, then makes sure of it before the deadline.
@@ -162,6 +169,9 @@ impl<'a> Watch<'a> {
             Signal::CONT => self.go_on(),
             _ => {
                 self.interrupts += u32::from(signal == Signal::INT);
+                if signal == Signal::TSTP {
+                    self.stop_asked = Some(SystemClock.now());
+                }
                 self.child.signal_group(signal);
             }
         }
@@ -179,22 +189,22 @@ impl<'a> Watch<'a> {
         }
         // Without a terminal there is no shell that would let us go on again.
         let Some(terminal) = &mut self.terminal else { return };
-        if wants_terminal && terminal.lend(self.child.pid()) {
+        // Ctrl-Z may come in the moment in which the command wants the terminal: it is not forgotten over that.
+        let asked =
+            self.stop_asked.take().is_some_and(|at| SystemClock.now().since(at) < Duration::from_secs(1));
+        if wants_terminal && !asked && terminal.lend(self.child.pid()) {
             return self.child.signal_group(Signal::CONT);
         }
         terminal.take_back();
-        self.stopped = true;
         let _ = kill_process(getpid(), Signal::STOP);
     }
 
     /// We go on after a stop. The command does too, but only if its lock is still there: if not, it is killed where
     /// it stands.
     fn go_on(&mut self) {
-        if !self.guard.is_held() || self.guard.remaining() <= self.leads.term {
-            return;
+        if self.guard.remaining() > self.leads.term {
+            self.child.signal_group(Signal::CONT);
         }
-        self.stopped = false;
-        self.child.signal_group(Signal::CONT);
     }
 }
 

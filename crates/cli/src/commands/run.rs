@@ -80,10 +80,11 @@ impl Run {
                 ),
             )
             .next("somebody else may have been at it at the same time: check the result")),
-            End::Lost { why, all_gone } => {
+            End::Lost { why, code, all_gone } => {
+                let end = code.map_or("was ended".into(), |code| format!("ended with {code}"));
                 let left = if all_gone { "" } else { "; some of its processes could not be killed" };
                 let message =
-                    format!("the lock on {} is lost: {why}. The command was ended{left}", report.what());
+                    format!("the lock on {} is lost: {why}. The command {end}{left}", report.what());
                 Err(Failure::new(Outcome::Lost, message)
                     .next("its work may be half done: check before you run it again"))
             }

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_lockkeeper");
 /// Nothing here takes this long unless it hangs.
-pub const LONG: Duration = Duration::from_secs(60);
+pub const LONG: Duration = Duration::from_secs(30);
 
 pub struct Place {
     pub dir: PathBuf,
