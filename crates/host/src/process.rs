@@ -12,7 +12,9 @@ pub struct Process {
     pub pid: u32,
     /// When it started, in clock ticks since boot.
     pub start: u64,
-    /// Its pid namespace. The pids of another one mean nothing here.
+    /// Its pid namespace, and its time namespace mixed in. The pids of another pid namespace mean nothing here; and
+    /// /proc tells the start of a process shifted by the time namespace of whoever reads it, so that across that border
+    /// the living could not be told from the dead.
     pub namespace: u64,
 }
 
@@ -35,8 +37,7 @@ impl Process {
             let pid = std::process::id();
             let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
             // A /proc of another namespace calls this process by another number: then nothing can be said about others.
-            let namespace =
-                if stat.split(' ').next() == Some(&*pid.to_string()) { pid_namespace() } else { 0 };
+            let namespace = if stat.split(' ').next() == Some(&*pid.to_string()) { namespaces() } else { 0 };
             Process { pid, start: parse(&stat).map_or(0, |s| s.start), namespace }
         })
     }
@@ -100,10 +101,17 @@ fn parse(stat: &str) -> Option<Stat> {
     })
 }
 
-fn pid_namespace() -> u64 {
-    let link = fs::read_link("/proc/self/ns/pid").unwrap_or_default();
-    let text = link.to_string_lossy();
-    text.trim_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or(0)
+/// The numbers of namespaces have 32 bits; together they stay below 2^62, which every store can hold.
+fn namespaces() -> u64 {
+    let number = |kind: &str| -> u64 {
+        let link = fs::read_link(format!("/proc/self/ns/{kind}")).unwrap_or_default();
+        let text = link.to_string_lossy();
+        text.trim_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or(0)
+    };
+    match number("pid") {
+        0 => 0,
+        pid => pid ^ (number("time") << 24),
+    }
 }
 
 /// The identity of this boot of the machine: moments of two boots cannot be compared.

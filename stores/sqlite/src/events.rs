@@ -1,12 +1,8 @@
 //! What happened, for those who watch: rows written in the same transaction as what they tell of.
 
-use std::pin::Pin;
-use std::task::{Context, Poll};
-
-use futures_core::Stream;
-use lockkeeper_core::{Event, EventKind, EventStream, Holder, LockName, Result};
+use lockkeeper_core::{Event, EventKind, Holder, LockName, Result};
+use lockkeeper_host::Feed;
 use rusqlite::params;
-use tokio::sync::mpsc;
 
 use crate::post::{NEWS, Peer};
 use crate::rows::{self, signed};
@@ -15,8 +11,6 @@ use crate::tx::Tx;
 
 /// How many events are kept for those who come late.
 const KEPT: i64 = 10_000;
-/// How many events a watcher may be behind before some are dropped and it is told so.
-const BACKLOG: usize = 1024;
 
 impl Tx<'_> {
     /// Writes down what happened to these names. Nobody watching, only a break is worth it.
@@ -90,65 +84,7 @@ impl Tx<'_> {
 /// Those who watch in this process.
 #[derive(Debug, Default)]
 pub(crate) struct Watchers {
-    watchers: Vec<Watcher>,
+    pub feed: Feed,
     /// The number of the last event that was passed on.
     pub cursor: i64,
-}
-
-#[derive(Debug)]
-struct Watcher {
-    prefix: String,
-    events: mpsc::Sender<Event>,
-    missed: bool,
-}
-
-impl Watchers {
-    pub fn any(&self) -> bool {
-        !self.watchers.is_empty()
-    }
-
-    pub fn add(&mut self, prefix: &str) -> EventStream {
-        let (events, stream) = mpsc::channel(BACKLOG);
-        self.watchers.push(Watcher { prefix: prefix.to_owned(), events, missed: false });
-        Box::pin(Events(stream))
-    }
-
-    /// Forgets those who do not listen any more.
-    pub fn tidy(&mut self) {
-        self.watchers.retain(|watcher| !watcher.events.is_closed());
-    }
-
-    pub fn miss(&mut self) {
-        self.watchers.iter_mut().for_each(|watcher| watcher.missed = true);
-    }
-
-    pub fn tell(&mut self, event: &Event) {
-        for watcher in &mut self.watchers {
-            if event.name.as_str().starts_with(&watcher.prefix) {
-                watcher.tell(event);
-            }
-        }
-    }
-}
-
-impl Watcher {
-    fn tell(&mut self, event: &Event) {
-        // Room for the notice that some were missed, and then for the event itself.
-        if self.missed && self.events.capacity() >= 2 {
-            let notice = Event { kind: EventKind::Missed, holder: None, ..event.clone() };
-            self.missed = self.events.try_send(notice).is_err();
-        }
-        if self.missed || self.events.try_send(event.clone()).is_err() {
-            self.missed = true;
-        }
-    }
-}
-
-struct Events(mpsc::Receiver<Event>);
-
-impl Stream for Events {
-    type Item = Result<Event>;
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.0.poll_recv(cx).map(|event| event.map(Ok))
-    }
 }

@@ -308,8 +308,10 @@ impl Tx<'_> {
     fn guard(&mut self, outlook: &mut Outlook, processes: impl IntoIterator<Item = Process>) {
         for process in processes {
             self.due |= self.life(&process) == Life::Gone;
-            let seen = self.home.seen(&process).filter(|seen| seen != Process::this());
-            outlook.guards.extend(seen.map(|seen| (seen.pid, seen.start, seen.namespace)));
+            // Who cannot be seen from here cannot be watched either.
+            if process != *self.home.process && process.namespace == self.home.process.namespace {
+                outlook.guards.insert((process.pid, process.start, process.namespace));
+            }
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use lockkeeper_core::table::Now;
 use lockkeeper_core::{Acquired, Error, Fence, LockName, Moment, Result};
-use lockkeeper_host::{Life, Process, SystemClock};
+use lockkeeper_host::{Life, Process};
 use rusqlite::{Connection, params};
 
 use crate::fault::{damaged, fault};
@@ -20,8 +20,7 @@ use crate::script;
 #[derive(Debug)]
 pub(crate) struct Home {
     pub peer: Peer,
-    /// This process, as the file knows it.
-    pub process: Process,
+    pub process: &'static Process,
     pub boot: String,
     pub floor: Floor,
     pub post: Post,
@@ -30,20 +29,6 @@ pub(crate) struct Home {
 }
 
 impl Home {
-    /// This process under a namespace that stands for both its namespaces. /proc tells the start of a process shifted
-    /// by the time namespace of whoever reads it, so that over that border nobody can be told from a dead one.
-    pub fn this_process() -> Process {
-        let this = Process::this();
-        let shift = SystemClock::shift().unsigned_abs().rotate_left(20);
-        Process { namespace: (this.namespace ^ shift) & (u64::MAX >> 2), ..this.clone() }
-    }
-
-    /// A process of the file as it can be seen from here; `None` if it cannot.
-    pub fn seen(&self, process: &Process) -> Option<Process> {
-        let near = process.namespace == self.process.namespace;
-        near.then(|| Process { namespace: Process::this().namespace, ..process.clone() })
-    }
-
     /// The pipe exists before the row that promises it: a row whose pipe is missing is taken for a dead one.
     pub fn mailbox(&self) -> Result<Arc<Mailbox>> {
         if let Some(mailbox) = self.mailbox.get() {
@@ -196,11 +181,10 @@ impl<'e> Tx<'e> {
 
     /// Whether a process still runs, looked up once for each transaction.
     pub fn life(&mut self, process: &Process) -> Life {
-        match self.home.seen(process) {
-            None => Life::Unknown,
-            Some(seen) if seen == *Process::this() => Life::Alive,
-            Some(seen) => *self.lives.entry(seen).or_insert_with_key(Process::life),
+        if process == self.home.process {
+            return Life::Alive;
         }
+        *self.lives.entry(process.clone()).or_insert_with_key(Process::life)
     }
 
     /// How a peer is, looked up once for each transaction.

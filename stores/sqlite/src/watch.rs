@@ -43,8 +43,8 @@ impl Worker {
         tracing::warn!("the pipe that wakes this process is gone: making another");
         self.move_house();
         let _ = self.write(|tx| tx.bury_peer(&old));
-        if self.watchers.any() {
-            self.watchers.miss();
+        if self.watchers.feed.any() {
+            self.watchers.feed.miss();
             let _ = self.write(|tx| tx.start_watching());
             let _ = self.start_waker();
         }
@@ -154,11 +154,11 @@ impl Worker {
     }
 
     fn look_at_events(&mut self, poll: bool) {
-        if !self.watchers.any() {
+        if !self.watchers.feed.any() {
             return;
         }
-        self.watchers.tidy();
-        if !self.watchers.any() {
+        self.watchers.feed.tidy();
+        if !self.watchers.feed.any() {
             let _ = self.write(|tx| tx.change(script::REMOVE_WATCHER, [tx.home.peer]));
             return;
         }
@@ -190,11 +190,11 @@ impl Worker {
             let cursor = self.watchers.cursor;
             let Ok(((missed, events), _)) = self.read(|tx| tx.events_after(cursor)) else { return };
             if missed {
-                self.watchers.miss();
+                self.watchers.feed.miss();
             }
             let full = events.len() >= 1000;
             for (number, event) in events {
-                self.watchers.tell(&event);
+                self.watchers.feed.tell(&event);
                 self.watchers.cursor = number;
             }
             if !full {
@@ -212,7 +212,7 @@ impl Worker {
     /// Sets the alarm and the list of processes to watch.
     pub fn rearm(&mut self) {
         let now = self.now();
-        let expiry = if self.watchers.any() { self.next_expiry() } else { None };
+        let expiry = if self.watchers.feed.any() { self.next_expiry() } else { None };
         let next = [self.locals.next_due(), expiry].into_iter().flatten().min();
         // What came due while we looked is looked at again. What was due already and could not be done waits for the
         // poll.
@@ -230,7 +230,7 @@ impl Worker {
             ask.wait = if until == Moment::NEVER { Wait::Forever } else { Wait::For(until.since(now)) };
             self.acquire(ask, tell);
         }
-        if self.watchers.any() {
+        if self.watchers.feed.any() {
             let _ = self.write(|tx| tx.start_watching());
             let _ = self.start_waker();
         }

@@ -8,7 +8,7 @@ use std::sync::{Arc, mpsc};
 
 use lockkeeper_core::table::Now;
 use lockkeeper_core::{Acquired, Ask, Error, EventStream, LockName, Moment, Release, Result};
-use lockkeeper_host::{Timer, random_128};
+use lockkeeper_host::{Process, Timer, random_128};
 
 use crate::events::Watchers;
 use crate::fault::commit_fault;
@@ -142,7 +142,7 @@ impl Worker {
         self.home = at_home(&db, random_128(), self.home.boot.clone());
         self.db = db;
         self.this_boot = false;
-        self.watchers.miss();
+        self.watchers.feed.miss();
         self.watchers.cursor = 0;
         let lost = self.locals.take_all();
         self.strays.extend(lost);
@@ -222,7 +222,7 @@ impl Worker {
             // Whoever was to be served next is served now.
             let _ = self.write(|tx| gone.iter().try_for_each(|peer| tx.bury_peer(peer)));
         }
-        if after.events && self.watchers.any() {
+        if after.events && self.watchers.feed.any() {
             self.pass_on_events();
         }
     }
@@ -253,10 +253,10 @@ impl Worker {
 
     pub fn watch(&mut self, prefix: &str) -> Result<EventStream> {
         let newest = self.write(|tx| tx.start_watching())?;
-        if !self.watchers.any() {
+        if !self.watchers.feed.any() {
             self.watchers.cursor = newest;
         }
-        let stream = self.watchers.add(prefix);
+        let stream = self.watchers.feed.add(prefix);
         self.start_waker()?;
         self.rearm();
         Ok(stream)
@@ -304,7 +304,7 @@ impl Worker {
     }
 
     pub fn set_guards(&mut self) {
-        let active = !self.locals.is_empty() || self.watchers.any();
+        let active = !self.locals.is_empty() || self.watchers.feed.any();
         if let Some(waker) = &self.waker {
             waker.set(&self.locals.guards(), active);
         }
@@ -327,7 +327,7 @@ impl Worker {
 fn at_home(db: &Database, peer: Peer, boot: String) -> Home {
     Home {
         peer,
-        process: Home::this_process(),
+        process: Process::this(),
         boot,
         floor: db.floor.clone(),
         post: Post::beside(&db.path),

@@ -28,7 +28,7 @@ pub use port::Port;
 pub use postgres::{PostgresOptions, postgres};
 pub use process::Launch;
 pub use redis::{AppendOnly, RedisOptions, redis, redis_call, redis_socket};
-pub use require::{Skip, require};
+pub use require::{Skip, demand, require};
 pub use rustix::process::Signal;
 pub use server::{Place, Program, Server};
 pub use zookeeper::{ZooKeeperOptions, zookeeper};

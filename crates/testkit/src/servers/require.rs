@@ -38,13 +38,31 @@ impl Skip {
 /// # Panics
 /// If the program is missing and nobody asked to run without it.
 pub fn require(word: &str, program: &str, package: &str) -> Result<PathBuf, Skip> {
-    let without = env::var("LOCKKEEPER_WITHOUT").unwrap_or_default();
-    if without.split(',').any(|one| one.trim() == word) {
+    if left_out(word) {
         return Err(Skip::say(word));
     }
     Ok(find(program).unwrap_or_else(|| {
         panic!("{program} is missing: install Debian package {package}, or run with --without {word}")
     }))
+}
+
+/// The same for what is no program: a right, a kind of file system.
+///
+/// # Errors
+/// [`Skip`], said aloud, if the tests are to run without it.
+///
+/// # Panics
+/// If it is not `present` and nobody asked to run without it.
+pub fn demand(word: &str, present: bool, what: &str) -> Result<(), Skip> {
+    if left_out(word) {
+        return Err(Skip::say(word));
+    }
+    assert!(present, "this test needs {what}; to go without it, run with --without {word}");
+    Ok(())
+}
+
+fn left_out(word: &str) -> bool {
+    env::var("LOCKKEEPER_WITHOUT").unwrap_or_default().split(',').any(|one| one.trim() == word)
 }
 
 /// Looks in the places of `PATH`, in those of programs for administrators, and where Debian hides PostgreSQL.

@@ -45,16 +45,10 @@ impl Drop for Dir {
     }
 }
 
-/// Whether a test cannot run here. What is missing is an error, unless LOCKKEEPER_WITHOUT says that it is meant to be.
+/// Whether a test cannot run here. What is missing is an error, unless the run was told to go without it.
 #[must_use]
 pub fn without(word: &str, present: bool, what: &str) -> bool {
-    let given_up = std::env::var("LOCKKEEPER_WITHOUT").unwrap_or_default();
-    if given_up.split(',').any(|other| other.trim() == word) {
-        println!("SKIPPED: it needs {what}, and LOCKKEEPER_WITHOUT names {word:?}");
-        return true;
-    }
-    assert!(present, "this test needs {what}; to go without it, set LOCKKEEPER_WITHOUT={word}");
-    false
+    lockkeeper_testkit::servers::demand(word, present, what).is_err()
 }
 
 #[must_use]

@@ -1,0 +1,26 @@
+//! The help texts, word for word: whoever changes one sees how it reads.
+
+mod common;
+use common::*;
+
+const COMMANDS: [&str; 9] = ["", "run", "hold", "ls", "show", "watch", "break", "completions", "man"];
+
+#[test]
+fn the_help_texts_are_as_agreed() {
+    let place = Place::new("help_texts");
+    let mut all = String::new();
+    for command in COMMANDS {
+        let words = command.split(' ').filter(|word| !word.is_empty()).chain(["--help"]);
+        let output = place.lk(words).env("COLUMNS", "100").output().unwrap();
+        let too_long = text(&output).lines().find(|line| line.chars().count() > 100).map(str::to_owned);
+        assert_eq!(too_long, None);
+        all +=
+            &format!("$ lockkeeper {command} --help\n{}\n", text(&output)).replace("  --help\n", " --help\n");
+    }
+    let agreed = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/help.txt");
+    if std::env::var_os("UPDATE_HELP").is_some() {
+        std::fs::write(&agreed, &all).unwrap();
+    }
+    let agreed = std::fs::read_to_string(&agreed).unwrap_or_default();
+    assert!(agreed == all, "if this is meant, set UPDATE_HELP=1 and look at the difference:\n{all}");
+}
