@@ -89,6 +89,7 @@ pub(crate) fn change(sql: &Connection, text: &str, params: impl Params) -> rusql
 
 pub(crate) const STATE: &str =
     "SELECT boot, fence, reserved, ticket, EXISTS(SELECT 1 FROM watcher) FROM state WHERE id = 1";
+pub(crate) const BOOT: &str = "SELECT boot FROM state WHERE id = 1";
 pub(crate) const SAVE_STATE: &str =
     "UPDATE state SET boot = ?1, fence = ?2, reserved = ?3, ticket = ?4 WHERE id = 1";
 

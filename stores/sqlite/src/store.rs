@@ -154,28 +154,12 @@ impl Locks for SqliteStore {
 
     async fn inspect(&self, name: &LockName) -> Result<Option<LockView>> {
         let name = name.clone();
-        self.call(move |worker| match worker.read(|tx| tx.inspect(&name))? {
-            (view, false) => Ok(view),
-            (_, true) => worker.write(|tx| {
-                tx.inspect(&name)?;
-                tx.serve()?;
-                tx.inspect(&name)
-            }),
-        })
-        .await
+        self.call(move |worker| worker.look_at(|tx| tx.inspect(&name))).await
     }
 
     async fn list(&self, prefix: &str, page: &Page) -> Result<LockPage> {
         let (prefix, page) = (prefix.to_owned(), page.clone());
-        self.call(move |worker| match worker.read(|tx| tx.list(&prefix, &page))? {
-            (locks, false) => Ok(locks),
-            (_, true) => worker.write(|tx| {
-                tx.list(&prefix, &page)?;
-                tx.serve()?;
-                tx.list(&prefix, &page)
-            }),
-        })
-        .await
+        self.call(move |worker| worker.look_at(|tx| tx.list(&prefix, &page))).await
     }
 
     async fn watch(&self, prefix: &str) -> Result<EventStream> {

@@ -11,7 +11,7 @@ use lockkeeper_core::{Acquired, Ask, Error, EventStream, LockName, Moment, Relea
 use lockkeeper_host::{Process, Timer, random_128};
 
 use crate::events::Watchers;
-use crate::fault::commit_fault;
+use crate::fault::{commit_fault, fault};
 use crate::hold::Answer;
 use crate::locals::{Local, Locals, Teller};
 use crate::open::{Database, begin};
@@ -19,7 +19,7 @@ use crate::place::Identity;
 use crate::post::{Peer, Post};
 use crate::tx::{After, Home, Tx};
 use crate::waker::{Wake, Waker};
-use crate::{Options, script};
+use crate::{Options, rows, script};
 
 type Call = Box<dyn FnOnce(&mut Worker) + Send>;
 
@@ -149,9 +149,34 @@ impl Worker {
         Ok(())
     }
 
+    /// Whether nothing of another boot is left, found out without the write lock: whoever only looks must not wait
+    /// for somebody who writes.
+    fn is_of_this_boot(&mut self) -> Result<bool> {
+        self.begin(false)?;
+        let boot = rows::one(&self.db.sql, script::BOOT, [], |row| row.get::<_, String>(0));
+        let _ = script::run(&self.db.sql, "ROLLBACK");
+        self.this_boot = boot.map_err(fault)?.is_some_and(|boot| boot == self.home.boot);
+        Ok(self.this_boot)
+    }
+
+    /// Looks, and mends what is found amiss, such as a holder that died. If it cannot be mended now, because somebody
+    /// keeps the write lock, what was seen has to do.
+    pub fn look_at<T>(&mut self, work: impl Fn(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        let (seen, amiss) = self.read(&work)?;
+        if !amiss {
+            return Ok(seen);
+        }
+        let mended = self.write(|tx| {
+            work(tx)?;
+            tx.serve()?;
+            work(tx)
+        });
+        if matches!(mended, Err(Error::Unavailable(_))) { Ok(seen) } else { mended }
+    }
+
     /// A transaction that only looks. The second answer: it found something that a writer has to mend.
     pub fn read<T>(&mut self, work: impl FnOnce(&mut Tx<'_>) -> Result<T>) -> Result<(T, bool)> {
-        if !self.this_boot {
+        if !self.this_boot && !self.is_of_this_boot()? {
             self.write(|_| Ok(()))?;
         }
         let sent = self.options.clock.now();

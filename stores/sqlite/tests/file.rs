@@ -279,3 +279,21 @@ fn what_may_not_be_written_is_denied() {
     assert!(said(&dir.db()).starts_with("error denied"), "no room for the log beside it");
     assert!(!dir.path().join("new.db").exists());
 }
+
+#[tokio::test]
+async fn whoever_only_looks_does_not_wait_for_somebody_who_writes() {
+    // A process that is stopped in the middle of a transaction keeps the write lock; the person on call wants to know
+    // whose lock it is all the same. Each look is by a process that was just started, and has not looked before.
+    let dir = Dir::new();
+    let store = open(&dir.db());
+    let held = take(&store, &ask("a")).await;
+    let stopped = Connection::open(dir.db()).unwrap();
+    stopped.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let looker = open(&dir.db());
+    let view = looker.inspect(&name("a")).await.unwrap().unwrap();
+    assert_eq!(view.held[0].fence, held.fence);
+    assert_eq!(open(&dir.db()).list("", &Page::FIRST).await.unwrap().locks.len(), 1);
+    assert_eq!(open(&dir.db()).read(&name("r")).await.unwrap(), None);
+    stopped.execute_batch("ROLLBACK").unwrap();
+    assert_eq!(store.release(&held.claim).await.unwrap(), Release::Released);
+}
