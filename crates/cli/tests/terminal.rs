@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 
 use common::*;
+use lockkeeper_testkit::servers::require;
 
 /// A terminal with a program on it.
 struct Screen {
@@ -16,16 +17,12 @@ struct Screen {
 }
 
 impl Screen {
-    /// `None`, loudly, where there is no script(1).
+    /// `None`, loudly, where the run was told to go without script(1).
     fn new(place: &Place, line: &str) -> Option<Screen> {
-        let mut command = Command::new("script");
+        let mut command = Command::new(require("script", "script", "bsdutils").ok()?);
         command.args(["-qefc", line, "/dev/null"]).current_dir(&place.dir);
         command.env("LOCKKEEPER_STORE", place.url()).env("SHELL", "/bin/sh").env("TERM", "xterm");
-        let spawned = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
-        let Ok(mut script) = spawned else {
-            eprintln!("SKIPPED: there is no script(1) here to make a terminal with");
-            return None;
-        };
+        let mut script = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut shown = script.stdout.take().unwrap();
         let (tell, out) = channel();
         std::thread::spawn(move || {

@@ -3,6 +3,7 @@
 mod common;
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use common::{Contender, Dir, ask, open, run, take};
@@ -141,6 +142,42 @@ fn pull_the_plug(mount: &Path) {
     let script = "import fcntl,os,struct,sys\n\
         fcntl.ioctl(os.open(sys.argv[1],0),(2<<30)|(4<<16)|(ord('X')<<8)|125,struct.pack('I',2))";
     run("python3", &["-c", script, mount.to_str().unwrap()]);
+}
+
+#[tokio::test]
+async fn a_disk_that_fails_to_sync_gives_no_grant() {
+    if common::without_root() || common::without("strace", common::has("strace"), "strace") {
+        return;
+    }
+    let dir = Dir::new();
+    let mut client = Contender::start(&dir.db());
+    let before = Contender::fence(&client.ask("take before"));
+    let mut strace = std::process::Command::new("strace")
+        .args(["-f", "-p", &client.pid.to_string(), "-e", "trace=fsync,fdatasync"])
+        .args(["-e", "inject=fsync,fdatasync:error=EIO"])
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(strace.stderr.take().unwrap()).lines();
+    assert!(said.by_ref().any(|line| line.unwrap().contains("attached")), "strace did not attach");
+    // Every thread is attached once the first sync has failed; until then a grant is a good one.
+    let answers: Vec<String> = (0..5).map(|i| client.ask(&format!("take during/{i}"))).collect();
+    let answer = answers.last().unwrap();
+    assert!(answer.starts_with("error unknown"), "the commit may or may not be on the disk: {answers:?}");
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(strace.id() as i32).unwrap(),
+        rustix::process::Signal::INT,
+    )
+    .unwrap();
+    assert!(said.any(|line| line.unwrap().contains("INJECTED")), "nothing failed");
+    strace.wait().unwrap();
+    // The disk is well again, and nothing is stuck.
+    let after = Contender::fence(&client.ask("take after"));
+    assert!(after > before);
+    let granted = answers.iter().filter(|answer| answer.starts_with("granted")).count();
+    let store = open(&dir.db());
+    let held = store.list("during/", &lockkeeper_core::Page::FIRST).await.unwrap().locks.len();
+    assert_eq!(held, granted, "a grant that nobody was told of, or one that is gone");
 }
 
 #[tokio::test]
