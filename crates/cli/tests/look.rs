@@ -13,9 +13,11 @@ fn hold_ends_with_its_pipe_a_signal_or_its_time() {
     let held = place.hold("x");
     assert_eq!(code(place.run("run x --skip -- true").status), 75);
     assert_eq!(held.end().0, 0);
-    let held = place.hold("x");
+    let mut held = place.hold("x");
     held.signal(Signal::TERM);
-    assert_eq!(held.end().0, 143);
+    // Its stdin stays open, which waiting would close: only the signal can end it.
+    let _open = held.child.stdin.take();
+    assert_eq!(code(held.child.wait().unwrap()), 143);
     assert_eq!(code(place.run("hold x --for 100ms").status), 0);
     assert_eq!(place.show("x")["lock"], Value::Null);
 
@@ -30,7 +32,8 @@ fn hold_tells_when_it_is_lost() {
     let place = Place::new("hold_lost");
     let mut held = place.hold("x --ttl 1s");
     place.run("break x --reason test --yes");
-    // Its stdin stays open: only the loss can end it.
+    // Its stdin stays open, which waiting would close: only the loss can end it.
+    let _open = held.child.stdin.take();
     assert_eq!(code(held.child.wait().unwrap()), 76);
 }
 

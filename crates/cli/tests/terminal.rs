@@ -3,7 +3,7 @@
 
 mod common;
 use std::io::Read;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 
 use common::*;
@@ -19,7 +19,7 @@ struct Screen {
 impl Screen {
     /// `None`, loudly, where the run was told to go without script(1).
     fn new(place: &Place, line: &str) -> Option<Screen> {
-        let mut command = Command::new(require("script", "script", "bsdutils").ok()?);
+        let mut command = with_default_signals(require("script", "script", "bsdutils").ok()?);
         command.args(["-qefc", line, "/dev/null"]).current_dir(&place.dir);
         command.env("LOCKKEEPER_STORE", place.url()).env("SHELL", "/bin/sh").env("TERM", "xterm");
         let mut script = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();

@@ -15,6 +15,13 @@ pub const PROGRAM: &str = env!("CARGO_BIN_EXE_lockkeeper");
 /// Nothing here takes this long unless it hangs.
 pub const LONG: Duration = Duration::from_secs(30);
 
+/// Whoever runs the tests in the background ignores INT, and so would everything that is started here.
+pub fn with_default_signals(program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let mut command = Command::new("env");
+    command.arg("--default-signal=HUP,INT,QUIT,TERM,USR1,USR2").arg(program);
+    command
+}
+
 pub struct Place {
     pub dir: PathBuf,
 }
@@ -37,7 +44,7 @@ impl Place {
 
     /// The program with its store, in this directory.
     pub fn lk<S: AsRef<std::ffi::OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
-        let mut command = Command::new(PROGRAM);
+        let mut command = with_default_signals(PROGRAM);
         command.args(args).current_dir(&self.dir).env("LOCKKEEPER_STORE", self.url());
         command.env_remove("NO_COLOR").stdin(Stdio::null());
         command
