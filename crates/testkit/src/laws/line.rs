@@ -37,7 +37,11 @@ pub async fn one_release_serves_one_waiter<H: Harness>(h: H) {
     assert_eq!(view.waiting, 1, "the second still waits");
     assert!(!second.is_finished(), "two were served");
     give_back(&b, &served.claim).await;
-    granted(second).await;
+    // Served after the first let go, and not somehow before.
+    let next = granted(second).await;
+    assert!(next.fence > served.fence, "{next:?} was served beside {served:?}");
+    let view = a.inspect(&name("orders/42")).await.unwrap().unwrap();
+    assert_eq!(view.held.iter().map(|held| held.fence).collect::<Vec<_>>(), [next.fence]);
 }
 
 pub async fn a_waiter_gives_up_on_time<H: Harness>(h: H) {
