@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::lease::Terms;
+use lockkeeper_core::lease::{State, Terms, Why};
 use lockkeeper_core::{
     Acquired, Ask, Attempt, Busy, Claim, Error, Grant, Holder, Mode, Names, Owner, Purpose, Result, Wait,
     limits,
@@ -196,11 +196,14 @@ impl LockBuilder {
                 check_grant(&ask, &grant)?;
                 let guard = Guard::new(self.keeper.clone(), grant, terms);
                 pending.open = false;
-                if !guard.is_held() {
-                    return Err(Error::Unavailable(format!(
-                        "the grant came after its own deadline: a ttl of {:?} is too short for this store",
-                        ask.ttl
-                    )));
+                if let State::Lost(why) = guard.state() {
+                    return Err(Error::Unavailable(match why {
+                        Why::Abandoned => format!("{why}: open the store anew"),
+                        _ => format!(
+                            "the grant came after its own deadline: a ttl of {:?} is too short for this store",
+                            ask.ttl
+                        ),
+                    }));
                 }
                 Ok(Ok(guard))
             }

@@ -143,7 +143,8 @@ async fn a_panic_of_the_renewing_thread_loses_its_guards() {
     assert!(matches!(soon(guard.lost()).await, Error::Lost(_)));
     assert_eq!(guard.state(), State::Lost(Why::Abandoned));
     // What comes after it is lost from the start, and said so.
-    assert!(keeper.lock("y").ttl(TTL).acquire().await.is_err());
+    let error = keeper.lock("y").ttl(TTL).acquire().await.unwrap_err();
+    assert!(matches!(&error, Error::Unavailable(text) if text.contains("anew")), "{error:?}");
 }
 
 #[tokio::test]
