@@ -6,6 +6,7 @@ mod args;
 mod child;
 mod commands;
 mod exit;
+mod log;
 mod output;
 mod report;
 mod signals;

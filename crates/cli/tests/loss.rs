@@ -188,3 +188,24 @@ fn the_next_one_starts_after_the_last_one_is_gone() {
     running.signal(Signal::CONT);
     assert_eq!(running.end().0, 76);
 }
+
+#[test]
+fn what_goes_wrong_on_the_way_is_told() {
+    for (options, warning) in [
+        ("x --ttl 1s", "lockkeeper: warn: the file was deleted or replaced: its locks are lost; path: "),
+        ("x --ttl 1s --json", r#""level":"warn","message":"the file was deleted or replaced: its locks are lost""#),
+    ] {
+        let place = Place::new("told");
+        let mut running = place.start(options, "echo up; exec sleep 60");
+        assert_eq!(running.line(), "up");
+        for suffix in ["", "-wal", "-shm"] {
+            std::fs::remove_file(format!("{}{suffix}", place.db().display())).unwrap();
+        }
+        let (code, _, err) = running.end();
+        assert_eq!(code, 76, "{err}");
+        assert!(err.contains(warning), "{err}");
+        if options.contains("--json") {
+            err.lines().for_each(|line| drop(serde_json::from_str::<serde_json::Value>(line).expect(line)));
+        }
+    }
+}

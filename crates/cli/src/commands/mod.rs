@@ -14,6 +14,7 @@ use std::future::Future;
 use clap::Subcommand;
 
 use crate::exit::{Failure, OK};
+use crate::log;
 
 /// Every subcommand.
 #[derive(Debug, Subcommand)]
@@ -36,17 +37,33 @@ pub enum Command {
     Man(man::Man),
 }
 
+impl Command {
+    fn json(&self) -> bool {
+        match self {
+            Command::Run(run) => run.common.json,
+            Command::Hold(hold) => hold.common.json,
+            Command::Ls(ls) => ls.common.json,
+            Command::Show(show) => show.common.json,
+            Command::Watch(watch) => watch.common.json,
+            Command::Break(break_lock) => break_lock.common.json,
+            Command::Completions(_) | Command::Man(_) => false,
+        }
+    }
+}
+
 /// Does it, says what went wrong, and returns the exit code.
 pub fn run(command: Command) -> i32 {
-    let (json, result) = match command {
-        Command::Run(run) => (run.common.json, block_on(run.go())),
-        Command::Hold(hold) => (hold.common.json, block_on(hold.go())),
-        Command::Ls(ls) => (ls.common.json, block_on(ls.go())),
-        Command::Show(show) => (show.common.json, block_on(show.go())),
-        Command::Watch(watch) => (watch.common.json, block_on(watch.go())),
-        Command::Break(break_lock) => (break_lock.common.json, block_on(break_lock.go())),
-        Command::Completions(completions) => (false, completions.go().map(|()| OK)),
-        Command::Man(man) => (false, man.go().map(|()| OK)),
+    let json = command.json();
+    log::start(json, matches!(&command, Command::Run(run) if run.quiet));
+    let result = match command {
+        Command::Run(run) => block_on(run.go()),
+        Command::Hold(hold) => block_on(hold.go()),
+        Command::Ls(ls) => block_on(ls.go()),
+        Command::Show(show) => block_on(show.go()),
+        Command::Watch(watch) => block_on(watch.go()),
+        Command::Break(break_lock) => block_on(break_lock.go()),
+        Command::Completions(completions) => completions.go().map(|()| OK),
+        Command::Man(man) => man.go().map(|()| OK),
     };
     result.unwrap_or_else(|failure| {
         failure.tell(json);
