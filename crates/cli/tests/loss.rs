@@ -193,7 +193,10 @@ fn the_next_one_starts_after_the_last_one_is_gone() {
 fn what_goes_wrong_on_the_way_is_told() {
     for (options, warning) in [
         ("x --ttl 1s", "lockkeeper: warn: the file was deleted or replaced: its locks are lost; path: "),
-        ("x --ttl 1s --json", r#""level":"warn","message":"the file was deleted or replaced: its locks are lost""#),
+        (
+            "x --ttl 1s --json",
+            r#""level":"warn","message":"the file was deleted or replaced: its locks are lost""#,
+        ),
     ] {
         let place = Place::new("told");
         let mut running = place.start(options, "echo up; exec sleep 60");

@@ -43,7 +43,13 @@ pub(crate) fn find(options: &Options) -> Result<PathBuf> {
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
         made.map_err(|e| io_fault("cannot make the directory", dir, &e))?;
     }
-    let dir = dir.canonicalize().map_err(|e| io_fault("cannot find the directory", dir, &e))?;
+    let dir = dir.canonicalize().map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => Error::Unavailable(format!(
+            "the directory {} does not exist: make it first, or correct the path",
+            dir.display()
+        )),
+        _ => io_fault("cannot find the directory", dir, &e),
+    })?;
     Ok(dir.join(name))
 }
 
