@@ -110,10 +110,12 @@ pub fn refuse_self_wait<'a>(earlier: impl Iterator<Item = &'a Ask>, ask: &Ask) -
 }
 
 fn covers(held: Mode, asked: Mode) -> bool {
-    matches!(
-        (held, asked),
-        (Mode::Exclusive, _) | (Mode::Shared, Mode::Shared) | (Mode::Permit(_), Mode::Permit(_))
-    )
+    match (held, asked) {
+        (Mode::Exclusive, _) | (Mode::Shared, Mode::Shared) => true,
+        // One of fewer is more than one of many: it would close the door on others who wait or hold already.
+        (Mode::Permit(held), Mode::Permit(asked)) => asked >= held,
+        _ => false,
+    }
 }
 
 #[cfg(test)]
@@ -149,6 +151,8 @@ mod tests {
         assert_eq!(ask(Mode::Exclusive, stake(1, Mode::Shared, 7)), Verdict::Upgrade);
         assert_eq!(ask(Mode::Exclusive, stake(2, Mode::Exclusive, 7)), Verdict::Blocked);
         assert_eq!(ask(Mode::Exclusive, stake(0, Mode::Exclusive, 7)), Verdict::Blocked);
+        assert_eq!(ask(Mode::Permit(3), stake(1, Mode::Permit(2), 7)), Verdict::Reenter(seven));
+        assert_eq!(ask(Mode::Permit(1), stake(1, Mode::Permit(2), 7)), Verdict::Upgrade);
         // It took it twice more, as a reader and as a writer, and gave the first back: it is still the writer.
         let held = [stake(1, Mode::Shared, 7), stake(1, Mode::Exclusive, 7)];
         assert_eq!(judge(me, Mode::Exclusive, held.into_iter()), Verdict::Reenter(seven));

@@ -74,7 +74,7 @@ fn enough(held: Mode, asked: Mode) -> bool {
     match held {
         Mode::Exclusive => true,
         Mode::Shared => asked == Mode::Shared,
-        Mode::Permit(_) => matches!(asked, Mode::Permit(_)),
+        Mode::Permit(held) => matches!(asked, Mode::Permit(n) if n >= held),
     }
 }
 
