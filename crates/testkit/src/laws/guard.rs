@@ -78,6 +78,8 @@ pub async fn a_cancelled_acquire_leaves_nothing<H: Harness>(h: H) {
             waiter.abort();
         }
         give_back(&other, &held.claim).await;
+        // Aborted or served: what it leaves is looked at when it is over, wherever it was.
+        let _ = soon("the waiter ends", waiter).await;
         is_free(&other, "orders/42").await;
     }
     keeper.settle().await;
