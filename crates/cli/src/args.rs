@@ -35,7 +35,7 @@ unavailable. `lockkeeper man` has them all.";
 /// Which store, and for whom the output is.
 #[derive(Args, Debug)]
 pub struct Common {
-    /// The store, for instance sqlite:/srv/locks.db [default: a file per user]
+    /// The store, for instance sqlite:/srv/locks.db or redis://HOST [default: a file per user]
     #[arg(long, value_name = "URL", env = "LOCKKEEPER_STORE", hide_env_values = true, value_parser = utf8("store URL"))]
     pub store: Option<String>,
     /// Write JSON, for machines

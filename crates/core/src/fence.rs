@@ -13,6 +13,8 @@ use crate::{Error, Result, Wall};
 pub struct Fence(u64);
 
 impl Fence {
+    /// The smallest fence there is: older than every grant.
+    pub const MIN: Fence = Fence(1);
     /// The largest fence there is.
     pub const MAX: Fence = Fence((1 << 53) - 1);
 

@@ -9,6 +9,7 @@
 //! - The machines: [`table::Table`], the reference for every store, and [`lease::Lease`], the truth behind every guard.
 #![deny(missing_docs)]
 
+mod address;
 mod ask;
 pub mod deadlock;
 mod error;
@@ -24,6 +25,7 @@ pub mod table;
 mod time;
 mod view;
 
+pub use address::Address;
 pub use ask::{Acquired, Ask, Busy, Claim, Grant, Mode, Release, Renewal, Wait, limits};
 pub use error::{Error, Outcome, Result};
 pub use fence::Fence;

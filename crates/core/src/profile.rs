@@ -71,7 +71,8 @@ pub struct Profile {
     pub watch: bool,
     /// Records.
     pub records: bool,
-    /// What a user of this store should know: what it does not promise, and what was found amiss at open.
+    /// What a user of this store should know: what it does not promise, and what was found amiss at open. The gravest
+    /// comes first.
     pub notes: Vec<String>,
 }
 
@@ -83,8 +84,10 @@ impl Profile {
             (_, Promise::Kept, _) => "it can forget a grant when it crashes",
             _ => "its fences can go back when it crashes",
         };
+        let why = self.notes.first().map_or(String::new(), |note| format!(" ({note})"));
         Err(Error::Unsupported(format!(
-            "the {} store is not for correctness: {missing}. Use sqlite:PATH on one host, or ask for efficiency",
+            "the {} store, as it is, is not for correctness: {missing}{why}. Use sqlite:PATH on one host, or ask for \
+             efficiency",
             self.store
         )))
     }

@@ -1,5 +1,6 @@
 //! What Lockkeeper asks the operating system: what time it is, for random bits, which machine and process this is, and
-//! whether another process still runs; and how events are passed on inside a process. Stores and the library share it;
+//! whether another process still runs; and how events are passed on inside a process; and it
+//! gives a store a thread of its own for its sockets. Stores and the library share it;
 //! `core` knows nothing of it.
 #![deny(missing_docs)]
 
@@ -9,12 +10,14 @@ compile_error!("Lockkeeper keeps its deadlines on CLOCK_BOOTTIME and needs Linux
 mod clock;
 mod feed;
 mod process;
+mod reactor;
 mod system;
 mod virtual_clock;
 
 pub use clock::{Clock, Timer, sleep_until};
 pub use feed::Feed;
 pub use process::{Life, Process, boot_id, host_name};
+pub use reactor::{Reactor, Task};
 pub use system::SystemClock;
 pub use virtual_clock::VirtualClock;
 

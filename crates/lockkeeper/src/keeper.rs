@@ -40,7 +40,7 @@ impl Lockkeeper {
     /// Opens the store that `url` names and checks that it can be used. See [`crate::schemes`] for the ones known.
     pub async fn open(url: &str) -> Result<Self> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        let store = open::open(url, clock.clone())?;
+        let store = open::open(url, clock.clone()).await?;
         Ok(Self::with_store(store, clock))
     }
 

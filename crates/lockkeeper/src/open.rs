@@ -11,13 +11,16 @@ pub fn schemes() -> Vec<&'static str> {
     if cfg!(feature = "sqlite") {
         known.push("sqlite:PATH");
     }
+    if cfg!(feature = "redis") {
+        known.extend(["redis://HOST[:PORT]", "redis+sentinel://HOSTS/MASTER", "redis+cluster://HOSTS"]);
+    }
     if cfg!(feature = "memory") {
         known.push("memory:");
     }
     known
 }
 
-pub(crate) fn open(url: &str, clock: Arc<dyn Clock>) -> Result<Arc<dyn Store>> {
+pub(crate) async fn open(url: &str, clock: Arc<dyn Clock>) -> Result<Arc<dyn Store>> {
     let Some((scheme, rest)) = url.split_once(':') else {
         return Err(Error::invalid(format!(
             "{url:?} is not the URL of a store: a scheme and a colon are missing. Known are {}",
@@ -38,6 +41,12 @@ pub(crate) fn open(url: &str, clock: Arc<dyn Clock>) -> Result<Arc<dyn Store>> {
             // Nobody typed the default path, so nobody mistyped it.
             options.create_dir = default_url().is_ok_and(|default| default == url);
             Ok(Arc::new(lockkeeper_sqlite::SqliteStore::open(options)?))
+        }
+        #[cfg(feature = "redis")]
+        _ if matches!(scheme.split('+').next(), Some("redis" | "rediss")) => {
+            let mut options = lockkeeper_redis::Options::from_url(url)?;
+            options.clock = clock;
+            Ok(Arc::new(lockkeeper_redis::RedisStore::open(options).await?))
         }
         _ => Err(Error::invalid(format!(
             "there is no store {scheme:?} in this build. Known are {}",

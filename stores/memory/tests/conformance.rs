@@ -16,9 +16,9 @@ struct Memory {
 
 #[async_trait]
 impl Harness for Memory {
-    async fn start() -> Self {
+    async fn start() -> Option<Self> {
         let clock = VirtualClock::default();
-        Memory { store: MemoryStore::new(Arc::new(clock.clone())), clock }
+        Some(Memory { store: MemoryStore::new(Arc::new(clock.clone())), clock })
     }
 
     async fn client(&self) -> Arc<dyn Store> {

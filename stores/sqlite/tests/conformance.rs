@@ -16,12 +16,12 @@ struct File(PathBuf);
 
 #[async_trait]
 impl Harness for File {
-    async fn start() -> Self {
+    async fn start() -> Option<Self> {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let dir = std::env::temp_dir().join(format!("lockkeeper-laws-{}-{count}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
-        File(dir)
+        Some(File(dir))
     }
 
     async fn client(&self) -> Arc<dyn Store> {

@@ -10,25 +10,39 @@
 //! redis.restart(); // the same port and the same data
 //! ```
 //!
+//! Of Redis there are fleets as well: [`redis_pair`], [`redis_sentinel`] and [`redis_cluster`]; each of their servers can
+//! speak TLS ([`TlsFiles`]) and live on a wall clock that the test moves ([`ClockShim`]).
+//!
 //! Another kind of server is one [`Program`]: what to prepare, what to run, and how to tell that it really answers.
 
+mod clock_shim;
 mod dir;
 mod etcd;
 mod port;
 mod postgres;
 mod process;
 mod redis;
+mod redis_cluster;
+mod redis_pair;
+mod redis_sentinel;
 mod require;
 mod server;
+mod tls;
+mod wait;
 mod zookeeper;
 
+pub use clock_shim::ClockShim;
 pub use dir::TempDir;
 pub use etcd::{EtcdOptions, etcd};
 pub use port::Port;
 pub use postgres::{PostgresOptions, postgres};
 pub use process::Launch;
-pub use redis::{AppendOnly, RedisOptions, redis, redis_call, redis_socket};
+pub use redis::{AppendOnly, RedisOptions, redis, redis_call, redis_socket, redis_tls_addr};
+pub use redis_cluster::{Migration, RedisCluster, redis_cluster, redis_cluster_with};
+pub use redis_pair::{RedisPair, redis_pair};
+pub use redis_sentinel::{RedisSentinel, redis_sentinel};
 pub use require::{Skip, demand, require};
 pub use rustix::process::Signal;
 pub use server::{Place, Program, Server};
+pub use tls::TlsFiles;
 pub use zookeeper::{ZooKeeperOptions, zookeeper};

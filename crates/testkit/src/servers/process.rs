@@ -22,13 +22,15 @@ pub struct Launch {
     pub args: Vec<OsString>,
     /// As whom, if not as the user of the test. Only root can ask for this.
     pub user: Option<String>,
+    /// Variables of its environment, besides those of the test.
+    pub env: Vec<(OsString, OsString)>,
 }
 
 impl Launch {
     /// A program and its arguments, as the user of the test.
     pub fn new<A: Into<OsString>>(program: impl Into<PathBuf>, args: impl IntoIterator<Item = A>) -> Self {
         let args = args.into_iter().map(Into::into).collect();
-        Launch { program: program.into(), args, user: None }
+        Launch { program: program.into(), args, user: None, env: Vec::new() }
     }
 
     /// The command, with the output going to the end of `log`. It dies with the test, even if that is killed.
@@ -39,6 +41,7 @@ impl Launch {
             command.args(["--reuid", user, "--regid", user, "--init-groups"]);
         }
         command.args(["--pdeathsig", "KILL"]).arg(&self.program).args(&self.args);
+        command.envs(self.env.iter().map(|(key, value)| (key, value)));
         // A group of its own: a Ctrl-C in the terminal is for the test, which then ends this.
         command.process_group(0).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         Ok(command)

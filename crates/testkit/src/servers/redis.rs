@@ -6,7 +6,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use super::process::Launch;
-use super::{Place, Program, Server, Skip, require};
+use super::{ClockShim, Place, Program, Server, Skip, TlsFiles, require};
 
 /// When Redis makes its append-only file durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,6 +29,10 @@ pub struct RedisOptions {
     pub append_only: AppendOnly,
     /// Whose replica it is.
     pub replica_of: Option<SocketAddr>,
+    /// Whether it also listens for TLS, with these certificates: [`redis_tls_addr`] says where. Clients need none.
+    pub tls: Option<TlsFiles>,
+    /// The wall clock it lives on, if not the machine's.
+    pub clock: Option<ClockShim>,
     /// More settings, such as `("maxmemory", "50mb")`.
     pub extra: Vec<(String, String)>,
 }
@@ -49,8 +53,16 @@ pub struct RedisOptions {
 /// redis.restart();
 /// ```
 pub fn redis(options: RedisOptions) -> Result<Server, Skip> {
-    let program = require("redis", "redis-server", "redis-server")?;
-    Ok(Server::start(Redis { program, options }))
+    Ok(Server::start(Redis { program: redis_server()?, options, cluster: false }))
+}
+
+/// Starts a node of a cluster: alone, and without a slot. The last port of its place is that of the cluster's bus.
+pub(super) fn redis_node(options: RedisOptions) -> Result<Server, Skip> {
+    Ok(Server::start(Redis { program: redis_server()?, options, cluster: true }))
+}
+
+pub(super) fn redis_server() -> Result<PathBuf, Skip> {
+    require("redis", "redis-server", "redis-server")
 }
 
 /// The Unix socket of a Redis server that was started with one.
@@ -58,9 +70,15 @@ pub fn redis_socket(server: &Server) -> PathBuf {
     server.place().join("sock")
 }
 
+/// Where a Redis server that was started with [`RedisOptions::tls`] listens for TLS.
+pub fn redis_tls_addr(server: &Server) -> SocketAddr {
+    server.place().addr(1)
+}
+
 struct Redis {
     program: PathBuf,
     options: RedisOptions,
+    cluster: bool,
 }
 
 impl Redis {
@@ -72,6 +90,8 @@ impl Redis {
             ("dir", dir),
             ("save", String::new()),
             ("daemonize", "no".to_owned()),
+            // It would wait for 5 s, in case that more replicas come.
+            ("repl-diskless-sync-delay", "0".to_owned()),
         ];
         if self.options.append_only != AppendOnly::Off {
             let always = self.options.append_only == AppendOnly::Always;
@@ -84,6 +104,18 @@ impl Redis {
         if let Some(primary) = self.options.replica_of {
             all.push(("replicaof", format!("{} {}", primary.ip(), primary.port())));
         }
+        if let Some(tls) = &self.options.tls {
+            all.push(("tls-port", place.addr(1).port().to_string()));
+            all.push(("tls-ca-cert-file", tls.ca_path().display().to_string()));
+            all.push(("tls-cert-file", tls.cert_path().display().to_string()));
+            all.push(("tls-key-file", tls.key_path().display().to_string()));
+            all.push(("tls-auth-clients", "no".to_owned()));
+        }
+        if self.cluster {
+            all.push(("cluster-enabled", "yes".to_owned()));
+            all.push(("cluster-config-file", "nodes.conf".to_owned()));
+            all.push(("cluster-port", place.addr(self.ports() - 1).port().to_string()));
+        }
         let all = all.into_iter().map(|(key, value)| (key.to_owned(), value));
         all.chain(self.options.extra.iter().cloned()).collect()
     }
@@ -95,7 +127,7 @@ impl Program for Redis {
     }
 
     fn ports(&self) -> usize {
-        1
+        1 + usize::from(self.options.tls.is_some()) + usize::from(self.cluster)
     }
 
     fn prepare(&self, _place: &Place) -> io::Result<()> {
@@ -103,8 +135,11 @@ impl Program for Redis {
     }
 
     fn launch(&self, place: &Place) -> Launch {
-        let settings = self.settings(place);
-        Launch::new(&self.program, settings.into_iter().flat_map(|(key, value)| [format!("--{key}"), value]))
+        let settings = self.settings(place).into_iter();
+        let launch =
+            Launch::new(&self.program, settings.flat_map(|(key, value)| [format!("--{key}"), value]));
+        let env = self.options.clock.as_ref().map(ClockShim::env).unwrap_or_default();
+        Launch { env, ..launch }
     }
 
     fn stop_signal(&self) -> Signal {

@@ -55,6 +55,11 @@ impl Place {
         (Ipv4Addr::LOCALHOST, self.ports[nth].number()).into()
     }
 
+    /// How many ports it has.
+    pub fn ports(&self) -> usize {
+        self.ports.len()
+    }
+
     fn log(&self) -> PathBuf {
         self.join("log")
     }

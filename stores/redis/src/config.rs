@@ -1,0 +1,221 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_core::{Address, Error, Result};
+use lockkeeper_host::{Clock, SystemClock};
+
+use crate::link::{Access, Door};
+use crate::tls::Tls;
+
+/// Which servers there are, and how they belong together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Servers {
+    /// One.
+    Single(Door),
+    /// The one that the sentinels call the master of this name.
+    Sentinel {
+        /// Where the sentinels are.
+        sentinels: Vec<Door>,
+        /// What they call it.
+        name: String,
+    },
+    /// A cluster; these are some of its nodes.
+    Cluster(Vec<Door>),
+}
+
+/// How to open a store.
+///
+/// ```
+/// # use lockkeeper_redis::{Options, Servers};
+/// let options = Options::from_url("redis://:secret@10.0.0.7:6379/2?prefix=jobs:&wait_replicas=1")?;
+/// assert_eq!((options.prefix.as_str(), options.wait_replicas), ("jobs:", 1));
+/// let options = Options::from_url("redis+sentinel://s1,s2,s3/mymaster")?;
+/// assert!(matches!(options.servers, Servers::Sentinel { name, .. } if name == "mymaster"));
+/// # Ok::<(), lockkeeper_core::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The servers.
+    pub servers: Servers,
+    /// User, password, database, encryption, patience.
+    pub access: Access,
+    /// What stands before the name in the key of a lock: `lock:` by default. Other clients of the same locks need the
+    /// same.
+    pub prefix: String,
+    /// How many replicas must have a grant before it counts.
+    pub wait_replicas: u32,
+    /// How often a process that waits looks for itself, whatever it is told: a lost message costs this much at most.
+    pub poll: Duration,
+    /// How long a waiter that was let in may take to say so, and how long the place in line of a silent process is
+    /// kept.
+    pub claim: Duration,
+    /// Where time comes from.
+    pub clock: Arc<dyn Clock>,
+}
+
+const OPTIONS: [&str; 9] = ["db", "prefix", "wait_replicas", "timeout", "poll", "claim", "ca", "cert", "key"];
+
+impl Options {
+    /// From an address: `redis://`, `rediss://` (TLS), `redis+unix:///PATH`, `redis+sentinel://HOSTS/MASTER` or
+    /// `redis+cluster://HOSTS`; the last two with TLS as `rediss+sentinel://` and `rediss+cluster://`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] with what is wrong.
+    pub fn from_url(url: &str) -> Result<Self> {
+        let mut address = Address::parse(url)?;
+        let (encrypted, kind) = match address.scheme.as_str() {
+            "redis" | "redis+unix" | "redis+sentinel" | "redis+cluster" => (false, &address.scheme[5..]),
+            "rediss" | "rediss+sentinel" | "rediss+cluster" => (true, &address.scheme[6..]),
+            other => return Err(Error::invalid(format!("{other}:// is not the address of a Redis store"))),
+        };
+        let kind = kind.to_owned();
+        let doors = |address: &Address, port: u16| -> Vec<Door> {
+            address.hosts.iter().map(|(host, own)| Door::Tcp(host.clone(), own.unwrap_or(port))).collect()
+        };
+        let shown = format!("{address:?}");
+        let missing = |what: &str| Error::invalid(format!("{what} is missing in the address {shown}"));
+        let mut db = address.option("db");
+        let servers = match kind.as_str() {
+            "" if address.hosts.len() == 1 => {
+                if !address.path.is_empty() {
+                    if db.is_some() {
+                        return Err(Error::invalid("the database is given twice: in the path and as ?db="));
+                    }
+                    db = Some(address.path.clone());
+                }
+                Servers::Single(doors(&address, 6379).remove(0))
+            }
+            "" if address.hosts.is_empty() => return Err(missing("the host")),
+            "" => {
+                return Err(Error::invalid(
+                    "redis:// is one server: several are redis+sentinel://HOSTS/MASTER, redis+cluster://HOSTS, or \
+                     redlock://HOSTS",
+                ));
+            }
+            "+unix" if !address.hosts.is_empty() => {
+                return Err(Error::invalid("a socket is a file of this machine: redis+unix:///PATH"));
+            }
+            "+unix" if address.path.is_empty() => return Err(missing("the path of the socket")),
+            "+unix" => Servers::Single(Door::Unix(format!("/{}", address.path))),
+            _ if address.hosts.is_empty() => return Err(missing("a host")),
+            "+sentinel" if address.path.is_empty() => {
+                return Err(missing("the name of the master, as redis+sentinel://HOSTS/NAME,"));
+            }
+            "+sentinel" => {
+                Servers::Sentinel { sentinels: doors(&address, 26379), name: address.path.clone() }
+            }
+            _ if address.path.is_empty() && db.is_none() => Servers::Cluster(doors(&address, 6379)),
+            _ => return Err(Error::invalid("a cluster has no databases to choose from")),
+        };
+        let db = match db {
+            None => 0,
+            Some(text) => {
+                text.parse().map_err(|_| Error::invalid(format!("{text:?} is no number of a database")))?
+            }
+        };
+        let (ca, cert, key) = (address.option("ca"), address.option("cert"), address.option("key"));
+        let identity = match (cert.as_deref(), key.as_deref()) {
+            (None, None) => None,
+            (Some(cert), Some(key)) => Some((cert, key)),
+            _ => return Err(Error::invalid("?cert= and ?key= go together, and one of them is missing")),
+        };
+        if !encrypted && (ca.is_some() || identity.is_some()) {
+            return Err(Error::invalid(
+                "?ca=, ?cert= and ?key= are for TLS, and redis:// has none: use rediss://",
+            ));
+        }
+        let tls = if encrypted { Some(Tls::new(ca.as_deref(), identity)?) } else { None };
+        let timeout = address.span("timeout")?.unwrap_or(Duration::from_secs(3));
+        let access =
+            Access { user: address.user.clone(), password: address.password.clone(), db, tls, timeout };
+        let mut options = Options::new(servers, access);
+        if let Some(prefix) = address.option("prefix") {
+            options.prefix = prefix;
+        }
+        options.wait_replicas = address.number("wait_replicas")?.unwrap_or(0);
+        options.poll = address.span("poll")?.unwrap_or(options.poll);
+        options.claim = address.span("claim")?.unwrap_or(options.claim);
+        address.finish(&OPTIONS)?;
+        options.check()?;
+        Ok(options)
+    }
+
+    /// These servers, and everything else as usual.
+    pub fn new(servers: Servers, access: Access) -> Self {
+        Options {
+            servers,
+            access,
+            prefix: "lock:".into(),
+            wait_replicas: 0,
+            poll: Duration::from_secs(1),
+            claim: Duration::from_secs(5),
+            clock: Arc::new(SystemClock),
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.prefix.is_empty() || self.prefix.starts_with("lockkeeper:") || self.prefix.len() > 256 {
+            return Err(Error::invalid(format!(
+                "the prefix {:?} is not possible: 1 to 256 bytes that do not begin with lockkeeper:",
+                self.prefix
+            )));
+        }
+        if self.poll < Duration::from_millis(50)
+            || self.claim < self.poll * 2
+            || self.claim > Duration::from_secs(600)
+        {
+            return Err(Error::invalid(
+                "poll is at least 50ms, and claim at least twice as long as poll and at most 10m",
+            ));
+        }
+        if self.access.timeout < Duration::from_millis(50) {
+            return Err(Error::invalid("the timeout is at least 50ms"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_of_address_is_read() {
+        let servers = |url: &str| Options::from_url(url).unwrap().servers;
+        let tcp = |host: &str, port| Door::Tcp(host.into(), port);
+        assert_eq!(servers("redis://h"), Servers::Single(tcp("h", 6379)));
+        assert_eq!(
+            servers("redis+unix:///run/redis.sock?db=3"),
+            Servers::Single(Door::Unix("/run/redis.sock".into()))
+        );
+        assert_eq!(servers("redis+cluster://a,b:7"), Servers::Cluster(vec![tcp("a", 6379), tcp("b", 7)]));
+        assert_eq!(Options::from_url("redis://h/4").unwrap().access.db, 4);
+        assert_eq!(Options::from_url("redis+unix:///s?db=3").unwrap().access.db, 3);
+        assert!(Options::from_url("rediss://h").unwrap().access.tls.is_some());
+    }
+
+    #[test]
+    fn half_given_addresses_are_refused() {
+        for bad in [
+            "redis://",
+            "redis://a,b",
+            "redis://h/x",
+            "redis://h/1?db=1",
+            "redis://h?ca=/x",
+            "rediss://h?ca=/nowhere",
+            "rediss://h?cert=/x",
+            "redis+unix://h/x",
+            "redis+unix:///",
+            "redis+sentinel://h",
+            "redis+cluster://h/1",
+            "redis://h?prefix=",
+            "redis://h?prefix=lockkeeper:x",
+            "redis://h?poll=1ms",
+            "redis://h?poll=10s",
+            "redis://h?wait=1",
+            "http://h",
+        ] {
+            assert!(matches!(Options::from_url(bad), Err(Error::Invalid(_))), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! What the scripts write down, read back: holds and asks.
+
+use lockkeeper_core::{Fence, Held, Holder, Mode, Queued, Wall};
+
+/// A hold as it stands in a lock's `held` key.
+#[derive(Clone, Debug)]
+pub struct Hold {
+    /// The attempt in hexadecimal digits; a row of dashes if it is nobody's any more.
+    pub attempt: String,
+    fence: u64,
+    expires_ms: u64,
+    since_us: u64,
+    delay_ms: u32,
+    mode: u32,
+    flags: u8,
+    info: Vec<u8>,
+}
+
+const LINGERING: u8 = 2;
+const DELAY: u8 = 4;
+
+/// How a mode is written: 0 exclusive, 1 shared, one more than the number of permits otherwise.
+pub fn mode_code(mode: Mode) -> u32 {
+    match mode {
+        Mode::Exclusive => 0,
+        Mode::Shared => 1,
+        Mode::Permit(n) => n + 1,
+    }
+}
+
+fn mode_of(code: u32) -> Mode {
+    match code {
+        0 => Mode::Exclusive,
+        1 => Mode::Shared,
+        n => Mode::Permit(n - 1),
+    }
+}
+
+/// Reads one thing after another; `None` as soon as something is not as it should be.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (part, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(part)
+    }
+
+    fn text(&mut self) -> Option<String> {
+        String::from_utf8(self.take(32)?.to_vec()).ok()
+    }
+
+    fn number(&mut self) -> Option<u64> {
+        let number = f64::from_be_bytes(self.take(8)?.try_into().ok()?);
+        (0.0..9.1e15).contains(&number).then_some(number as u64)
+    }
+
+    fn small(&mut self) -> Option<u32> {
+        Some(u32::from_be_bytes(self.take(4)?.try_into().ok()?))
+    }
+
+    fn names(&mut self) -> Option<()> {
+        let len = self.small()?;
+        self.take(len as usize).map(|_| ())
+    }
+
+    fn info(&mut self) -> Option<&'a [u8]> {
+        let len = u16::from_be_bytes(self.take(2)?.try_into().ok()?);
+        self.take(len.into())
+    }
+}
+
+/// The holds in a `held` key. What cannot be read is left out.
+pub fn holds(packed: &[u8]) -> Vec<Hold> {
+    let mut reader = Reader(packed);
+    let mut next = || {
+        let (attempt, _owner) = (reader.text()?, reader.text()?);
+        let (fence, expires_ms, since_us) = (reader.number()?, reader.number()?, reader.number()?);
+        let (_stays, _ttl, delay_ms, mode) =
+            (reader.number()?, reader.small()?, reader.small()?, reader.small()?);
+        let flags = reader.take(1)?[0];
+        reader.names()?;
+        let info = reader.info()?.to_vec();
+        Some(Hold { attempt, fence, expires_ms, since_us, delay_ms, mode, flags, info })
+    };
+    std::iter::from_fn(&mut next).collect()
+}
+
+impl Hold {
+    /// What others may see of it at `now_ms`; `None` if it is over, or only a delay.
+    pub fn view(&self, now_ms: u64) -> Option<Held> {
+        (self.flags != DELAY && self.expires_ms > now_ms).then(|| Held {
+            holder: holder(&self.info),
+            fence: Fence::new(self.fence).unwrap_or(Fence::MAX),
+            mode: mode_of(self.mode),
+            since: Wall::from_micros(self.since_us),
+            expires_in_ms: self.expires_ms - now_ms,
+            lingering: self.flags == LINGERING,
+        })
+    }
+
+    /// For how much longer nobody is let in, if nothing but that is left of the hold.
+    pub fn delayed_after(&self, now_ms: u64) -> Option<u64> {
+        let ends = match self.flags {
+            DELAY => self.expires_ms,
+            0 if self.expires_ms <= now_ms => self.expires_ms + u64::from(self.delay_ms),
+            _ => return None,
+        };
+        ends.checked_sub(now_ms).filter(|left| *left > 0)
+    }
+}
+
+/// An ask in line, as others may see it.
+pub fn queued(packed: &[u8]) -> Option<Queued> {
+    let mut reader = Reader(packed);
+    let (_owner, since) = (reader.text()?, reader.number()?);
+    let (_ttl, _delay, _hold, mode) = (reader.small()?, reader.small()?, reader.small()?, reader.small()?);
+    reader.names()?;
+    Some(Queued { holder: holder(reader.info()?), mode: mode_of(mode), since: Wall::from_micros(since) })
+}
+
+/// Several keys in one text, each with its length before it; nothing for one, which is known anyway.
+pub fn pack_names(keys: &[String]) -> Vec<u8> {
+    let mut packed = Vec::new();
+    if keys.len() > 1 {
+        for key in keys {
+            packed.extend((key.len() as u16).to_be_bytes());
+            packed.extend(key.as_bytes());
+        }
+    }
+    packed
+}
+
+/// What we write about whoever asks.
+pub fn info(holder: &Holder) -> Vec<u8> {
+    serde_json::to_vec(holder).unwrap_or_default()
+}
+
+pub fn holder(info: &[u8]) -> Holder {
+    serde_json::from_slice(info).unwrap_or_else(|_| somebody_else())
+}
+
+/// Whoever took the lock with another client, of whom nothing is known.
+pub fn somebody_else() -> Holder {
+    Holder { host: "unknown".into(), pid: 0, label: Some("another Redis client".into()) }
+}

@@ -1,0 +1,293 @@
+//! Asking, renewing, giving back.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use lockkeeper_core::{
+    Acquired, Ask, Busy, Claim, Error, Fence, Grant, Held, LockName, LockView, Mode, Moment, Release,
+    Renewal, Result, Wait, Wall,
+};
+use lockkeeper_host::sleep_until;
+use redis::{Pipeline, Value, cmd};
+
+use crate::entry;
+use crate::fault::Failure;
+use crate::layout::Group;
+use crate::line::Place;
+use crate::script::{ACQUIRE, BREAK, Call, RELEASE, RENEW};
+use crate::store::Shared;
+
+/// What a script says to an ask.
+pub(crate) enum Answer {
+    Granted(Fence),
+    Busy(Busy),
+    /// It stands in line; whoever is in the way is gone after this long at the latest, if it says nothing.
+    InLine(Option<Duration>),
+}
+
+/// How many holds one script renews: few enough not to keep the server from everybody else for long.
+const RENEWALS: usize = 100;
+
+impl Shared {
+    /// Asks for names of one group and stands in line for as long as the ask says.
+    pub(crate) async fn acquire_in(&self, group: Group, ask: &Ask) -> Result<Acquired> {
+        let clock = &*self.options.clock;
+        let until = match ask.wait {
+            Wait::No => clock.now(),
+            Wait::For(time) => clock.now() + time,
+            Wait::Forever => Moment::NEVER,
+        };
+        let mut place = (ask.wait != Wait::No).then(|| self.line.join(ask.claim.attempt.to_hex()));
+        let keys: Vec<String> = ask.claim.names.iter().map(|name| self.layout.key(name)).collect();
+        let mut stands = false;
+        loop {
+            let sent_at = clock.now();
+            let waits = place.is_some() && sent_at < until;
+            let ends = match self.ask(group, &keys, ask, waits, None).await {
+                Ok(Answer::Granted(fence)) => {
+                    let (claim, mode, ttl) = (ask.claim.clone(), ask.mode, ask.ttl);
+                    return Ok(Acquired::Granted(Grant { claim, fence, mode, ttl, sent_at }));
+                }
+                Ok(Answer::Busy(busy)) => return Ok(Acquired::Busy(busy)),
+                Ok(Answer::InLine(ends)) => Some(ends),
+                // Whoever waits goes on waiting while the server is away; the place may be kept all the same.
+                Err(error @ (Error::Unavailable(_) | Error::Unknown(_))) if stands && waits => {
+                    tracing::debug!(%error, "still in line, as far as we know");
+                    self.fleet.pause(self.options.poll).await;
+                    None
+                }
+                Err(error) => return Err(error),
+            };
+            stands = true;
+            let Some(place) = &mut place else { return Err(odd()) };
+            if let Some(ends) = ends {
+                place.stand(group, &keys, ends);
+                self.wait(place, ask, until).await;
+            }
+            if place.left() {
+                return Err(Error::Unknown("the ask left the line".into()));
+            }
+        }
+    }
+
+    async fn wait(&self, place: &Place<'_>, ask: &Ask, until: Moment) {
+        let clock = &*self.options.clock;
+        // An owner may get in past the line once it has the lock elsewhere, and nobody tells it.
+        let look = if ask.owner.is_some() { clock.now() + self.options.poll } else { Moment::NEVER };
+        tokio::select! {
+            () = place.called() => {}
+            () = sleep_until(clock, until.min(look)) => {}
+        }
+    }
+
+    /// Asks once. `raise`: what is held already is to have this fence from now on.
+    pub(crate) async fn ask(
+        &self,
+        group: Group,
+        keys: &[String],
+        ask: &Ask,
+        waits: bool,
+        raise: Option<Fence>,
+    ) -> Result<Answer> {
+        let owner = ask.owner.map_or_else(|| "-".repeat(32), |owner| owner.to_hex());
+        let call = Call::new(&ACQUIRE, &self.keys(group, keys))
+            .arg(ask.claim.attempt.to_hex())
+            .arg(owner)
+            .arg(entry::info(&ask.holder))
+            .arg(&self.client)
+            .arg(self.layout.base(group))
+            .arg(entry::pack_names(keys))
+            .arg(millis(ask.ttl))
+            .arg(millis(ask.lock_delay))
+            .arg(millis(ask.min_hold))
+            .arg(entry::mode_code(ask.mode))
+            .arg(u8::from(waits))
+            .arg(self.floor.load(Ordering::Relaxed))
+            .arg(self.claim_ms())
+            .arg(raise.map_or(0, Fence::get));
+        let answer = match &self.grants {
+            None => call.run(&self.fleet, group.slot()).await?,
+            Some(_) => self.replicated(group, &call, &ask.claim).await?,
+        };
+        self.read(group, ask, answer)
+    }
+
+    fn read(&self, group: Group, ask: &Ask, answer: Value) -> Result<Answer> {
+        let Value::Array(parts) = answer else { return Err(odd()) };
+        match &parts[..] {
+            [Value::Int(1), Value::Int(fence)] => Ok(Answer::Granted(self.seen(*fence)?)),
+            [Value::Int(3)] => Err(Error::Deadlock(ask.claim.names.iter().cloned().collect())),
+            [Value::Int(4)] => Err(Error::invalid(format!(
+                "this owner holds some of {} already, but not all of them under one fence: ask for all names at once, \
+                 or for the missing ones alone",
+                ask.claim.names
+            ))),
+            [Value::Int(code), state @ ..] => {
+                let (busy, ends) = self.busy(state).ok_or_else(odd)?;
+                debug_assert_eq!(self.layout.group(&busy.name), group);
+                Ok(if *code == 2 { Answer::InLine(ends) } else { Answer::Busy(busy) })
+            }
+            _ => Err(odd()),
+        }
+    }
+
+    /// Who is in the way, and until when.
+    fn busy(&self, state: &[Value]) -> Option<(Busy, Option<Duration>)> {
+        let [
+            Value::BulkString(key),
+            Value::BulkString(value),
+            Value::Int(pttl),
+            Value::BulkString(held),
+            Value::Int(waiting),
+            Value::Int(now),
+        ] = state
+        else {
+            return None;
+        };
+        let name = self.layout.name(key)?;
+        let mut held = self.held(value, *pttl, held, u64::try_from(*now).ok()?);
+        held.truncate(LockView::BUSY);
+        let ends = u64::try_from(*pttl).ok().map(Duration::from_millis);
+        Some((Busy { name, held, waiting: usize::try_from(*waiting).unwrap_or(0) }, ends))
+    }
+
+    /// Those who hold a lock, as others may see them.
+    pub(crate) fn held(&self, value: &[u8], pttl: i64, packed: &[u8], now_ms: u64) -> Vec<Held> {
+        let holds = entry::holds(packed);
+        let ours = value == b"lockkeeper" || holds.iter().any(|hold| hold.attempt.as_bytes() == value);
+        if value.is_empty() || ours {
+            let all = if value.is_empty() { &[][..] } else { &holds[..] };
+            return all.iter().filter_map(|hold| hold.view(now_ms)).collect();
+        }
+        // No fence came with it. The smallest there is: whoever checks fences lets nothing of it pass.
+        vec![Held {
+            holder: entry::somebody_else(),
+            fence: Fence::MIN,
+            mode: Mode::Exclusive,
+            since: Wall::from_micros(now_ms * 1000),
+            expires_in_ms: u64::try_from(pttl).unwrap_or(0),
+            lingering: false,
+        }]
+    }
+
+    /// Runs a call on a connection of its own and waits there until enough replicas have it. If they do not in time, what
+    /// was granted is given back: nobody has been told of it.
+    async fn replicated(&self, group: Group, call: &Call, claim: &Claim) -> Result<Value> {
+        let Some(grants) = &self.grants else { return Err(odd()) };
+        let wanted = self.options.wait_replicas;
+        let patience = self.options.access.timeout / 2;
+        let mut first = call.by_hash.clone();
+        for _ in 0..2 {
+            let mut both = Pipeline::with_capacity(2);
+            both.add_command(first).add_command(cmd("WAIT").arg(wanted).arg(millis(patience)).to_owned());
+            let answers = grants.calls(group.slot(), &both).await?;
+            let [answer, count] = <[_; 2]>::try_from(answers).map_err(|_| odd())?;
+            match answer {
+                Err(failure) if failure.is("NOSCRIPT") => first = call.in_full(),
+                Err(failure) => return Err(failure.into()),
+                Ok(value) => {
+                    let granted =
+                        matches!(&value, Value::Array(parts) if parts.first() == Some(&Value::Int(1)));
+                    let count = match count? {
+                        Value::Int(count) => count,
+                        _ => 0,
+                    };
+                    if !granted || count >= i64::from(wanted) {
+                        return Ok(value);
+                    }
+                    self.release_in(group, claim).await?;
+                    return Err(Error::Unavailable(format!(
+                        "{count} of {wanted} replicas had the grant after {patience:?}: it was given back"
+                    )));
+                }
+            }
+        }
+        Err(Failure::Away("the server does not keep scripts".into()).into())
+    }
+
+    /// Notes the highest fence that this client has seen: whatever happens to the server, the next one is higher.
+    pub(crate) fn seen(&self, fence: i64) -> Result<Fence> {
+        let fence = u64::try_from(fence).map_err(|_| odd())?;
+        self.floor.fetch_max(fence, Ordering::Relaxed);
+        Fence::new(fence)
+    }
+
+    pub(crate) async fn release_in(&self, group: Group, claim: &Claim) -> Result<Release> {
+        let keys: Vec<String> = claim.names.iter().map(|name| self.layout.key(name)).collect();
+        let call = Call::new(&RELEASE, &self.keys(group, &keys))
+            .arg(claim.attempt.to_hex())
+            .arg(&self.client)
+            .arg(self.layout.base(group))
+            .arg(self.claim_ms());
+        match call.run(&self.fleet, group.slot()).await? {
+            Value::Int(1) => Ok(Release::Released),
+            Value::Int(_) => Ok(Release::AlreadyGone),
+            _ => Err(odd()),
+        }
+    }
+
+    pub(crate) async fn break_in(&self, name: &LockName, reason: &str) -> Result<Fence> {
+        let group = self.layout.group(name);
+        let mut keys = self.keys(group, &[self.layout.key(name)]);
+        keys.remove(2);
+        let call = Call::new(&BREAK, &keys)
+            .arg(self.layout.base(group))
+            .arg(self.claim_ms())
+            .arg(reason)
+            .arg(self.floor.load(Ordering::Relaxed));
+        match call.run(&self.fleet, group.slot()).await? {
+            Value::Int(fence) => self.seen(fence),
+            _ => Err(odd()),
+        }
+    }
+
+    /// Renews many, all on their way at once: one pipeline, whatever their number.
+    pub(crate) async fn renew_all(&self, parts: &[(Group, &Claim)]) -> Result<Vec<Renewal>> {
+        let mut sorted: Vec<usize> = (0..parts.len()).collect();
+        sorted.sort_by_key(|i| parts[*i].0);
+        let batches =
+            sorted.chunk_by(|a, b| parts[*a].0 == parts[*b].0).flat_map(|group| group.chunks(RENEWALS));
+        let calls = batches.map(|batch| async move { (batch, self.renew_some(parts, batch).await) });
+        let mut answers = vec![Renewal::Lost; parts.len()];
+        for (batch, answer) in join_all(calls).await {
+            for (i, renewal) in batch.iter().zip(answer?) {
+                answers[*i] = renewal;
+            }
+        }
+        Ok(answers)
+    }
+
+    async fn renew_some(&self, parts: &[(Group, &Claim)], batch: &[usize]) -> Result<Vec<Renewal>> {
+        let group = parts[batch[0]].0;
+        let base = self.layout.base(group);
+        let mut keys = vec![format!("{base}fence"), format!("{base}watched")];
+        let mut holds = Vec::new();
+        for (_, claim) in batch.iter().map(|i| parts[*i]) {
+            for name in &claim.names {
+                let key = self.layout.key(name);
+                keys.push(key.clone());
+                keys.push(format!("{base}held:{key}"));
+            }
+            holds.push((claim.attempt.to_hex(), claim.names.count()));
+        }
+        let mut call = Call::new(&RENEW, &keys).arg(base).arg(self.claim_ms());
+        for (attempt, count) in holds {
+            call = call.arg(attempt).arg(count);
+        }
+        let Value::Array(answers) = call.run(&self.fleet, group.slot()).await? else { return Err(odd()) };
+        if answers.len() != batch.len() {
+            return Err(odd());
+        }
+        let renewed = |answer| if answer == Value::Int(1) { Renewal::Renewed } else { Renewal::Lost };
+        Ok(answers.into_iter().map(renewed).collect())
+    }
+}
+
+pub(crate) fn odd() -> Error {
+    Error::Unknown("Redis gave an answer that makes no sense".into())
+}
+
+pub(crate) fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,241 @@
+//! Those of this process who stand in line, and the one task that looks after all of them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use redis::{Value, cmd};
+use tokio::sync::Notify;
+
+use crate::entry;
+use crate::layout::Group;
+use crate::script::{Call, POLL};
+use crate::store::Shared;
+
+/// A lock taken by somebody else's client is given back without a word to us: it is looked at more often.
+const FOREIGN: Duration = Duration::from_millis(100);
+/// The least time between two looks.
+const LEAST: Duration = Duration::from_millis(10);
+/// How many names one script looks at.
+const BATCH: usize = 200;
+
+/// Everybody of this process who waits.
+#[derive(Default)]
+pub struct Line {
+    desk: Mutex<Desk>,
+    ring: Notify,
+}
+
+#[derive(Default)]
+struct Desk {
+    /// By attempt, in hexadecimal digits.
+    waiters: HashMap<String, Arc<Waiter>>,
+    /// Who waits for which key, in the order in which they came.
+    lines: BTreeMap<(Group, String), Vec<Arc<Waiter>>>,
+    subscribed: bool,
+    due: Option<Instant>,
+}
+
+struct Waiter {
+    attempt: String,
+    called: Notify,
+    left: AtomicBool,
+}
+
+/// A place in line. Dropping it gives up waiting, not the place: that is what a release is for.
+pub struct Place<'a> {
+    line: &'a Line,
+    waiter: Arc<Waiter>,
+    spots: Vec<(Group, String)>,
+}
+
+impl Line {
+    fn desk(&self) -> MutexGuard<'_, Desk> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins to listen for `attempt`, before anything is sent: the answer may come at once.
+    pub fn join(&self, attempt: String) -> Place<'_> {
+        let waiter = Arc::new(Waiter { attempt, called: Notify::new(), left: AtomicBool::new(false) });
+        self.desk().waiters.insert(waiter.attempt.clone(), waiter.clone());
+        Place { line: self, waiter, spots: Vec::new() }
+    }
+
+    /// The ask of `attempt` is to end, wherever it is.
+    pub fn leave(&self, attempt: &str) {
+        if let Some(waiter) = self.desk().waiters.get(attempt) {
+            waiter.left.store(true, Ordering::SeqCst);
+            waiter.called.notify_one();
+        }
+    }
+
+    /// The server has something to say to `attempt`.
+    pub fn call(&self, attempt: &[u8]) {
+        if let Ok(attempt) = std::str::from_utf8(attempt)
+            && let Some(waiter) = self.desk().waiters.get(attempt)
+        {
+            waiter.called.notify_one();
+        }
+    }
+
+    /// The connection is gone, and perhaps a message with it.
+    pub fn deaf(&self) {
+        let mut desk = self.desk();
+        desk.subscribed = false;
+        desk.due = Some(Instant::now());
+        self.ring.notify_one();
+    }
+
+    fn expect(&self, at: Instant) {
+        let mut desk = self.desk();
+        if desk.due.is_none_or(|due| at < due) || !desk.subscribed {
+            desk.due = Some(desk.due.map_or(at, |due| due.min(at)));
+            self.ring.notify_one();
+        }
+    }
+}
+
+impl Place<'_> {
+    /// It stands in line for these keys now; the first of those who hold them is expected to be gone after `ends`, if
+    /// it says nothing.
+    pub fn stand(&mut self, group: Group, keys: &[String], ends: Option<Duration>) {
+        if self.spots.is_empty() {
+            let mut desk = self.line.desk();
+            for key in keys {
+                let spot = (group, key.clone());
+                desk.lines.entry(spot.clone()).or_default().push(self.waiter.clone());
+                self.spots.push(spot);
+            }
+        }
+        let soon = ends.map_or(Duration::from_secs(1), |ends| ends + Duration::from_millis(1));
+        self.line.expect(Instant::now() + soon);
+    }
+
+    /// Ends when it is worth asking again.
+    pub async fn called(&self) {
+        self.waiter.called.notified().await;
+    }
+
+    /// Whether somebody took the ask back.
+    pub fn left(&self) -> bool {
+        self.waiter.left.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut desk = self.line.desk();
+        // The same attempt may have asked again meanwhile.
+        if desk.waiters.get(&self.waiter.attempt).is_some_and(|other| Arc::ptr_eq(other, &self.waiter)) {
+            desk.waiters.remove(&self.waiter.attempt);
+        }
+        for spot in &self.spots {
+            if let Some(line) = desk.lines.get_mut(spot) {
+                line.retain(|other| !Arc::ptr_eq(other, &self.waiter));
+                if line.is_empty() {
+                    desk.lines.remove(spot);
+                }
+            }
+        }
+    }
+}
+
+/// Looks after the line for as long as the store is open: listens, polls, and says that we are still there.
+pub async fn attend(shared: Arc<Shared>) {
+    let line = &shared.line;
+    let mut last = Instant::now();
+    loop {
+        let (busy, due, subscribed) = {
+            let desk = line.desk();
+            (!desk.lines.is_empty(), desk.due, desk.subscribed)
+        };
+        if !busy {
+            line.ring.notified().await;
+            continue;
+        }
+        if !subscribed && subscribe(&shared).await {
+            line.desk().subscribed = true;
+            // What was said before we listened was not heard.
+            last = look(&shared).await;
+            continue;
+        }
+        let due = due.unwrap_or(last + shared.options.poll).min(last + shared.options.poll).max(last + LEAST);
+        tokio::select! {
+            () = tokio::time::sleep_until(due.into()) => last = look(&shared).await,
+            () = line.ring.notified() => {}
+        }
+    }
+}
+
+async fn subscribe(shared: &Shared) -> bool {
+    let subscribed = shared.fleet.call(0, cmd("SUBSCRIBE").arg(shared.wake_channel())).await;
+    if let Err(failure) = &subscribed {
+        tracing::warn!(?failure, "no messages: waiting goes on by looking every {:?}", shared.options.poll);
+    }
+    subscribed.is_ok()
+}
+
+/// Looks at everything that is waited for, once, whatever the number of those who wait.
+async fn look(shared: &Shared) -> Instant {
+    let spots: Vec<(Group, String)> = {
+        let mut desk = shared.line.desk();
+        desk.due = None;
+        desk.lines.keys().cloned().collect()
+    };
+    let mut soonest = shared.options.poll;
+    let looks = spots.chunk_by(|a, b| a.0 == b.0).flat_map(|group| group.chunks(BATCH));
+    let looks = looks.map(|batch| async move { (batch, look_at(shared, batch).await) });
+    for (batch, answer) in futures_util::future::join_all(looks).await {
+        match answer {
+            Some(next) => soonest = soonest.min(next),
+            None => tracing::debug!(group = ?batch[0].0, "could not look at the line, will look again"),
+        }
+    }
+    let now = Instant::now();
+    let mut desk = shared.line.desk();
+    let at = now + soonest;
+    desk.due = Some(desk.due.map_or(at, |due| due.min(at)));
+    now
+}
+
+/// Looks at some keys of one group. Says when it is worth looking again.
+async fn look_at(shared: &Shared, batch: &[(Group, String)]) -> Option<Duration> {
+    let group = batch[0].0;
+    let names: Vec<&str> = batch.iter().map(|(_, key)| key.as_str()).collect();
+    let call =
+        Call::new(&POLL, &shared.keys(group, &names)).arg(shared.layout.base(group)).arg(shared.claim_ms());
+    let Ok(Value::Array(answer)) = call.run(&shared.fleet, group.slot()).await else { return None };
+    let desk = shared.line.desk();
+    if matches!(answer.first(), Some(Value::Int(0))) {
+        // We were silent for too long, or the server has forgotten us: everybody asks again.
+        for waiter in batch.iter().filter_map(|spot| desk.lines.get(spot)).flatten() {
+            waiter.called.notify_one();
+        }
+        return Some(shared.options.poll);
+    }
+    let mut soonest = shared.options.poll;
+    for (spot, state) in batch.iter().zip(&answer[1..]) {
+        let Value::Array(state) = state else { continue };
+        let [Value::BulkString(value), Value::BulkString(held), Value::Int(pttl)] = &state[..] else {
+            continue;
+        };
+        let holds = entry::holds(held);
+        for hold in &holds {
+            if let Some(waiter) = desk.waiters.get(&hold.attempt) {
+                waiter.called.notify_one();
+            }
+        }
+        let foreign = value != b"lockkeeper" && !holds.iter().any(|hold| hold.attempt.as_bytes() == value);
+        if value.is_empty() {
+            // Free, and still we wait: the line was lost. The first asks again.
+            desk.lines.get(spot).and_then(|line| line.first()).inspect(|waiter| waiter.called.notify_one());
+        } else if foreign {
+            soonest = soonest.min(FOREIGN);
+        }
+        if let Ok(pttl) = u64::try_from(*pttl) {
+            soonest = soonest.min(Duration::from_millis(pttl + 1));
+        }
+    }
+    Some(soonest)
+}

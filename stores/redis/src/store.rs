@@ -1,0 +1,199 @@
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock, Weak};
+
+use async_trait::async_trait;
+use lockkeeper_core::{
+    Acquired, Ask, Claim, Error, EventStream, Fence, Grant, LockName, LockPage, LockView, Locks, Page,
+    Profile, Release, Renewal, Result, limits,
+};
+use lockkeeper_host::{Reactor, Task, random_128};
+
+use crate::config::{Options, Servers};
+use crate::fleet::Fleet;
+use crate::hold::millis;
+use crate::layout::{Group, Layout};
+use crate::line::Line;
+use crate::link::{Heard, Listener};
+use crate::watch::Watch;
+use crate::{line, open, watch};
+
+/// Locks and records in Redis. Clones share everything.
+#[derive(Clone)]
+pub struct RedisStore {
+    pub(crate) shared: Arc<Shared>,
+    // Goes last: with it goes the thread, and everything that runs there.
+    _reactor: Arc<(Reactor, [Task<()>; 2])>,
+}
+
+/// What the store and the tasks on its thread have in common.
+pub(crate) struct Shared {
+    pub options: Options,
+    pub layout: Layout,
+    pub fleet: Fleet,
+    /// Connections for grants that wait for replicas, which would hold up everything else behind them.
+    pub grants: Option<Fleet>,
+    pub line: Line,
+    pub watch: Watch,
+    /// Who we are to the server: the places in line of a process go with it.
+    pub client: String,
+    /// The highest fence that we have seen.
+    pub floor: AtomicU64,
+    profile: OnceLock<Profile>,
+}
+
+impl std::fmt::Debug for RedisStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "RedisStore({:?})", self.shared.options.servers)
+    }
+}
+
+impl RedisStore {
+    /// Connects, looks at the servers, and refuses what cannot work.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] if nobody answers, [`Error::Denied`] if the password is wrong, [`Error::Invalid`] or
+    /// [`Error::Unsupported`] if the server is not one to keep locks in.
+    pub async fn open(options: Options) -> Result<Self> {
+        options.check()?;
+        let reactor = Reactor::start("lockkeeper-redis")
+            .map_err(|error| Error::Unavailable(format!("no thread for the connection: {error}")))?;
+        let shared = Arc::new_cyclic(|weak| Shared::new(options, &reactor, weak.clone()));
+        let tasks =
+            [reactor.spawn(line::attend(shared.clone())), reactor.spawn(watch::attend(shared.clone()))];
+        let store = RedisStore { shared: shared.clone(), _reactor: Arc::new((reactor, tasks)) };
+        let profile = open::profile(&shared).await?;
+        _ = shared.profile.set(profile);
+        Ok(store)
+    }
+}
+
+impl Shared {
+    fn new(options: Options, reactor: &Reactor, weak: Weak<Shared>) -> Self {
+        let listener: Listener = Arc::new(move |heard| {
+            if let Some(shared) = weak.upgrade() {
+                shared.heard(heard);
+            }
+        });
+        let fleet = |listener| {
+            let (servers, access) = (options.servers.clone(), options.access.clone());
+            Fleet::new(servers, access, reactor.handle().clone(), listener)
+        };
+        Shared {
+            layout: Layout::new(&options.prefix, matches!(options.servers, Servers::Cluster(_))),
+            fleet: fleet(Some(listener)),
+            grants: (options.wait_replicas > 0).then(|| fleet(None)),
+            options,
+            line: Line::default(),
+            watch: Watch::default(),
+            client: random_128()[..8].iter().map(|byte| format!("{byte:02x}")).collect(),
+            floor: AtomicU64::new(0),
+            profile: OnceLock::new(),
+        }
+    }
+
+    fn heard(&self, heard: Heard) {
+        match heard {
+            Heard::Gone => {
+                self.line.deaf();
+                self.watch.deaf();
+            }
+            Heard::Message { channel, text } if channel == self.wake_channel().as_bytes() => {
+                self.line.call(&text)
+            }
+            Heard::Message { text, .. } => self.watch.tell(&self.layout, &text),
+        }
+    }
+
+    pub fn wake_channel(&self) -> String {
+        format!("lockkeeper:wake:{}", self.client)
+    }
+
+    pub fn events_channel(&self) -> String {
+        format!("lockkeeper:events:{}", self.options.access.db)
+    }
+
+    pub fn claim_ms(&self) -> u64 {
+        millis(self.options.claim)
+    }
+
+    pub fn scheme(&self) -> &'static str {
+        match self.options.servers {
+            Servers::Single(_) => "redis",
+            Servers::Sentinel { .. } => "redis+sentinel",
+            Servers::Cluster(_) => "redis+cluster",
+        }
+    }
+
+    /// The keys that a script on some locks of a group needs.
+    pub fn keys<K: AsRef<str>>(&self, group: Group, locks: &[K]) -> Vec<String> {
+        let base = self.layout.base(group);
+        let mut keys = Vec::with_capacity(3 + 3 * locks.len());
+        keys.push(format!("{base}fence"));
+        keys.push(format!("{base}watched"));
+        keys.push(format!("{base}client:{}", self.client));
+        for key in locks.iter().map(AsRef::as_ref) {
+            keys.push(key.to_owned());
+            keys.push(format!("{base}held:{key}"));
+            keys.push(format!("{base}line:{key}"));
+        }
+        keys
+    }
+}
+
+#[async_trait]
+impl Locks for RedisStore {
+    fn profile(&self) -> Profile {
+        self.shared.profile.get().expect("set when it was opened").clone()
+    }
+
+    async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
+        ask.check()?;
+        match &self.shared.parts(&ask.claim.names)[..] {
+            [(group, _)] => self.shared.acquire_in(*group, ask).await,
+            parts => self.shared.acquire_across(parts, ask).await,
+        }
+    }
+
+    async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
+        let mut claims: Vec<(usize, Group, Claim)> = Vec::with_capacity(grants.len());
+        for (i, grant) in grants.iter().enumerate() {
+            for (group, names) in self.shared.parts(&grant.claim.names) {
+                claims.push((i, group, Claim { attempt: grant.claim.attempt, names }));
+            }
+        }
+        let parts: Vec<(Group, &Claim)> = claims.iter().map(|(_, group, claim)| (*group, claim)).collect();
+        let mut answers = vec![Renewal::Renewed; grants.len()];
+        for ((i, ..), answer) in claims.iter().zip(self.shared.renew_all(&parts).await?) {
+            // A grant of several names is lost as a whole.
+            if answer == Renewal::Lost {
+                answers[*i] = Renewal::Lost;
+            }
+        }
+        Ok(answers)
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        self.shared.line.leave(&claim.attempt.to_hex());
+        match &self.shared.parts(&claim.names)[..] {
+            [(group, _)] => self.shared.release_in(*group, claim).await,
+            parts => self.shared.release_across(parts, claim).await,
+        }
+    }
+
+    async fn inspect(&self, name: &LockName) -> Result<Option<LockView>> {
+        self.shared.view(name).await
+    }
+
+    async fn list(&self, prefix: &str, page: &Page) -> Result<LockPage> {
+        self.shared.page(prefix, page).await
+    }
+
+    async fn watch(&self, prefix: &str) -> Result<EventStream> {
+        self.shared.watch(prefix).await
+    }
+
+    async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {
+        limits::check_reason(reason)?;
+        self.shared.break_in(name, reason).await
+    }
+}
