@@ -134,13 +134,19 @@ impl Bugged {
                 }
                 Ok(Acquired::Granted(self.made_up(ask, Fence::new(1)?)))
             }
-            Bug::ServesTwo => tokio::select! {
-                answer = self.store.acquire(&twisted) => {
-                    self.notes.served.notify_waiters();
-                    answer
+            Bug::ServesTwo => {
+                let mut served = std::pin::pin!(self.notes.served.notified());
+                // It listens before it can be seen in line.
+                served.as_mut().enable();
+                tokio::select! {
+                    biased;
+                    () = served => Ok(Acquired::Granted(self.made_up(ask, Fence::new(1)?))),
+                    answer = self.store.acquire(&twisted) => {
+                        self.notes.served.notify_waiters();
+                        answer
+                    }
                 }
-                () = self.notes.served.notified() => Ok(Acquired::Granted(self.made_up(ask, Fence::new(1)?))),
-            },
+            }
             Bug::GhostInLine => {
                 let store = self.store.clone();
                 let detached = tokio::spawn(async move { store.acquire(&twisted).await });
