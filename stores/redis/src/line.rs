@@ -147,7 +147,11 @@ pub async fn attend(shared: Arc<Shared>) {
     let mut last = Instant::now();
     loop {
         let (busy, due, subscribed) = {
-            let desk = line.desk();
+            let mut desk = line.desk();
+            if desk.lines.is_empty() {
+                // Nothing is due, so that the next one who comes rings.
+                desk.due = None;
+            }
             (!desk.lines.is_empty(), desk.due, desk.subscribed)
         };
         if !busy {
@@ -185,12 +189,9 @@ async fn look(shared: &Shared) -> Instant {
     };
     let mut soonest = shared.options.poll;
     let looks = spots.chunk_by(|a, b| a.0 == b.0).flat_map(|group| group.chunks(BATCH));
-    let looks = looks.map(|batch| async move { (batch, look_at(shared, batch).await) });
-    for (batch, answer) in futures_util::future::join_all(looks).await {
-        match answer {
-            Some(next) => soonest = soonest.min(next),
-            None => tracing::debug!(group = ?batch[0].0, "could not look at the line, will look again"),
-        }
+    let looks = looks.map(|batch| look_at(shared, batch));
+    for next in futures_util::future::join_all(looks).await.into_iter().flatten() {
+        soonest = soonest.min(next);
     }
     let now = Instant::now();
     let mut desk = shared.line.desk();
@@ -205,7 +206,13 @@ async fn look_at(shared: &Shared, batch: &[(Group, String)]) -> Option<Duration>
     let names: Vec<&str> = batch.iter().map(|(_, key)| key.as_str()).collect();
     let call =
         Call::new(&POLL, &shared.keys(group, &names)).arg(shared.layout.base(group)).arg(shared.claim_ms());
-    let Ok(Value::Array(answer)) = call.run(&shared.fleet, group.slot()).await else { return None };
+    let answer = match call.run(&shared.fleet, group.slot()).await {
+        Ok(Value::Array(answer)) => answer,
+        other => {
+            tracing::warn!(?other, "could not look at the line, will look again");
+            return None;
+        }
+    };
     let desk = shared.line.desk();
     if matches!(answer.first(), Some(Value::Int(0))) {
         // We were silent for too long, or the server has forgotten us: everybody asks again.
