@@ -158,9 +158,9 @@ impl Fleet {
         }
     }
 
-    /// Timers run on our own thread: the caller may be on a runtime that has none.
+    /// Timers are made and run on our own thread: the caller may be on a runtime that has none, or on none.
     pub async fn pause(&self, time: Duration) {
-        _ = self.reactor.spawn(tokio::time::sleep(time)).await;
+        _ = self.reactor.spawn(async move { tokio::time::sleep(time).await }).await;
     }
 
     /// Forgets what a failure proves wrong.

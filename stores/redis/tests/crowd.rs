@@ -1,0 +1,141 @@
+//! Many who wait. What is counted are the server's commands, not the time.
+
+use std::collections::HashMap;
+use std::process::{Child, Command};
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_core::{Acquired, Renewal, Store, Wait};
+use lockkeeper_redis::{Options, RedisStore};
+use lockkeeper_testkit::laws::{ask, eventually, give_back, is_free, name, take, with};
+use lockkeeper_testkit::servers::{self, RedisOptions, Server, redis_call};
+
+async fn open(url: &str) -> Arc<dyn Store> {
+    Arc::new(RedisStore::open(Options::from_url(url).unwrap()).await.unwrap())
+}
+
+/// How often each command was called, also in scripts.
+fn commands(server: &Server) -> HashMap<String, u64> {
+    let stats = redis_call(server.addr(), &["INFO", "commandstats"]).unwrap();
+    let lines = stats.lines().filter_map(|line| line.strip_prefix("cmdstat_")?.split_once(":calls="));
+    lines.map(|(name, rest)| (name.to_owned(), rest.split(',').next().unwrap().parse().unwrap())).collect()
+}
+
+fn since(before: &HashMap<String, u64>, after: &HashMap<String, u64>) -> HashMap<String, u64> {
+    after.iter().map(|(name, calls)| (name.clone(), calls - before.get(name).copied().unwrap_or(0))).collect()
+}
+
+/// One process of the crowd: it waits many times over, and gives back at once what it gets.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "the other processes of the test below"]
+async fn member() {
+    let (url, count) = (std::env::var("CROWD_URL").unwrap(), std::env::var("CROWD_COUNT").unwrap());
+    let store = open(&url).await;
+    let tasks = (0..count.parse::<usize>().unwrap()).map(|_| {
+        let store = store.clone();
+        tokio::spawn(async move {
+            let patient = with(ask("popular"), |ask| ask.wait = Wait::Forever);
+            let Ok(Acquired::Granted(grant)) = store.acquire(&patient).await else { panic!("not served") };
+            give_back(&store, &grant.claim).await;
+            grant.fence
+        })
+    });
+    let mut fences = Vec::new();
+    for task in tasks.collect::<Vec<_>>() {
+        fences.push(task.await.unwrap());
+    }
+    fences.sort();
+    fences.dedup();
+    assert_eq!(fences.len().to_string(), count, "everybody has a fence of its own");
+}
+
+fn start(url: &str, count: usize) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--ignored", "--exact", "member", "--nocapture"]);
+    command.env("CROWD_URL", url).env("CROWD_COUNT", count.to_string()).spawn().unwrap()
+}
+
+/// The commands per hand-off when `waiters` stand in line in four processes: the scripts that were called, and
+/// everything together.
+async fn per_hand_off(waiters: usize) -> Option<(f64, f64)> {
+    let server = servers::redis(RedisOptions::default()).ok()?;
+    // Looking now and then is counted too, but it is by the clock: rare enough not to hide what is counted here.
+    let url = format!("redis://{}?poll=10s&claim=60s", server.addr());
+    let store = open(&url).await;
+    let held = take(&store, &ask("popular")).await;
+    let crowd: Vec<Child> = (0..4).map(|_| start(&url, waiters / 4)).collect();
+    eventually("all stand in line", || async {
+        let view = store.inspect(&name("popular")).await.unwrap();
+        view.is_some_and(|view| view.waiting == waiters)
+    })
+    .await;
+    let before = commands(&server);
+    give_back(&store, &held.claim).await;
+    for mut one in crowd {
+        assert!(tokio::task::spawn_blocking(move || one.wait()).await.unwrap().unwrap().success());
+    }
+    let calls = since(&before, &commands(&server));
+    is_free(&store, "popular").await;
+    let scripts: u64 = ["evalsha", "eval"].iter().filter_map(|name| calls.get(*name)).sum();
+    let all: u64 = calls.values().sum();
+    Some((scripts as f64 / waiters as f64, all as f64 / waiters as f64))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hand_off_costs_the_same_however_many_wait() {
+    let (Some(few), Some(many)) = (per_hand_off(200).await, per_hand_off(5000).await) else { return };
+    println!("scripts and commands per hand-off: {few:.2?} with 200 waiters, {many:.2?} with 5000");
+    // One to give back, one to say that it is there; some to spare for those who look now and then.
+    assert!(few.0 < 2.5 && many.0 < 2.5, "{few:?} {many:?}");
+    assert!(many.1 < few.1 * 1.1, "the crowd costs: {few:?} {many:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_guards_are_renewed_in_one_pipeline() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let store = open(&format!("redis://{}", server.addr())).await;
+    let asks = (0..10_000).map(|i| ask(&format!("guard/{i}")));
+    let mut grants = Vec::new();
+    for batch in asks.collect::<Vec<_>>().chunks(200) {
+        let taken = batch.iter().map(|ask| take(&store, ask));
+        grants.extend(futures_util::future::join_all(taken).await);
+    }
+    let before = commands(&server);
+    assert!(store.renew(&grants).await.unwrap().iter().all(|answer| *answer == Renewal::Renewed));
+    let calls = since(&before, &commands(&server));
+    assert_eq!(
+        calls["evalsha"] + calls.get("eval").copied().unwrap_or(0),
+        101,
+        "a hundred in each, and one EVAL more: {calls:?}"
+    );
+    // All of them were on their way before the first answer was read.
+    assert_eq!(
+        redis_call(server.addr(), &["PTTL", "lock:guard/9999"]).unwrap().parse::<u64>().unwrap() / 1000,
+        599
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_waiter_costs_its_claim_and_no_more() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let url = format!("redis://{}?poll=100ms&claim=1s", server.addr());
+    let store = open(&url).await;
+    let held = take(&store, &ask("popular")).await;
+    let mut dead = start(&url, 3);
+    eventually("the first three stand in line", || async {
+        store.inspect(&name("popular")).await.unwrap().is_some_and(|view| view.waiting == 3)
+    })
+    .await;
+    let (store2, patient) = (store.clone(), with(ask("popular"), |ask| ask.wait = Wait::Forever));
+    let waiter = tokio::spawn(async move { store2.acquire(&patient).await });
+    eventually("we stand behind them", || async {
+        store.inspect(&name("popular")).await.unwrap().is_some_and(|view| view.waiting == 4)
+    })
+    .await;
+    dead.kill().unwrap();
+    dead.wait().unwrap();
+    give_back(&store, &held.claim).await;
+    // The first of the dead is let in, and its claim runs out; by then the places of its process are gone too.
+    let served = tokio::time::timeout(Duration::from_secs(20), waiter).await.expect("it is let in").unwrap();
+    assert!(matches!(served, Ok(Acquired::Granted(_))));
+}
