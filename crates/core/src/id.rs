@@ -28,7 +28,8 @@ macro_rules! id128 {
 
             /// All 32 hex digits: for the wire and for stores, never for logs.
             pub fn to_hex(&self) -> String {
-                self.0.iter().map(|b| format!("{b:02x}")).collect()
+                let digit = |n: u8| char::from(b"0123456789abcdef"[usize::from(n)]);
+                self.0.iter().flat_map(|b| [digit(b >> 4), digit(b & 15)]).collect()
             }
 
             /// From 32 hex digits.

@@ -24,6 +24,7 @@ mod store;
 pub mod table;
 mod time;
 mod view;
+pub mod vote;
 
 pub use address::Address;
 pub use ask::{Acquired, Ask, Busy, Claim, Grant, Mode, Release, Renewal, Wait, limits};

@@ -14,6 +14,9 @@ pub fn schemes() -> Vec<&'static str> {
     if cfg!(feature = "redis") {
         known.extend(["redis://HOST[:PORT]", "redis+sentinel://HOSTS/MASTER", "redis+cluster://HOSTS"]);
     }
+    if cfg!(feature = "redlock") {
+        known.push("redlock://HOST,HOST,HOST");
+    }
     if cfg!(feature = "memory") {
         known.push("memory:");
     }
@@ -47,6 +50,12 @@ pub(crate) async fn open(url: &str, clock: Arc<dyn Clock>) -> Result<Arc<dyn Sto
             let mut options = lockkeeper_redis::Options::from_url(url)?;
             options.clock = clock;
             Ok(Arc::new(lockkeeper_redis::RedisStore::open(options).await?))
+        }
+        #[cfg(feature = "redlock")]
+        "redlock" | "redlocks" => {
+            let mut options = lockkeeper_redlock::Options::from_url(url)?;
+            options.clock = clock;
+            Ok(Arc::new(lockkeeper_redlock::RedlockStore::open(options).await?))
         }
         _ => Err(Error::invalid(format!(
             "there is no store {scheme:?} in this build. Known are {}",

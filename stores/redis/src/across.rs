@@ -12,6 +12,12 @@ use crate::store::Shared;
 pub(crate) type Part = (Group, Names);
 
 impl Shared {
+    /// The group of all these names, if it is one.
+    pub(crate) fn group_of(&self, names: &Names) -> Option<Group> {
+        let group = self.layout.group(names.first());
+        names.iter().skip(1).all(|name| self.layout.group(name) == group).then_some(group)
+    }
+
     /// The names of a claim by group, in the order of the first name of each.
     pub(crate) fn parts(&self, names: &Names) -> Vec<Part> {
         let mut parts: Vec<(Group, Vec<_>)> = Vec::new();

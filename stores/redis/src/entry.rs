@@ -1,6 +1,8 @@
 //! What the scripts write down, read back: holds and asks.
 
-use lockkeeper_core::{Fence, Held, Holder, Mode, Queued, Wall};
+use std::time::Duration;
+
+use lockkeeper_core::{Ask, Fence, Held, Holder, Mode, Queued, Wall};
 
 /// A hold as it stands in a lock's `held` key.
 #[derive(Clone, Debug)]
@@ -20,7 +22,7 @@ const LINGERING: u8 = 2;
 const DELAY: u8 = 4;
 
 /// How a mode is written: 0 exclusive, 1 shared, one more than the number of permits otherwise.
-pub fn mode_code(mode: Mode) -> u32 {
+fn mode_code(mode: Mode) -> u32 {
     match mode {
         Mode::Exclusive => 0,
         Mode::Shared => 1,
@@ -72,12 +74,13 @@ impl<'a> Reader<'a> {
 
 /// The holds in a `held` key. What cannot be read is left out.
 pub fn holds(packed: &[u8]) -> Vec<Hold> {
-    let mut reader = Reader(packed);
+    // It begins with a mark that only the scripts need.
+    let mut reader = Reader(packed.get(1..).unwrap_or_default());
     let mut next = || {
-        let (attempt, _owner) = (reader.text()?, reader.text()?);
+        let attempt = reader.text()?;
         let (fence, expires_ms, since_us) = (reader.number()?, reader.number()?, reader.number()?);
-        let (_stays, _ttl, delay_ms, mode) =
-            (reader.number()?, reader.small()?, reader.small()?, reader.small()?);
+        let (_stays, _owner) = (reader.number()?, reader.text()?);
+        let (_ttl, delay_ms, mode) = (reader.small()?, reader.small()?, reader.small()?);
         let flags = reader.take(1)?[0];
         reader.names()?;
         let info = reader.info()?.to_vec();
@@ -113,14 +116,47 @@ impl Hold {
 /// An ask in line, as others may see it.
 pub fn queued(packed: &[u8]) -> Option<Queued> {
     let mut reader = Reader(packed);
-    let (_owner, since) = (reader.text()?, reader.number()?);
-    let (_ttl, _delay, _hold, mode) = (reader.small()?, reader.small()?, reader.small()?, reader.small()?);
+    let (since, _hold, _owner) = (reader.number()?, reader.number()?, reader.text()?);
+    let (_ttl, _delay, mode) = (reader.small()?, reader.small()?, reader.small()?);
+    reader.take(1)?;
     reader.names()?;
     Some(Queued { holder: holder(reader.info()?), mode: mode_of(mode), since: Wall::from_micros(since) })
 }
 
+/// An ask as the script wants it: what `held` begins with if it is granted at once, whether it waits, how many names it
+/// has, its minimum, the fence it is to be raised to; and its terms, which are written down unchanged: owner, ttl, delay,
+/// mode, flags, names and holder.
+pub fn blob(ask: &Ask, keys: &[String], waits: bool, raise: Option<Fence>) -> Vec<u8> {
+    let small = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX).to_be_bytes();
+    let mut blob = Vec::with_capacity(192);
+    blob.extend([mark(ask, keys), u8::from(waits), keys.len() as u8]);
+    blob.extend(small(ask.min_hold));
+    blob.extend((raise.map_or(0, Fence::get) as f64).to_be_bytes());
+    match ask.owner {
+        Some(owner) => blob.extend(owner.to_hex().into_bytes()),
+        None => blob.extend([b'-'; 32]),
+    }
+    blob.extend(small(ask.ttl));
+    blob.extend(small(ask.lock_delay));
+    blob.extend(mode_code(ask.mode).to_be_bytes());
+    blob.push(0);
+    let names = pack_names(keys);
+    blob.extend((names.len() as u32).to_be_bytes());
+    blob.extend(names);
+    let info = serde_json::to_vec(&*ask.holder).unwrap_or_default();
+    blob.extend((info.len() as u16).to_be_bytes());
+    blob.extend(info);
+    blob
+}
+
+/// `P` if it is alone and nothing of it outlasts a release: then a release needs to know no more.
+fn mark(ask: &Ask, keys: &[String]) -> u8 {
+    let plain = ask.mode == Mode::Exclusive && ask.owner.is_none() && keys.len() == 1;
+    if plain && ask.lock_delay.is_zero() && ask.min_hold.is_zero() { b'P' } else { b'X' }
+}
+
 /// Several keys in one text, each with its length before it; nothing for one, which is known anyway.
-pub fn pack_names(keys: &[String]) -> Vec<u8> {
+fn pack_names(keys: &[String]) -> Vec<u8> {
     let mut packed = Vec::new();
     if keys.len() > 1 {
         for key in keys {
@@ -129,11 +165,6 @@ pub fn pack_names(keys: &[String]) -> Vec<u8> {
         }
     }
     packed
-}
-
-/// What we write about whoever asks.
-pub fn info(holder: &Holder) -> Vec<u8> {
-    serde_json::to_vec(holder).unwrap_or_default()
 }
 
 pub fn holder(info: &[u8]) -> Holder {

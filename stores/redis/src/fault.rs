@@ -46,6 +46,11 @@ impl From<ServerError> for Failure {
                 return Failure::Refused { code: word.into(), detail: detail.into() };
             }
         }
+        // A right that is missing within a script comes without its word: of Redis 7.0, and of later ones.
+        if ["The user executing the script", "ACL failure in script"].iter().any(|said| detail.contains(said))
+        {
+            return Failure::Refused { code: "NOPERM".into(), detail: detail.into() };
+        }
         Failure::Refused { code: error.code().into(), detail: detail.into() }
     }
 }

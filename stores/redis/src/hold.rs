@@ -9,13 +9,13 @@ use lockkeeper_core::{
     Renewal, Result, Wait, Wall,
 };
 use lockkeeper_host::sleep_until;
-use redis::{Pipeline, Value, cmd};
+use redis::Value;
 
 use crate::entry;
 use crate::fault::Failure;
 use crate::layout::Group;
 use crate::line::Place;
-use crate::script::{ACQUIRE, BREAK, Call, RELEASE, RENEW};
+use crate::script::{BREAK, Call, RENEW};
 use crate::store::Shared;
 
 /// What a script says to an ask.
@@ -90,39 +90,32 @@ impl Shared {
         waits: bool,
         raise: Option<Fence>,
     ) -> Result<Answer> {
-        let owner = ask.owner.map_or_else(|| "-".repeat(32), |owner| owner.to_hex());
-        let call = Call::new(&ACQUIRE, &self.keys(group, keys))
-            .arg(ask.claim.attempt.to_hex())
-            .arg(owner)
-            .arg(entry::info(&ask.holder))
-            .arg(&self.client)
-            .arg(self.layout.base(group))
-            .arg(entry::pack_names(keys))
-            .arg(millis(ask.ttl))
-            .arg(millis(ask.lock_delay))
-            .arg(millis(ask.min_hold))
-            .arg(entry::mode_code(ask.mode))
-            .arg(u8::from(waits))
-            .arg(self.floor.load(Ordering::Relaxed))
-            .arg(self.claim_ms())
-            .arg(raise.map_or(0, Fence::get));
-        let answer = match &self.grants {
-            None => call.run(&self.fleet, group.slot()).await?,
-            Some(_) => self.replicated(group, &call, &ask.claim).await?,
-        };
+        let args = vec![
+            ask.claim.attempt.to_hex().into_bytes(),
+            millis(ask.ttl + ask.lock_delay).to_string().into_bytes(),
+            entry::blob(ask, keys, waits, raise),
+        ];
+        let answer = self.asks.send(group, keys.to_vec(), args).await?;
         self.read(group, ask, answer)
     }
 
     fn read(&self, group: Group, ask: &Ask, answer: Value) -> Result<Answer> {
-        let Value::Array(parts) = answer else { return Err(odd()) };
+        let parts = match answer {
+            Value::Int(fence) => return Ok(Answer::Granted(self.seen(fence)?)),
+            Value::Array(parts) => parts,
+            _ => return Err(odd()),
+        };
         match &parts[..] {
-            [Value::Int(1), Value::Int(fence)] => Ok(Answer::Granted(self.seen(*fence)?)),
-            [Value::Int(3)] => Err(Error::Deadlock(ask.claim.names.iter().cloned().collect())),
-            [Value::Int(4)] => Err(Error::invalid(format!(
+            [Value::Int(12)] => Err(Error::Deadlock(ask.claim.names.iter().cloned().collect())),
+            [Value::Int(14)] => Err(Error::invalid(format!(
                 "this owner holds some of {} already, but not all of them under one fence: ask for all names at once, \
                  or for the missing ones alone",
                 ask.claim.names
             ))),
+            [Value::Int(15)] => {
+                Err(Failure::Refused { code: "WRONGTYPE".into(), detail: String::new() }.into())
+            }
+            [Value::Int(16)] => Err(Failure::Refused { code: "OOM".into(), detail: String::new() }.into()),
             [Value::Int(code), state @ ..] => {
                 let (busy, ends) = self.busy(state).ok_or_else(odd)?;
                 debug_assert_eq!(self.layout.group(&busy.name), group);
@@ -171,41 +164,6 @@ impl Shared {
         }]
     }
 
-    /// Runs a call on a connection of its own and waits there until enough replicas have it. If they do not in time, what
-    /// was granted is given back: nobody has been told of it.
-    async fn replicated(&self, group: Group, call: &Call, claim: &Claim) -> Result<Value> {
-        let Some(grants) = &self.grants else { return Err(odd()) };
-        let wanted = self.options.wait_replicas;
-        let patience = self.options.access.timeout / 2;
-        let mut first = call.by_hash.clone();
-        for _ in 0..2 {
-            let mut both = Pipeline::with_capacity(2);
-            both.add_command(first).add_command(cmd("WAIT").arg(wanted).arg(millis(patience)).to_owned());
-            let answers = grants.calls(group.slot(), &both).await?;
-            let [answer, count] = <[_; 2]>::try_from(answers).map_err(|_| odd())?;
-            match answer {
-                Err(failure) if failure.is("NOSCRIPT") => first = call.in_full(),
-                Err(failure) => return Err(failure.into()),
-                Ok(value) => {
-                    let granted =
-                        matches!(&value, Value::Array(parts) if parts.first() == Some(&Value::Int(1)));
-                    let count = match count? {
-                        Value::Int(count) => count,
-                        _ => 0,
-                    };
-                    if !granted || count >= i64::from(wanted) {
-                        return Ok(value);
-                    }
-                    self.release_in(group, claim).await?;
-                    return Err(Error::Unavailable(format!(
-                        "{count} of {wanted} replicas had the grant after {patience:?}: it was given back"
-                    )));
-                }
-            }
-        }
-        Err(Failure::Away("the server does not keep scripts".into()).into())
-    }
-
     /// Notes the highest fence that this client has seen: whatever happens to the server, the next one is higher.
     pub(crate) fn seen(&self, fence: i64) -> Result<Fence> {
         let fence = u64::try_from(fence).map_err(|_| odd())?;
@@ -215,12 +173,8 @@ impl Shared {
 
     pub(crate) async fn release_in(&self, group: Group, claim: &Claim) -> Result<Release> {
         let keys: Vec<String> = claim.names.iter().map(|name| self.layout.key(name)).collect();
-        let call = Call::new(&RELEASE, &self.keys(group, &keys))
-            .arg(claim.attempt.to_hex())
-            .arg(&self.client)
-            .arg(self.layout.base(group))
-            .arg(self.claim_ms());
-        match call.run(&self.fleet, group.slot()).await? {
+        let args = vec![claim.attempt.to_hex().into_bytes(), keys.len().to_string().into_bytes()];
+        match self.releases.send(group, keys, args).await? {
             Value::Int(1) => Ok(Release::Released),
             Value::Int(_) => Ok(Release::AlreadyGone),
             _ => Err(odd()),
@@ -229,13 +183,12 @@ impl Shared {
 
     pub(crate) async fn break_in(&self, name: &LockName, reason: &str) -> Result<Fence> {
         let group = self.layout.group(name);
-        let mut keys = self.keys(group, &[self.layout.key(name)]);
-        keys.remove(2);
+        let keys = self.keys(group, &[self.layout.key(name)]);
         let call = Call::new(&BREAK, &keys)
             .arg(self.layout.base(group))
             .arg(self.claim_ms())
             .arg(reason)
-            .arg(self.floor.load(Ordering::Relaxed));
+            .arg(self.floor());
         match call.run(&self.fleet, group.slot()).await? {
             Value::Int(fence) => self.seen(fence),
             _ => Err(odd()),

@@ -11,6 +11,7 @@ mod entry;
 mod fault;
 mod fleet;
 mod hold;
+mod lane;
 mod layout;
 mod line;
 mod link;

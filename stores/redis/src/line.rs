@@ -204,8 +204,10 @@ async fn look(shared: &Shared) -> Instant {
 async fn look_at(shared: &Shared, batch: &[(Group, String)]) -> Option<Duration> {
     let group = batch[0].0;
     let names: Vec<&str> = batch.iter().map(|(_, key)| key.as_str()).collect();
-    let call =
-        Call::new(&POLL, &shared.keys(group, &names)).arg(shared.layout.base(group)).arg(shared.claim_ms());
+    let call = Call::new(&POLL, &shared.keys(group, &names))
+        .arg(shared.layout.base(group))
+        .arg(shared.claim_ms())
+        .arg(&shared.client);
     let answer = match call.run(&shared.fleet, group.slot()).await {
         Ok(Value::Array(answer)) => answer,
         other => {

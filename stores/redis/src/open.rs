@@ -8,6 +8,7 @@ use redis::{Value, cmd};
 use crate::config::Servers;
 use crate::fleet::text;
 use crate::link::Link;
+use crate::script;
 use crate::store::Shared;
 
 /// What matters of one server.
@@ -54,6 +55,7 @@ pub(crate) async fn profile(shared: &Shared) -> Result<Profile> {
     for server in shared.fleet.all().await? {
         let (found, door) = (look(&server).await?, server.door());
         check(&found, &door.to_string(), shared)?;
+        script::teach(&server).await?;
         durable &= found.durable();
         replicas |= !found.is("connected_slaves", "0");
         if found.evicts() {

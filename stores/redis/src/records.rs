@@ -40,12 +40,7 @@ impl Shared {
             Expect::Version(Version(version)) => format!("{version:016}"),
         };
         let keys = [format!("{}fence", self.layout.base(group)), self.record_key(key)];
-        let call = Call::new(&WRITE, &keys)
-            .arg(expect)
-            .arg(ttl)
-            .arg(self.floor.load(Ordering::Relaxed))
-            .arg(verb)
-            .arg(value);
+        let call = Call::new(&WRITE, &keys).arg(expect).arg(ttl).arg(self.floor()).arg(verb).arg(value);
         let Value::Array(answer) = call.run(&self.fleet, group.slot()).await? else { return Err(odd()) };
         match &answer[..] {
             [Value::Int(1), Value::Int(n)] => Ok(Ok(u64::try_from(*n).map_err(|_| odd())?)),

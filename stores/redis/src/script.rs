@@ -6,6 +6,7 @@ use redis::{Arg, Cmd, Script, ToRedisArgs, Value, cmd};
 
 use crate::fault::Failure;
 use crate::fleet::Fleet;
+use crate::link::Link;
 
 /// A script and its hash.
 pub struct Lua {
@@ -29,6 +30,16 @@ lua!(BREAK, "break_head", "common", "break");
 lua!(POLL, "poll_head", "common", "poll");
 lua!(INSPECT, "inspect");
 lua!(WRITE, "write");
+
+/// Teaches a server all of them, so that the first calls need not. One that has forgotten them is taught again.
+pub async fn teach(server: &Link) -> Result<(), Failure> {
+    let all = [&ACQUIRE, &RELEASE, &RENEW, &BREAK, &POLL, &INSPECT, &WRITE];
+    let mut lessons = redis::Pipeline::with_capacity(all.len());
+    for lua in all {
+        lessons.cmd("SCRIPT").arg("LOAD").arg(lua.code);
+    }
+    server.calls(&lessons).await.map(|_| ())
+}
 
 /// A call of a script with its keys and arguments.
 pub struct Call {

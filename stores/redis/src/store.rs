@@ -1,4 +1,4 @@
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use async_trait::async_trait;
@@ -11,18 +11,19 @@ use lockkeeper_host::{Reactor, Task, random_128};
 use crate::config::{Options, Servers};
 use crate::fleet::Fleet;
 use crate::hold::millis;
+use crate::lane::{Errand, Lane};
 use crate::layout::{Group, Layout};
 use crate::line::Line;
 use crate::link::{Heard, Listener};
 use crate::watch::Watch;
-use crate::{line, open, watch};
+use crate::{lane, line, open, watch};
 
 /// Locks and records in Redis. Clones share everything.
 #[derive(Clone)]
 pub struct RedisStore {
     pub(crate) shared: Arc<Shared>,
     // Goes last: with it goes the thread, and everything that runs there.
-    _reactor: Arc<(Reactor, [Task<()>; 2])>,
+    _reactor: Arc<(Reactor, [Task<()>; 4])>,
 }
 
 /// What the store and the tasks on its thread have in common.
@@ -32,6 +33,9 @@ pub(crate) struct Shared {
     pub fleet: Fleet,
     /// Connections for grants that wait for replicas, which would hold up everything else behind them.
     pub grants: Option<Fleet>,
+    /// Where asks and releases are handed in, to travel together.
+    pub asks: Lane,
+    pub releases: Lane,
     pub line: Line,
     pub watch: Watch,
     /// Who we are to the server: the places in line of a process go with it.
@@ -57,9 +61,15 @@ impl RedisStore {
         options.check()?;
         let reactor = Reactor::start("lockkeeper-redis")
             .map_err(|error| Error::Unavailable(format!("no thread for the connection: {error}")))?;
-        let shared = Arc::new_cyclic(|weak| Shared::new(options, &reactor, weak.clone()));
-        let tasks =
-            [reactor.spawn(line::attend(shared.clone())), reactor.spawn(watch::attend(shared.clone()))];
+        let (asks, ask_depot) = lane::lane(Errand::Acquire);
+        let (releases, release_depot) = lane::lane(Errand::Release);
+        let shared = Arc::new_cyclic(|weak| Shared::new(options, &reactor, weak.clone(), asks, releases));
+        let tasks = [
+            reactor.spawn(lane::attend(shared.clone(), ask_depot)),
+            reactor.spawn(lane::attend(shared.clone(), release_depot)),
+            reactor.spawn(line::attend(shared.clone())),
+            reactor.spawn(watch::attend(shared.clone())),
+        ];
         let store = RedisStore { shared: shared.clone(), _reactor: Arc::new((reactor, tasks)) };
         let profile = open::profile(&shared).await?;
         _ = shared.profile.set(profile);
@@ -68,7 +78,7 @@ impl RedisStore {
 }
 
 impl Shared {
-    fn new(options: Options, reactor: &Reactor, weak: Weak<Shared>) -> Self {
+    fn new(options: Options, reactor: &Reactor, weak: Weak<Shared>, asks: Lane, releases: Lane) -> Self {
         let listener: Listener = Arc::new(move |heard| {
             if let Some(shared) = weak.upgrade() {
                 shared.heard(heard);
@@ -83,6 +93,8 @@ impl Shared {
             fleet: fleet(Some(listener)),
             grants: (options.wait_replicas > 0).then(|| fleet(None)),
             options,
+            asks,
+            releases,
             line: Line::default(),
             watch: Watch::default(),
             client: random_128()[..8].iter().map(|byte| format!("{byte:02x}")).collect(),
@@ -112,6 +124,10 @@ impl Shared {
         format!("lockkeeper:events:{}", self.options.access.db)
     }
 
+    pub fn floor(&self) -> u64 {
+        self.floor.load(Ordering::Relaxed)
+    }
+
     pub fn claim_ms(&self) -> u64 {
         millis(self.options.claim)
     }
@@ -125,13 +141,13 @@ impl Shared {
     }
 
     /// The keys that a script on some locks of a group needs.
-    pub fn keys<K: AsRef<str>>(&self, group: Group, locks: &[K]) -> Vec<String> {
+    pub fn keys<K: AsRef<str>>(&self, group: Group, locks: impl IntoIterator<Item = K>) -> Vec<String> {
         let base = self.layout.base(group);
-        let mut keys = Vec::with_capacity(3 + 3 * locks.len());
+        let mut keys = Vec::new();
         keys.push(format!("{base}fence"));
         keys.push(format!("{base}watched"));
-        keys.push(format!("{base}client:{}", self.client));
-        for key in locks.iter().map(AsRef::as_ref) {
+        for key in locks {
+            let key = key.as_ref();
             keys.push(key.to_owned());
             keys.push(format!("{base}held:{key}"));
             keys.push(format!("{base}line:{key}"));
@@ -148,9 +164,9 @@ impl Locks for RedisStore {
 
     async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
         ask.check()?;
-        match &self.shared.parts(&ask.claim.names)[..] {
-            [(group, _)] => self.shared.acquire_in(*group, ask).await,
-            parts => self.shared.acquire_across(parts, ask).await,
+        match self.shared.group_of(&ask.claim.names) {
+            Some(group) => self.shared.acquire_in(group, ask).await,
+            None => self.shared.acquire_across(&self.shared.parts(&ask.claim.names), ask).await,
         }
     }
 
@@ -174,9 +190,9 @@ impl Locks for RedisStore {
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
         self.shared.line.leave(&claim.attempt.to_hex());
-        match &self.shared.parts(&claim.names)[..] {
-            [(group, _)] => self.shared.release_in(*group, claim).await,
-            parts => self.shared.release_across(parts, claim).await,
+        match self.shared.group_of(&claim.names) {
+            Some(group) => self.shared.release_in(group, claim).await,
+            None => self.shared.release_across(&self.shared.parts(&claim.names), claim).await,
         }
     }
 

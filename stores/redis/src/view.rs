@@ -20,7 +20,7 @@ impl Shared {
     pub(crate) async fn view(&self, name: &LockName) -> Result<Option<LockView>> {
         let group = self.layout.group(name);
         let keys = self.keys(group, &[self.layout.key(name)]);
-        let call = Call::new(&INSPECT, &keys[3..]).arg(self.layout.base(group)).arg(LockView::LINE);
+        let call = Call::new(&INSPECT, &keys[2..]).arg(self.layout.base(group)).arg(LockView::LINE);
         let Value::Array(parts) = call.run(&self.fleet, group.slot()).await? else { return Err(odd()) };
         let [
             Value::Int(now_us),

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use lockkeeper_core::{
-    Acquired, Ask, Attempt, Busy, Claim, Grant, Holder, LockName, Names, Owner, Result, Store, Wait,
+    Acquired, Ask, Attempt, Busy, Claim, Grant, Holder, LockName, Names, Owner, Result, Store, Wait, Waiting,
 };
 use lockkeeper_host::{host_name, random_128};
 use tokio::task::JoinHandle;
@@ -114,13 +114,38 @@ pub async fn stand_in_line(store: &Arc<dyn Store>, ask: &Ask, place: usize) -> J
     waiter
 }
 
-/// Waits until exactly `count` stand in line.
+/// Waits until exactly `count` stand in line. Where nobody stands in line, it gives them the time to begin.
 pub async fn in_line(store: &Arc<dyn Store>, name: &LockName, count: usize) {
+    if polls(store) {
+        return tokio::time::sleep(Duration::from_millis(100)).await;
+    }
     eventually(&format!("{count} stand in line for {name}"), || async {
         let view = store.inspect(name).await.expect("inspect works");
         view.map_or(0, |view| view.waiting) == count
     })
     .await;
+}
+
+/// Whether there is no line: everybody tries again and again, and is served in any order.
+pub fn polls(store: &Arc<dyn Store>) -> bool {
+    store.profile().waiting == Waiting::Poll
+}
+
+/// Gives back `held`, and whatever is granted to those who wait until all were served: in any order, never two at once.
+pub async fn serve_all(store: &Arc<dyn Store>, held: Grant, mut waiters: Vec<JoinHandle<Result<Acquired>>>) {
+    let (mut holds, mut last) = (held.claim, held.fence);
+    while !waiters.is_empty() {
+        give_back(store, &holds).await;
+        eventually("somebody is served", || async { waiters.iter().any(JoinHandle::is_finished) }).await;
+        let first = waiters.iter().position(JoinHandle::is_finished).expect("somebody was served");
+        let served = granted(waiters.swap_remove(first)).await;
+        assert!(served.fence > last, "{served:?} is not newer than {last}");
+        // Long enough for a second one to be let in, if somebody does.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(!waiters.iter().any(JoinHandle::is_finished), "two were served");
+        (holds, last) = (served.claim, served.fence);
+    }
+    give_back(store, &holds).await;
 }
 
 /// What a waiter in the background was granted.

@@ -1,22 +1,46 @@
--- Asks for a lock, or for several of one slot. KEYS: counter, watched, client, then L, M and Q of each name.
-local COUNTER, WATCHED, CLIENT = KEYS[1], KEYS[2], KEYS[3]
-local attempt, owner, info, client, BASE, names = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
-local ttl, delay, min_hold, mode = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
-local waits, floor, CLAIM, wanted = ARGV[11] == '1', tonumber(ARGV[12]), tonumber(ARGV[13]), tonumber(ARGV[14])
+-- Answers many asks, each for a lock or for several of one slot. KEYS: counter, watched, then L, M and Q of each name of
+-- each ask. ARGV: the highest fence seen, the client, the base, the claim; then for each ask its attempt, how long its key
+-- is to live (ttl and delay), and the rest of it: what M begins with, whether it waits, how many names it has, its
+-- minimum, the fence it is to be raised to, its terms (see HOLD).
+local COUNTER, WATCHED, floor = KEYS[1], KEYS[2], tonumber(ARGV[1])
+local answers, rest = {}, {}
 
--- One free lock without a line: the plain pattern, and the fence with it.
-if #KEYS == 6 and redis.call('EXISTS', KEYS[6]) == 0
-  and redis.call('SET', KEYS[4], attempt, 'NX', 'PX', ttl + delay) then
-  local time = redis.call('TIME')
-  local now_us = time[1] * 1000000 + time[2]
-  local now = math.floor(now_us / 1000)
-  local known = redis.call('MGET', COUNTER, WATCHED)
-  local fence = math.max(tonumber(known[1] or '0') + 1, now_us, floor + 1)
-  redis.call('SET', COUNTER, string.format('%.0f', fence))
-  redis.call('SET', KEYS[5], struct.pack('>c32c32ddddI4I4I4BI4c0I2c0', attempt, owner, fence, now + ttl, now_us,
-    min_hold > 0 and now + min_hold or 0, ttl, delay, mode, 0, 0, '', #info, info), 'PX', ttl + delay)
-  if known[2] then
-    redis.call('PUBLISH', known[2], string.format('granted %.0f %.0f %d ', fence, now_us, #KEYS[4]) .. KEYS[4] .. info)
+-- First those that find their one lock free, and no line before it: the plain pattern, and the fence with it.
+local lines = {}
+for i = 5, #KEYS, 3 do lines[#lines + 1] = KEYS[i] end
+local nobody_waits = redis.call('EXISTS', unpack(lines)) == 0
+local us, ms, fence, watched
+local at = 3
+for i = 1, (#ARGV - 4) / 3 do
+  local attempt, px, blob = ARGV[3 * i + 2], ARGV[3 * i + 3], ARGV[3 * i + 4]
+  local count = string.byte(blob, 3)
+  -- A server that is full refuses this, and whose the lock is, if it is taken, is found out below.
+  local set = count == 1 and (nobody_waits or redis.call('EXISTS', KEYS[at + 2]) == 0)
+    and redis.pcall('SET', KEYS[at], attempt, 'NX', 'PX', px)
+  if set and set.ok then
+    if not us then
+      local time, known = redis.call('TIME'), redis.call('MGET', COUNTER, WATCHED)
+      us, watched = time[1] * 1000000 + time[2], known[2]
+      ms = math.floor(us / 1000)
+      fence = math.max(known[1] or 0, us - 1, floor)
+    end
+    fence = fence + 1
+    local hold, ttl = struct.unpack('>I4', blob, 4), struct.unpack('>I4', blob, 48)
+    redis.call('SET', KEYS[at + 1], string.sub(blob, 1, 1) .. attempt
+      .. struct.pack('>dddd', fence, ms + ttl, us, hold > 0 and ms + hold or 0) .. string.sub(blob, 16), 'PX', px)
+    if watched then
+      local _, _, _, _, _, _, info = struct.unpack('>c32I4I4I4BI4c0I2c0', blob, 16)
+      redis.call('PUBLISH', watched, string.format('granted %.0f %.0f %d ', fence, us, #KEYS[at]) .. KEYS[at] .. info)
+    end
+    answers[i] = fence
+  else
+    answers[i] = 0
+    rest[#rest + 1] = { i, at, count }
   end
-  return { 1, fence }
+  at = at + 3 * count
 end
+if fence then redis.call('SET', COUNTER, fence) end
+if #rest == 0 then return answers end
+
+local client, BASE, CLAIM = ARGV[2], ARGV[3], tonumber(ARGV[4])
+local CLIENT = BASE .. 'client:' .. client

@@ -1,5 +1,9 @@
-local key, reason, fence = KEYS[3], ARGV[3], next_fence(tonumber(ARGV[4]))
+local key, reason = KEYS[3], ARGV[3]
 local slot, touched = load(key), { key }
+-- It is not ours to delete.
+if slot.odd then return redis.error_reply('WRONGTYPE It is no lock') end
+press_on()
+local fence = next_fence(tonumber(ARGV[4]))
 local held = slot.holds
 slot.holds, slot.dirty, slot.foreign = {}, true, false
 

@@ -6,10 +6,12 @@
 -- whatever M says; an L that is not the attempt of a hold in M belongs to somebody else's client.
 
 local MARK, NONE = 'lockkeeper', string.rep('-', 32)
-local HOLD = '>c32c32ddddI4I4I4BI4c0I2c0'
-local ASK = '>c32dI4I4I4I4I4c0I2c0'
+-- A hold: attempt, fence, when it ends (ms), since when (us), the end of its minimum (ms), and then what the client said
+-- when it asked, its terms: owner, ttl, delay, mode, flags, names, holder. An ask in line: since when, minimum, terms.
+local HOLD = '>c32ddddc32I4I4I4BI4c0I2c0'
+local ASK = '>ddc32I4I4I4BI4c0I2c0'
 local PENDING, LINGERING, DELAY = 1, 2, 4 -- flags of a hold: not confirmed yet; released; only kept back
-local FREE, REENTER, UPGRADE, BLOCKED, MIXED = 0, 1, 2, 3, 4
+local FREE, REENTER, UPGRADE, BLOCKED, MIXED, ODD, FULL = 0, 1, 2, 3, 4, 5, 6
 
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
@@ -17,12 +19,21 @@ local now = math.floor(now_us / 1000)
 local watched = redis.call('GET', WATCHED)
 local slots = {}
 
--- Never back: neither when the clock is set back, nor when the counter is lost, nor behind what a client has seen.
+-- A server whose memory is full refuses a script's first write if that needs memory, and no later one. What is held must
+-- go on and end all the same: then this comes first, which needs none and changes nothing.
+local pressed = false
+local function press_on()
+  if not pressed then redis.call('PERSIST', COUNTER) end
+  pressed = true
+end
+
+-- Nil if the server is full, and nothing was said before to press on. Never back: neither when the clock is set back, nor when the counter is lost, nor behind what a client has seen.
 local function next_fence(floor)
   local last = tonumber(redis.call('GET', COUNTER) or '0')
   local fence = math.max(last + 1, now_us, floor + 1)
-  redis.call('SET', COUNTER, string.format('%.0f', fence))
-  return fence
+  local set = redis.pcall('SET', COUNTER, fence)
+  if not set.err then return fence end
+  if not string.find(set.err, 'OOM', 1, true) then error(set) end
 end
 
 local function tell(kind, key, fence, rest)
@@ -44,13 +55,18 @@ local function load(key)
   if slots[key] then return slots[key] end
   local slot = { key = key, meta = BASE .. 'held:' .. key, line = BASE .. 'line:' .. key, holds = {} }
   slots[key] = slot
-  slot.value = redis.call('GET', key)
+  slot.value = redis.pcall('GET', key)
+  if type(slot.value) == 'table' then
+    -- Something that is no lock is kept under this name.
+    slot.value, slot.foreign, slot.odd = nil, true, true
+    return slot
+  end
   if not slot.value then return slot end
   local packed = redis.call('GET', slot.meta) or ''
-  local all, ours, at = {}, slot.value == MARK, 1
+  local all, ours, at = {}, slot.value == MARK, 2
   while at <= #packed do
     local h = {}
-    h.attempt, h.owner, h.fence, h.expires, h.since, h.stays, h.ttl, h.delay, h.mode, h.flags, h.names, h.info, at =
+    h.attempt, h.fence, h.expires, h.since, h.stays, h.owner, h.ttl, h.delay, h.mode, h.flags, h.names, h.info, at =
       struct.unpack(HOLD, packed, at)
     ours = ours or h.attempt == slot.value
     all[#all + 1] = h
@@ -82,21 +98,28 @@ local function save(slot)
     if h.flags <= PENDING and value == MARK then value = h.attempt end
     -- A hold with a delay stays on record behind its end, so that the delay can follow.
     last = math.max(last, h.expires + (h.flags == 0 and h.delay or 0))
-    packed[i] = struct.pack(HOLD, h.attempt, h.owner, h.fence, h.expires, h.since, h.stays, h.ttl, h.delay, h.mode,
+    packed[i] = struct.pack(HOLD, h.attempt, h.fence, h.expires, h.since, h.stays, h.owner, h.ttl, h.delay, h.mode,
       h.flags, #h.names, h.names, #h.info, h.info)
   end
   if #packed == 0 then
     redis.call('DEL', slot.key, slot.meta)
   else
-    local px = string.format('%.0f', last - now)
-    redis.call('SET', slot.key, value, 'PX', px)
-    redis.call('SET', slot.meta, table.concat(packed), 'PX', px)
+    local h = slot.holds[1]
+    -- P: one holder, alone, and nothing of it outlasts a release. Then a release needs to know no more.
+    local plain = #packed == 1 and h.flags <= PENDING and h.mode == 0 and h.owner == NONE and h.stays == 0
+      and h.delay == 0 and h.names == ''
+    redis.call('SET', slot.key, value, 'PX', last - now)
+    redis.call('SET', slot.meta, (plain and 'P' or 'X') .. table.concat(packed), 'PX', last - now)
   end
 end
 
 local function flush()
   for _, slot in pairs(slots) do
-    if slot.dirty then save(slot) end
+    if slot.dirty then
+      press_on()
+      save(slot)
+      slot.dirty = false
+    end
   end
 end
 
@@ -141,6 +164,7 @@ local function verdict(keys, owner, mode, place)
   local mine, fence, blocked = 0, nil, nil
   for _, key in ipairs(keys) do
     local slot = load(key)
+    if slot.odd then return ODD, key end
     local v, f = judge(slot, owner, mode)
     if v == UPGRADE then return UPGRADE end
     if v == REENTER then
@@ -178,10 +202,11 @@ local function serve(keys)
     local again = false
     local member, packed = front(load(keys[i]))
     if member then
-      local owner, since, ttl, delay, hold, mode, names, info = struct.unpack(ASK, packed)
+      local _, hold, owner, ttl, delay, mode, _, names, info = struct.unpack(ASK, packed)
       local all = names == '' and { keys[i] } or split(names)
       local v, fence = verdict(all, owner, mode, member)
       if v == FREE or v == REENTER then
+        press_on()
         if v == FREE then fence = next_fence(0) end
         local attempt, client = string.sub(member, 1, 32), string.sub(member, 33)
         for _, key in ipairs(all) do
@@ -217,8 +242,9 @@ local function hold_of(slot, attempt)
   end
 end
 
-local function every(first, step)
+-- The lock keys of `count` names whose keys begin at KEYS[first].
+local function names_at(first, count)
   local list = {}
-  for i = first, #KEYS, step do list[#list + 1] = KEYS[i] end
+  for i = 1, count do list[i] = KEYS[first + 3 * (i - 1)] end
   return list
 end

@@ -1,30 +1,38 @@
-local keys = every(4, 3)
-if freed then
+if waited_for then
+  local keys = {}
+  for i = 1, #freed, 2 do keys[#keys + 1] = freed[i] end
   serve(keys)
   flush()
-  return 1
 end
 
-local gone = 0
-local packed = redis.call('HGET', CLIENT, attempt)
-if packed then
-  local _, _, _, _, _, _, _, info = struct.unpack(ASK, packed)
-  leave(keys, attempt, client, info)
-  gone = 1
-end
-for _, key in ipairs(keys) do
-  local slot = load(key)
-  local h, i = hold_of(slot, attempt)
-  if h then
-    tell('released', key, h.fence, h.info)
-    if h.stays > now and h.flags == 0 then
-      h.attempt, h.owner, h.flags, h.expires, h.ttl = NONE, NONE, LINGERING, h.stays, h.stays - now
-    else
-      table.remove(slot.holds, i)
-    end
-    slot.dirty, gone = true, 1
+local function release(keys, attempt)
+  local gone = 0
+  local packed = redis.call('HGET', CLIENT, attempt)
+  if packed then
+    local _, _, _, _, _, _, _, _, info = struct.unpack(ASK, packed)
+    leave(keys, attempt, client, info)
+    gone = 1
   end
+  for _, key in ipairs(keys) do
+    local slot = load(key)
+    local h, i = hold_of(slot, attempt)
+    if h then
+      tell('released', key, h.fence, h.info)
+      if h.stays > now and h.flags == 0 then
+        h.attempt, h.owner, h.flags, h.expires, h.ttl = NONE, NONE, LINGERING, h.stays, h.stays - now
+      else
+        table.remove(slot.holds, i)
+      end
+      slot.dirty, gone = true, 1
+    end
+  end
+  if gone == 1 then serve({ unpack(keys) }) end
+  flush()
+  return gone
 end
-if gone == 1 then serve(keys) end
-flush()
-return gone
+
+for _, one in ipairs(rest) do
+  local i, first, count = unpack(one)
+  answers[i] = release(names_at(first, count), ARGV[2 * i + 2])
+end
+return answers

@@ -1,23 +1,39 @@
--- Gives back a hold, or leaves the line. KEYS as for acquire.
-local COUNTER, WATCHED, CLIENT = KEYS[1], KEYS[2], KEYS[3]
-local attempt, client, BASE, CLAIM = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+-- Gives back many holds, or leaves the line with them. KEYS: counter, watched, then L, M and Q of each name of each. ARGV: the
+-- client, the base, the claim; then for each its attempt and how many names it has.
+local COUNTER, WATCHED = KEYS[1], KEYS[2]
+local answers, rest = {}, {}
 
--- The plain case: one holder, nothing that outlasts it. While its key is there, it is not over.
-local freed = false
-if #KEYS == 6 then
-  local known = redis.call('MGET', KEYS[4], KEYS[5], WATCHED)
-  if known[1] == attempt and known[2] then
-    local who, _, fence, _, _, stays, _, delay, _, flags, _, info, at =
-      struct.unpack('>c32c32ddddI4I4I4BI4c0I2c0', known[2])
-    if who == attempt and flags <= 1 and stays == 0 and delay == 0 and at > #known[2] then
-      redis.call('DEL', KEYS[4], KEYS[5])
-      if known[3] then
-        local time = redis.call('TIME')
-        redis.call('PUBLISH', known[3], string.format('released %.0f %.0f %d ', fence, time[1] * 1000000 + time[2],
-          #KEYS[4]) .. KEYS[4] .. info)
-      end
-      freed = true
-      if redis.call('EXISTS', KEYS[6]) == 0 then return 1 end
-    end
-  end
+-- First the plain ones: one holder, alone, and nobody watches. While its key is there, its lease is not over.
+local wanted = { WATCHED }
+for i = 3, #KEYS, 3 do
+  wanted[#wanted + 1] = KEYS[i]
+  wanted[#wanted + 1] = KEYS[i + 1]
 end
+local known = redis.call('MGET', unpack(wanted))
+local freed, lines, seen, at = {}, {}, {}, 3
+for i = 1, (#ARGV - 3) / 2 do
+  local attempt, count = ARGV[2 * i + 2], tonumber(ARGV[2 * i + 3])
+  local place = (at - 3) / 3 * 2 + 2
+  local value, meta = known[place], known[place + 1]
+  if count == 1 and value == attempt and meta and not known[1] and not seen[KEYS[at]] and string.byte(meta) == 80
+    and string.sub(meta, 2, 33) == attempt then
+    seen[KEYS[at]] = true
+    freed[#freed + 1] = KEYS[at]
+    freed[#freed + 1] = KEYS[at + 1]
+    lines[#lines + 1] = KEYS[at + 2]
+    answers[i] = 1
+  else
+    answers[i] = 0
+    rest[#rest + 1] = { i, at, count }
+  end
+  at = at + 3 * count
+end
+local waited_for = false
+if #freed > 0 then
+  redis.call('DEL', unpack(freed))
+  waited_for = redis.call('EXISTS', unpack(lines)) > 0
+end
+if #rest == 0 and not waited_for then return answers end
+
+local client, BASE, CLAIM = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local CLIENT = BASE .. 'client:' .. client

@@ -10,7 +10,7 @@ end
 local time = redis.call('TIME')
 local last = tonumber(redis.call('GET', KEYS[1]) or '0')
 local next = math.max(last + 1, time[1] * 1000000 + time[2], tonumber(ARGV[3]) + 1)
-redis.call('SET', KEYS[1], string.format('%.0f', next))
+redis.call('SET', KEYS[1], next)
 local value = string.format('%016.0f', next) .. ARGV[5]
 if ARGV[2] == '0' then redis.call('SET', KEYS[2], value) else redis.call('SET', KEYS[2], value, 'PX', ARGV[2]) end
 return { 1, next }

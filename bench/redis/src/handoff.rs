@@ -1,0 +1,95 @@
+//! From the release by one client to the grant at another that waits for it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lockkeeper_core::{Acquired, Ask, Attempt, Holder, LockName, Locks, Wait};
+use lockkeeper_redis::{Options, RedisStore};
+use rslock::LockManager;
+
+use crate::median;
+
+pub async fn run(addr: SocketAddr, rounds: usize) {
+    let trip = round_trip(addr, rounds * 200).await;
+    let ours = ours(addr, rounds * 50).await;
+    let polled = polled(addr, rounds).await;
+    println!("hand-off: bare round trip {trip:.1?}, ours {ours:.1?}, rslock (polls) {polled:.1?}");
+    println!("  ratio to the round trip {:.2} (goal: at most 3)", ours.as_secs_f64() / trip.as_secs_f64());
+    println!("  ratio to polling {:.0} (goal: at least 20)", polled.as_secs_f64() / ours.as_secs_f64());
+}
+
+async fn round_trip(addr: SocketAddr, times: usize) -> Duration {
+    let client = redis::Client::open(format!("redis://{addr}")).expect("an address");
+    let mut connection = client.get_multiplexed_async_connection().await.expect("a connection");
+    let mut trips = Vec::new();
+    for _ in 0..times {
+        let began = Instant::now();
+        let mut get = redis::cmd("SET");
+        get.arg("trip").arg("value").arg("PX").arg(30_000);
+        get.query_async::<()>(&mut connection).await.expect("an answer");
+        trips.push(began.elapsed());
+    }
+    median(trips)
+}
+
+async fn open(addr: SocketAddr) -> Arc<RedisStore> {
+    let options = Options::from_url(&format!("redis://{addr}")).expect("an address");
+    Arc::new(RedisStore::open(options).await.expect("a store"))
+}
+
+async fn ours(addr: SocketAddr, times: usize) -> Duration {
+    let (here, there) = (open(addr).await, open(addr).await);
+    let holder = Arc::new(Holder::new("bench", 1, None).expect("a holder"));
+    let name = LockName::new("hand-off").expect("a name");
+    let ask = |turn: usize, wait| {
+        let attempt = Attempt::from_bytes((turn as u128).to_be_bytes());
+        Ask { wait, ..Ask::new(attempt, name.clone(), Duration::from_secs(30), holder.clone()) }
+    };
+    let mut times_taken = Vec::new();
+    for turn in 0..times {
+        let Ok(Acquired::Granted(held)) = here.acquire(&ask(2 * turn, Wait::No)).await else {
+            panic!("busy")
+        };
+        let (there2, next) = (there.clone(), ask(2 * turn + 1, Wait::Forever));
+        let waiter = tokio::spawn(async move {
+            let granted = there2.acquire(&next).await;
+            (Instant::now(), granted)
+        });
+        while here.inspect(&name).await.expect("an answer").is_none_or(|view| view.waiting == 0) {}
+        let began = Instant::now();
+        here.release(&held.claim).await.expect("an answer");
+        let (when, granted) = waiter.await.expect("it ends well");
+        let Ok(Acquired::Granted(next)) = granted else { panic!("not served") };
+        times_taken.push(when - began);
+        there.release(&next.claim).await.expect("an answer");
+    }
+    median(times_taken)
+}
+
+async fn polled(addr: SocketAddr, times: usize) -> Duration {
+    // As it comes, but patient enough.
+    let manager = || {
+        let mut manager = LockManager::new(vec![format!("redis://{addr}")]);
+        manager.set_retry(100, Duration::from_millis(200));
+        manager
+    };
+    let (here, there) = (manager(), manager());
+    let mut times_taken = Vec::new();
+    for turn in 0..times {
+        let held = here.lock("polled", Duration::from_secs(30)).await.expect("a lock");
+        let there2 = there.clone();
+        let waiter = tokio::spawn(async move {
+            let lock = there2.lock("polled", Duration::from_secs(30)).await.expect("a lock");
+            let when = Instant::now();
+            there2.unlock(&lock).await;
+            when
+        });
+        // Somewhere in the middle of its sleep, as a release is.
+        tokio::time::sleep(Duration::from_millis(300 + 37 * (turn as u64 % 7))).await;
+        let began = Instant::now();
+        here.unlock(&held).await;
+        times_taken.push(waiter.await.expect("it ends well") - began);
+    }
+    median(times_taken)
+}

@@ -1,0 +1,29 @@
+//! The Redis store against its peers, in one run on one server: only ratios count.
+//!
+//!     cargo run --release -p bench-redis [ROUNDS]
+
+mod handoff;
+mod throughput;
+
+use lockkeeper_testkit::servers::{self, RedisOptions};
+
+#[tokio::main]
+async fn main() {
+    let rounds = std::env::args().nth(1).map_or(7, |text| text.parse().expect("ROUNDS is a number"));
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let info = servers::redis_call(server.addr(), &["INFO", "server"]).expect("the server answers");
+    let version = info.lines().find_map(|line| line.strip_prefix("redis_version:")).unwrap_or("?");
+    println!("Redis {version}, {rounds} rounds, medians");
+    throughput::run(server.addr(), rounds).await;
+    if std::env::var_os("STATS").is_some() {
+        println!("{}", servers::redis_call(server.addr(), &["INFO", "commandstats"]).unwrap());
+        println!("{}", servers::redis_call(server.addr(), &["INFO", "cpu"]).unwrap());
+        return;
+    }
+    handoff::run(server.addr(), rounds).await;
+}
+
+fn median<T: Copy + PartialOrd>(mut list: Vec<T>) -> T {
+    list.sort_by(|a, b| a.partial_cmp(b).expect("numbers"));
+    list[list.len() / 2]
+}

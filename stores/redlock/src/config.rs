@@ -1,0 +1,171 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_core::vote::majority;
+use lockkeeper_core::{Address, Error, Result, limits};
+use lockkeeper_host::{Clock, SystemClock};
+use lockkeeper_redis::{Access, Door, Tls};
+
+/// How to open a store.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use lockkeeper_redlock::Options;
+/// let options = Options::from_url("redlock://:secret@10.0.0.1,10.0.0.2,10.0.0.3:7000?max_ttl=30s")?;
+/// assert_eq!((options.nodes.len(), options.max_ttl), (3, Duration::from_secs(30)));
+/// assert_eq!(options.young_node, Duration::from_secs(30), "what it is, unless it is given");
+/// assert!(Options::from_url("redlock://10.0.0.1,10.0.0.2").is_err(), "two cannot outvote each other");
+/// # Ok::<(), lockkeeper_core::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The nodes: an odd number of servers that know nothing of each other, 3 or more.
+    pub nodes: Vec<Door>,
+    /// User, password, database, encryption; and for how long a node may be silent before its connection is given up.
+    pub access: Access,
+    /// What stands before the name in the key of a lock: `lock:` by default. Other clients of the same locks need the
+    /// same.
+    pub prefix: String,
+    /// The longest ttl that can be asked for: a node that came back empty is kept out for as long.
+    pub max_ttl: Duration,
+    /// How long a node must have been up before it counts. As long as `max_ttl` unless given; zero is for servers that
+    /// lose nothing when they restart, or for those who do not mind.
+    pub young_node: Duration,
+    /// How long a node has for an answer before the others decide without it; never more than a quarter of the ttl.
+    pub node_timeout: Duration,
+    /// How often a process that waits tries for itself, whatever it is told: a lost message costs this much at most.
+    pub poll: Duration,
+    /// Where time comes from.
+    pub clock: Arc<dyn Clock>,
+}
+
+const OPTIONS: [&str; 10] =
+    ["db", "prefix", "max_ttl", "young_node", "node_timeout", "timeout", "poll", "ca", "cert", "key"];
+
+impl Options {
+    /// From an address: `redlock://HOSTS`, or `redlocks://HOSTS` with TLS.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] with what is wrong.
+    pub fn from_url(url: &str) -> Result<Self> {
+        let mut address = Address::parse(url)?;
+        let encrypted = match address.scheme.as_str() {
+            "redlock" => false,
+            "redlocks" => true,
+            other => return Err(Error::invalid(format!("{other}:// is not the address of a Redlock store"))),
+        };
+        let door = |(host, port): &(String, Option<u16>)| Door::Tcp(host.clone(), port.unwrap_or(6379));
+        let nodes = address.hosts.iter().map(door).collect();
+        let access = access(&mut address, encrypted)?;
+        let mut options = Options::new(nodes, access);
+        options.prefix = address.option("prefix").unwrap_or(options.prefix);
+        options.max_ttl = address.span("max_ttl")?.unwrap_or(options.max_ttl);
+        options.young_node = address.span("young_node")?.unwrap_or(options.max_ttl);
+        options.node_timeout = address.span("node_timeout")?.unwrap_or(options.node_timeout);
+        options.poll = address.span("poll")?.unwrap_or(options.poll);
+        address.finish(&OPTIONS)?;
+        options.check()?;
+        Ok(options)
+    }
+
+    /// These nodes, and everything else as usual.
+    pub fn new(nodes: Vec<Door>, access: Access) -> Self {
+        Options {
+            nodes,
+            access,
+            prefix: "lock:".into(),
+            max_ttl: Duration::from_secs(60),
+            young_node: Duration::from_secs(60),
+            node_timeout: Duration::from_millis(50),
+            poll: Duration::from_millis(500),
+            clock: Arc::new(SystemClock),
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        majority(self.nodes.len())?;
+        let twice = self.nodes.iter().enumerate().find(|(i, node)| self.nodes[..*i].contains(node));
+        if let Some((_, node)) = twice {
+            return Err(Error::invalid(format!("the node {node} is there twice: it would vote twice")));
+        }
+        if self.prefix.is_empty() || self.prefix.starts_with("lockkeeper:") || self.prefix.len() > 256 {
+            return Err(Error::invalid(format!(
+                "the prefix {:?} is not possible: 1 to 256 bytes that do not begin with lockkeeper:",
+                self.prefix
+            )));
+        }
+        if self.max_ttl < limits::TTL_MIN || self.max_ttl > limits::TTL_MAX {
+            return Err(Error::invalid("max_ttl is 100ms to 24h"));
+        }
+        let least = Duration::from_millis(5);
+        if self.node_timeout < least
+            || self.poll < Duration::from_millis(50)
+            || self.access.timeout < least * 10
+        {
+            return Err(Error::invalid("node_timeout is at least 5ms, poll and timeout at least 50ms"));
+        }
+        if self.node_timeout > self.access.timeout {
+            return Err(Error::invalid("node_timeout is at most as long as timeout"));
+        }
+        Ok(())
+    }
+}
+
+fn access(address: &mut Address, encrypted: bool) -> Result<Access> {
+    let db = match (address.option("db"), address.path.as_str()) {
+        (Some(_), path) if !path.is_empty() => {
+            return Err(Error::invalid("the database is given twice: in the path and as ?db="));
+        }
+        (Some(db), _) => db,
+        (None, "") => "0".into(),
+        (None, path) => path.into(),
+    };
+    let db = db.parse().map_err(|_| Error::invalid(format!("{db:?} is no number of a database")))?;
+    let (ca, cert, key) = (address.option("ca"), address.option("cert"), address.option("key"));
+    let identity = match (cert.as_deref(), key.as_deref()) {
+        (None, None) => None,
+        (Some(cert), Some(key)) => Some((cert, key)),
+        _ => return Err(Error::invalid("?cert= and ?key= go together, and one of them is missing")),
+    };
+    if !encrypted && (ca.is_some() || identity.is_some()) {
+        return Err(Error::invalid(
+            "?ca=, ?cert= and ?key= are for TLS, and redlock:// has none: use redlocks://",
+        ));
+    }
+    let tls = if encrypted { Some(Tls::new(ca.as_deref(), identity)?) } else { None };
+    let timeout = address.span("timeout")?.unwrap_or(Duration::from_secs(1));
+    Ok(Access { user: address.user.clone(), password: address.password.clone(), db, tls, timeout })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_given_addresses_are_refused() {
+        for bad in [
+            "redlock://",
+            "redlock://a",
+            "redlock://a,b",
+            "redlock://a,b,c,d",
+            "redlock://a,b,a",
+            "redlock://a,b,a:6379",
+            "redlock://a,b,c/x",
+            "redlock://a,b,c/1?db=1",
+            "redlock://a,b,c?ca=/x",
+            "redlocks://a,b,c?cert=/x",
+            "redlock://a,b,c?prefix=",
+            "redlock://a,b,c?max_ttl=0s",
+            "redlock://a,b,c?node_timeout=1ms",
+            "redlock://a,b,c?node_timeout=5s",
+            "redlock://a,b,c?poll=1ms",
+            "redlock://a,b,c?quorum=2",
+            "redis://a,b,c",
+        ] {
+            assert!(matches!(Options::from_url(bad), Err(Error::Invalid(_))), "{bad:?}");
+        }
+        let options = Options::from_url("redlocks://u:p@a:1,b:2,c:3/7?young_node=0s&poll=1s").unwrap();
+        assert_eq!((options.access.db, options.young_node), (7, Duration::ZERO));
+        assert!(options.access.tls.is_some() && options.access.user.as_deref() == Some("u"));
+    }
+}

@@ -1,0 +1,23 @@
+-- Renews many. KEYS: counter, then L and V of each; ARGV: for each its attempt, ttl in ms and fence.
+-- Answers for each: 1 renewed, 0 somebody else's, 2 nobody's.
+local answers = {}
+for i = 1, #ARGV / 3 do
+  local lock, key = KEYS[2 * i], KEYS[2 * i + 1]
+  local attempt, ttl, fence = ARGV[3 * i - 2], ARGV[3 * i - 1], tonumber(ARGV[3 * i])
+  local value = redis.call('GET', lock)
+  if value == attempt then
+    redis.call('PEXPIRE', lock, ttl)
+    redis.call('PEXPIRE', key, ttl)
+    local v = vote(key, attempt)
+    if v and v.fence < fence then
+      v.fence = fence
+      redis.call('SET', key, text(attempt, v), 'PX', ttl)
+    end
+    -- A node that came back empty learns of the fence here.
+    raise(KEYS[1], fence)
+    answers[i] = 1
+  else
+    answers[i] = value and 0 or 2
+  end
+end
+return answers

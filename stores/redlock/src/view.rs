@@ -1,0 +1,110 @@
+//! What others may see of the locks: what a majority says.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use futures_util::future::try_join_all;
+use lockkeeper_core::{LockName, LockPage, LockView, Page, Result};
+use lockkeeper_redis::Failure;
+use redis::{Value, cmd};
+
+use crate::entry::{self, Seen};
+use crate::node::Node;
+use crate::quorum::odd;
+use crate::script::{Call, LOOK};
+use crate::store::Shared;
+
+/// How many keys a node looks at in one step of a scan.
+const STEP: usize = 1000;
+
+impl Shared {
+    /// One lock. Somebody holds it if a majority has it for them, or would have if the nodes that did not answer agreed.
+    pub async fn view(&self, name: &LockName) -> Result<Option<LockView>> {
+        let call = Call::new(&LOOK, &self.keys(name)[..]);
+        let work = |node: Arc<Node>| {
+            let call = call.clone();
+            async move { call.run(&node.link).await }
+        };
+        let answers = self.hear(self.options.node_timeout, work, |_| false).await;
+        let good = self.majority_of(answers)?;
+        let silent = self.nodes.len() - good.len();
+        let mut seen = Vec::new();
+        for (_, answer) in &good {
+            match answer {
+                Value::Array(parts) if parts.len() == 1 => {}
+                Value::Array(parts) if parts.len() == 2 => seen.push(Seen::read(&parts[1]).ok_or_else(odd)?),
+                _ => return Err(odd()),
+            }
+        }
+        let leader = entry::leader(seen.iter());
+        if leader.is_empty() || leader.len() + silent < self.quorum {
+            return Ok(None);
+        }
+        let held = vec![entry::held(&leader, self.quorum)];
+        Ok(Some(LockView { name: name.clone(), held, line: Vec::new(), waiting: 0, delayed_ms: None }))
+    }
+
+    pub async fn page(self: &Arc<Self>, prefix: &str, page: &Page) -> Result<LockPage> {
+        let work = |node: Arc<Node>| self.clone().walk(node, prefix.to_owned(), page.clone());
+        let walks = self.hear(self.options.access.timeout * 5, work, |_| false).await;
+        let mut names = BTreeSet::new();
+        for (_, found) in self.majority_of(walks)? {
+            let Value::Array(found) = found else { return Err(odd()) };
+            names.extend(found.iter().filter_map(|name| match name {
+                Value::BulkString(name) => LockName::new(std::str::from_utf8(name).ok()?).ok(),
+                _ => None,
+            }));
+        }
+        let mut names: Vec<LockName> = names.into_iter().take(page.size() + 1).collect();
+        let more = names.len() > page.size();
+        names.truncate(page.size());
+        let next = if more { names.last().cloned() } else { None };
+        let views = try_join_all(names.iter().map(|name| self.view(name))).await?;
+        Ok(LockPage { locks: views.into_iter().flatten().collect(), next })
+    }
+
+    /// The first names of a page and one more, as one node knows them. It is walked through in steps: nobody else is
+    /// kept waiting, and nothing that was there all the time is missed.
+    async fn walk(self: Arc<Self>, node: Arc<Node>, prefix: String, page: Page) -> Result<Value, Failure> {
+        let pattern = format!("{}*", glob_escape(&format!("{}{prefix}", self.options.prefix)));
+        let mut found = BTreeSet::new();
+        let mut cursor = b"0".to_vec();
+        loop {
+            let mut step = cmd("SCAN");
+            step.arg(&cursor[..]).arg("MATCH").arg(&pattern).arg("COUNT").arg(STEP).arg("TYPE").arg("string");
+            let Value::Array(answer) = node.link.call(&step).await? else { break };
+            let [Value::BulkString(next), Value::Array(keys)] = &answer[..] else { break };
+            for key in keys {
+                let Some(name) = self.name(key) else { continue };
+                if name.as_str().starts_with(&prefix) && page.after.as_ref().is_none_or(|after| name > *after)
+                {
+                    found.insert(name);
+                    if found.len() > page.size() + 1 {
+                        found.pop_last();
+                    }
+                }
+            }
+            if next == b"0" {
+                break;
+            }
+            cursor = next.clone();
+        }
+        Ok(Value::Array(found.iter().map(|name| Value::BulkString(name.as_str().into())).collect()))
+    }
+
+    fn name(&self, key: &Value) -> Option<LockName> {
+        let Value::BulkString(key) = key else { return None };
+        let name = std::str::from_utf8(key.strip_prefix(self.options.prefix.as_bytes())?).ok()?;
+        LockName::new(name).ok()
+    }
+}
+
+fn glob_escape(text: &str) -> String {
+    text.chars().fold(String::new(), |mut out, c| {
+        if matches!(c, '*' | '?' | '[' | ']' | '^' | '-' | '\\') {
+            out.push('\\');
+        }
+        out.push(c);
+        out
+    })
+}

@@ -1,0 +1,216 @@
+//! Nodes that come back empty, and answers that come back late.
+
+mod common;
+
+use std::time::Duration;
+
+use common::*;
+use lockkeeper_core::{Acquired, Error, Fence, Locks, Release, Renewal, Wait};
+use lockkeeper_testkit::proxy::Direction;
+use lockkeeper_testkit::servers::{ClockShim, RedisOptions, redis_call};
+
+const TTL: Duration = Duration::from_secs(20);
+const CALM: &str = "young_node=0s&node_timeout=500ms&timeout=2s";
+
+async fn start() -> Option<Fleet> {
+    tokio::task::spawn_blocking(Fleet::start).await.unwrap()
+}
+
+/// Every node lives an hour from the next one, so that clocks help nobody: what remains is what the nodes remember.
+/// Between two grants up to two of them forget everything.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fences_grow_while_nodes_forget() {
+    let Ok(clocks) = (0..NODES).map(|_| ClockShim::build()).collect::<Result<Vec<_>, _>>() else { return };
+    for (hours, clock) in clocks.iter().enumerate() {
+        clock.jump((hours as i64 - 2) * 3600 * ClockShim::SECOND);
+    }
+    let shims = clocks.clone();
+    let with =
+        move |node: usize| RedisOptions { clock: Some(shims[node].clone()), ..RedisOptions::default() };
+    let Some(mut fleet) = tokio::task::spawn_blocking(move || Fleet::with(with)).await.unwrap() else {
+        return;
+    };
+    let mut dice = Dice::new();
+    let mut last: Option<Fence> = None;
+    for round in 0..12 {
+        // Another process each time: nothing is remembered on this side.
+        let store = fleet.open(CALM).await;
+        let grant = take(&store, &ask("orders/42", TTL)).await;
+        assert!(Some(grant.fence) > last, "round {round}: {last:?}, then {}", grant.fence);
+        last = Some(grant.fence);
+        eventually("the last node has the fence", async || {
+            fleet.servers.iter().all(|server| {
+                redis_call(server.addr(), &["GET", "lockkeeper:{all}:fence"]).unwrap()
+                    == grant.fence.to_string()
+            })
+        })
+        .await;
+        if dice.roll(2) == 0 {
+            assert_eq!(store.release(&grant.claim).await.unwrap(), Release::Released);
+        } else {
+            let broken = store.break_lock(&grant.claim.names.first().clone(), "to see").await.unwrap();
+            assert!(broken > grant.fence);
+        }
+        for _ in 0..dice.roll(3) {
+            let node = dice.roll(NODES);
+            println!("round {round}: node {node} forgets");
+            tokio::task::block_in_place(|| {
+                fleet.servers[node].kill9();
+                fleet.servers[node].restart();
+            });
+        }
+    }
+}
+
+/// A rolling restart: one node after the other comes back empty, and the holder, which renews, keeps its lock. All five
+/// have forgotten it once, and nobody else ever gets in.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_outlives_a_rolling_restart() {
+    let Some(mut fleet) = start().await else { return };
+    let (store, rival) = (fleet.open(CALM).await, fleet.open(CALM).await);
+    let held = take(&store, &ask("orders/42", TTL)).await;
+    for node in 0..NODES {
+        tokio::task::block_in_place(|| {
+            fleet.servers[node].kill9();
+            fleet.servers[node].restart();
+        });
+        assert!(!granted(&rival.acquire(&ask("orders/42", TTL)).await), "the rival got in by node {node}");
+        eventually("the empty node has it again", async || {
+            assert_eq!(store.renew(std::slice::from_ref(&held)).await.unwrap(), [Renewal::Renewed]);
+            fleet.keys("orders/42").len() == NODES
+        })
+        .await;
+        let view = rival.inspect(held.claim.names.first()).await.unwrap().unwrap();
+        assert_eq!((view.held[0].fence, view.held[0].holder.label.as_deref()), (held.fence, Some("a test")));
+        let counter = redis_call(fleet.servers[node].addr(), &["GET", "lockkeeper:{all}:fence"]).unwrap();
+        assert_eq!(counter, held.fence.to_string(), "and it knows the fence");
+    }
+    assert_eq!(store.release(&held.claim).await.unwrap(), Release::Released);
+    fleet.nothing_left("orders/42", "at the end").await;
+}
+
+/// A lock that most nodes have forgotten is lost, and not put back by its holder.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_that_most_have_forgotten_is_lost() {
+    let Some(mut fleet) = start().await else { return };
+    let store = fleet.open(CALM).await;
+    let held = take(&store, &ask("orders/42", TTL)).await;
+    let other = take(&store, &ask("orders/43", TTL)).await;
+    for node in 0..QUORUM {
+        let key = "lock:orders/42";
+        redis_call(fleet.servers[node].addr(), &["DEL", key]).unwrap();
+    }
+    // It does not take the other one with it.
+    let answer = store.renew(&[held.clone(), other]).await.unwrap();
+    assert_eq!(answer, [Renewal::Lost, Renewal::Renewed]);
+    assert_eq!(fleet.keys("orders/42"), [3, 4]);
+    tokio::task::block_in_place(|| fleet.servers[0].restart());
+    let view = store.inspect(held.claim.names.first()).await.unwrap();
+    assert_eq!(view, None, "two of five hold nothing");
+}
+
+/// The story that Redlock is known for: a holder has three nodes; one of them restarts empty, and gives a rival the
+/// third vote while the holder still holds. A node that is young does not vote.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_young_node_does_not_vote() {
+    let Some(mut fleet) = start().await else { return };
+    let ttl = Duration::from_secs(6);
+    let patient = "node_timeout=500ms&timeout=2s&max_ttl=6s";
+    let careless = fleet.open(&format!("{patient}&young_node=0s")).await;
+    let careful = fleet.open(patient).await;
+    assert!(
+        matches!(careful.acquire(&ask("x", ttl * 2)).await, Err(Error::Invalid(told)) if told.contains("max_ttl"))
+    );
+    match careful.acquire(&ask("x", ttl)).await {
+        Err(Error::Unavailable(told)) => assert!(told.contains("young_node"), "{told}"),
+        other => panic!("all nodes are young: {other:?}"),
+    }
+    fleet.nothing_left("x", "after the young ones refused").await;
+    eventually("they are old enough", async || granted(&careful.acquire(&ask("y", ttl)).await)).await;
+
+    for node in [3, 4] {
+        fleet.servers[node].pause();
+    }
+    let held = take(&careful, &ask("orders/42", ttl)).await;
+    for node in [3, 4] {
+        fleet.servers[node].resume();
+    }
+    tokio::task::block_in_place(|| {
+        fleet.servers[2].kill9();
+        fleet.servers[2].restart();
+    });
+    eventually("the late requests are through", async || {
+        redis_call(fleet.servers[3].addr(), &["PING"]).is_ok()
+    })
+    .await;
+    // The late requests of the holder arrived when the nodes came back; as if they had been lost instead:
+    for node in [3, 4] {
+        redis_call(fleet.servers[node].addr(), &["DEL", "lock:orders/42"]).unwrap();
+    }
+    let rival = careful.acquire(&ask("orders/42", ttl)).await;
+    assert!(!granted(&rival), "a young node voted: {rival:?}");
+    // Whoever turns it off gets what he asked for.
+    assert!(granted(&careless.acquire(&ask("orders/42", ttl)).await));
+    assert!(careless.profile().notes.iter().any(|note| note.contains("young_node")));
+    drop(held);
+    eventually("it is old enough again", async || granted(&careful.acquire(&ask("z", ttl)).await)).await;
+}
+
+/// Requests or replies stand still past the time-out, then go through: no key stays.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_answer_leaves_nothing() {
+    let Some(fleet) = start().await else { return };
+    for (name, direction) in [("requests", Direction::Requests), ("replies", Direction::Replies)] {
+        for dropped in [false, true] {
+            let name = format!("{name}-{dropped}");
+            let store = fleet.open("young_node=0s&node_timeout=200ms&timeout=5s").await;
+            for node in 0..QUORUM {
+                fleet.proxies[node].hold(direction);
+            }
+            let mine = ask(&name, TTL);
+            if dropped {
+                // Whoever asked has lost interest before any node was given up.
+                let asking = tokio::time::timeout(Duration::from_millis(50), store.acquire(&mine)).await;
+                assert!(asking.is_err());
+            } else {
+                let answer = store.acquire(&mine).await;
+                assert!(matches!(answer, Err(Error::Unknown(_))), "a majority may have it: {answer:?}");
+                assert!(
+                    fleet.keys(&name).iter().all(|node| *node < QUORUM),
+                    "those that answer were released"
+                );
+            }
+            for node in 0..QUORUM {
+                fleet.proxies[node].heal();
+            }
+            fleet.nothing_left(&name, "after the late answers").await;
+            // Nothing comes later still.
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            fleet.nothing_left(&name, "a while after the late answers").await;
+        }
+    }
+}
+
+/// The same ask is tried again while what its first try left behind is still being cleaned up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_retry_is_not_undone_by_the_clean_up_of_the_first_try() {
+    let Some(fleet) = start().await else { return };
+    let store = fleet.open("young_node=0s&node_timeout=200ms&timeout=5s").await;
+    let mine = ask("orders/42", TTL);
+    for node in 0..QUORUM {
+        fleet.proxies[node].hold(Direction::Requests);
+    }
+    assert!(!granted(&store.acquire(&mine).await));
+    for node in 0..QUORUM {
+        fleet.proxies[node].heal();
+    }
+    let again = take(&store, &mine).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(store.renew(std::slice::from_ref(&again)).await.unwrap(), [Renewal::Renewed]);
+    assert!(fleet.keys("orders/42").len() >= QUORUM);
+    let patient =
+        lockkeeper_core::Ask { wait: Wait::For(Duration::from_millis(300)), ..ask("orders/42", TTL) };
+    assert!(
+        matches!(store.acquire(&patient).await, Ok(Acquired::Busy(busy)) if busy.held[0].fence == again.fence)
+    );
+}
