@@ -14,13 +14,13 @@ async fn main() {
     let info = servers::redis_call(server.addr(), &["INFO", "server"]).expect("the server answers");
     let version = info.lines().find_map(|line| line.strip_prefix("redis_version:")).unwrap_or("?");
     println!("Redis {version}, {rounds} rounds, medians");
-    throughput::run(server.addr(), rounds).await;
-    if std::env::var_os("STATS").is_some() {
-        println!("{}", servers::redis_call(server.addr(), &["INFO", "commandstats"]).unwrap());
-        println!("{}", servers::redis_call(server.addr(), &["INFO", "cpu"]).unwrap());
-        return;
+    if std::env::var_os("HANDOFF").is_none() {
+        throughput::run(server.addr(), rounds).await;
     }
     handoff::run(server.addr(), rounds).await;
+    if std::env::var_os("STATS").is_some() {
+        println!("{}", servers::redis_call(server.addr(), &["INFO", "commandstats"]).unwrap());
+    }
 }
 
 fn median<T: Copy + PartialOrd>(mut list: Vec<T>) -> T {

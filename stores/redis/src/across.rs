@@ -4,6 +4,7 @@
 use futures_util::future::join_all;
 use lockkeeper_core::{Acquired, Ask, Claim, Error, Fence, Grant, Moment, Names, Release, Result, Wait};
 
+use crate::entry::Stage;
 use crate::hold::Answer;
 use crate::layout::Group;
 use crate::store::Shared;
@@ -92,7 +93,7 @@ impl Shared {
             for (i, part) in parts.iter().enumerate() {
                 let (group, part) = self.part_of(part, ask, Wait::No);
                 let keys: Vec<String> = part.claim.names.iter().map(|name| self.layout.key(name)).collect();
-                match self.ask(group, &keys, &part, false, raise.then_some(highest)).await? {
+                match self.ask(group, &keys, &part, Stage::Hasty, raise.then_some(highest)).await? {
                     Answer::Granted(fence) => {
                         same &= i == 0 || fence == highest;
                         highest = highest.max(fence);

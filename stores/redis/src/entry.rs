@@ -115,7 +115,8 @@ impl Hold {
 
 /// An ask in line, as others may see it.
 pub fn queued(packed: &[u8]) -> Option<Queued> {
-    let mut reader = Reader(packed);
+    // As above.
+    let mut reader = Reader(packed.get(1..).unwrap_or_default());
     let (since, _hold, _owner) = (reader.number()?, reader.number()?, reader.text()?);
     let (_ttl, _delay, mode) = (reader.small()?, reader.small()?, reader.small()?);
     reader.take(1)?;
@@ -123,13 +124,24 @@ pub fn queued(packed: &[u8]) -> Option<Queued> {
     Some(Queued { holder: holder(reader.info()?), mode: mode_of(mode), since: Wall::from_micros(since) })
 }
 
+/// What an ask is ready to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// To be told that it is busy.
+    Hasty = 0,
+    /// To stand in line.
+    Patient = 1,
+    /// It stood in line, and was called.
+    Called = 2,
+}
+
 /// An ask as the script wants it: what `held` begins with if it is granted at once, whether it waits, how many names it
 /// has, its minimum, the fence it is to be raised to; and its terms, which are written down unchanged: owner, ttl, delay,
 /// mode, flags, names and holder.
-pub fn blob(ask: &Ask, keys: &[String], waits: bool, raise: Option<Fence>) -> Vec<u8> {
+pub fn blob(ask: &Ask, keys: &[String], stage: Stage, raise: Option<Fence>) -> Vec<u8> {
     let small = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX).to_be_bytes();
     let mut blob = Vec::with_capacity(192);
-    blob.extend([mark(ask, keys), u8::from(waits), keys.len() as u8]);
+    blob.extend([mark(ask, keys), stage as u8, keys.len() as u8]);
     blob.extend(small(ask.min_hold));
     blob.extend((raise.map_or(0, Fence::get) as f64).to_be_bytes());
     match ask.owner {

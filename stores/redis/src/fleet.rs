@@ -48,6 +48,11 @@ impl Fleet {
         matches!(self.servers, Servers::Cluster(_))
     }
 
+    /// The thread that our connections live on.
+    pub fn reactor(&self) -> &Handle {
+        &self.reactor
+    }
+
     fn map(&self) -> MutexGuard<'_, Map> {
         self.map.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -11,8 +11,9 @@ use lockkeeper_core::{
 use lockkeeper_host::sleep_until;
 use redis::Value;
 
-use crate::entry;
+use crate::entry::{self, Stage};
 use crate::fault::Failure;
+use crate::lane::Kept;
 use crate::layout::Group;
 use crate::line::Place;
 use crate::script::{BREAK, Call, RENEW};
@@ -41,11 +42,21 @@ impl Shared {
         let mut place = (ask.wait != Wait::No).then(|| self.line.join(ask.claim.attempt.to_hex()));
         let keys: Vec<String> = ask.claim.names.iter().map(|name| self.layout.key(name)).collect();
         let mut stands = false;
+        let mut called = None;
         loop {
-            let sent_at = clock.now();
-            let waits = place.is_some() && sent_at < until;
-            let ends = match self.ask(group, &keys, ask, waits, None).await {
+            let waits = place.is_some() && clock.now() < until;
+            let (sent_at, answer) = match called.take() {
+                Some((sent_at, answer)) => (sent_at, self.read(group, ask, answer)),
+                None => {
+                    let stage = if waits { Stage::Patient } else { Stage::Hasty };
+                    (clock.now(), self.ask(group, &keys, ask, stage, None).await)
+                }
+            };
+            let ends = match answer {
                 Ok(Answer::Granted(fence)) => {
+                    if let Some(place) = &place {
+                        place.keep();
+                    }
                     let (claim, mode, ttl) = (ask.claim.clone(), ask.mode, ask.ttl);
                     return Ok(Acquired::Granted(Grant { claim, fence, mode, ttl, sent_at }));
                 }
@@ -62,8 +73,9 @@ impl Shared {
             stands = true;
             let Some(place) = &mut place else { return Err(odd()) };
             if let Some(ends) = ends {
-                place.stand(group, &keys, ends);
+                place.stand(group, &keys, self.args(&keys, ask, Stage::Called, None), ends);
                 self.wait(place, ask, until).await;
+                called = place.answer();
             }
             if place.left() {
                 return Err(Error::Unknown("the ask left the line".into()));
@@ -87,20 +99,23 @@ impl Shared {
         group: Group,
         keys: &[String],
         ask: &Ask,
-        waits: bool,
+        stage: Stage,
         raise: Option<Fence>,
     ) -> Result<Answer> {
-        let args = vec![
-            ask.claim.attempt.to_hex().into_bytes(),
-            millis(ask.ttl + ask.lock_delay).to_string().into_bytes(),
-            entry::blob(ask, keys, waits, raise),
-        ];
-        let answer = self.asks.send(group, keys.to_vec(), args).await?;
+        let answer =
+            self.asks.send(group, keys.to_vec(), self.args(keys, ask, stage, raise), Kept::default()).await;
         self.read(group, ask, answer)
     }
 
-    fn read(&self, group: Group, ask: &Ask, answer: Value) -> Result<Answer> {
-        let parts = match answer {
+    /// What the script is to know of an ask.
+    fn args(&self, keys: &[String], ask: &Ask, stage: Stage, raise: Option<Fence>) -> Vec<Vec<u8>> {
+        let lives = millis(ask.ttl + ask.lock_delay).to_string();
+        let blob = entry::blob(ask, keys, stage, raise);
+        vec![ask.claim.attempt.to_hex().into_bytes(), lives.into_bytes(), blob]
+    }
+
+    fn read(&self, group: Group, ask: &Ask, answer: Result<Value, Failure>) -> Result<Answer> {
+        let parts = match answer? {
             Value::Int(fence) => return Ok(Answer::Granted(self.seen(fence)?)),
             Value::Array(parts) => parts,
             _ => return Err(odd()),
@@ -174,7 +189,7 @@ impl Shared {
     pub(crate) async fn release_in(&self, group: Group, claim: &Claim) -> Result<Release> {
         let keys: Vec<String> = claim.names.iter().map(|name| self.layout.key(name)).collect();
         let args = vec![claim.attempt.to_hex().into_bytes(), keys.len().to_string().into_bytes()];
-        match self.releases.send(group, keys, args).await? {
+        match self.releases.send(group, keys, args, Kept::default()).await? {
             Value::Int(1) => Ok(Release::Released),
             Value::Int(_) => Ok(Release::AlreadyGone),
             _ => Err(odd()),

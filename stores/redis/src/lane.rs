@@ -2,6 +2,7 @@
 //! under way leave together. Each has an answer of its own.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::StreamExt;
 use futures_util::future::join_all;
@@ -35,7 +36,11 @@ struct Order {
     keys: Vec<String>,
     args: Vec<Vec<u8>>,
     answer: oneshot::Sender<Result<Value, Failure>>,
+    kept: Kept,
 }
+
+/// Whether what is asked for is somebody's already, also if nobody waits for this answer any more.
+pub type Kept = Arc<AtomicBool>;
 
 /// Where requests of one kind are handed in.
 pub struct Lane(mpsc::UnboundedSender<Order>);
@@ -49,10 +54,16 @@ pub fn lane(errand: Errand) -> (Lane, Depot) {
 }
 
 impl Lane {
-    pub async fn send(&self, group: Group, keys: Vec<String>, args: Vec<Vec<u8>>) -> Result<Value, Failure> {
+    pub async fn send(
+        &self,
+        group: Group,
+        keys: Vec<String>,
+        args: Vec<Vec<u8>>,
+        kept: Kept,
+    ) -> Result<Value, Failure> {
         let (answer, answered) = oneshot::channel();
         let closed = || Failure::Away("the store is closed".into());
-        self.0.send(Order { group, keys, args, answer }).map_err(|_| closed())?;
+        self.0.send(Order { group, keys, args, answer, kept }).map_err(|_| closed())?;
         answered.await.unwrap_or_else(|_| Err(closed()))
     }
 }
@@ -101,9 +112,22 @@ async fn deliver(shared: &Shared, errand: Errand, batch: Vec<Order>) {
         Ok(_) => Err(Failure::Unheard("Redis gave an answer that makes no sense".into())),
         Err(failure) => Err(failure),
     };
-    match answers {
-        Ok(answers) => batch.into_iter().zip(answers).for_each(|(order, one)| _ = order.answer.send(Ok(one))),
-        Err(failure) => batch.into_iter().for_each(|order| _ = order.answer.send(Err(failure.clone()))),
+    let answers = match answers {
+        Ok(answers) => answers.into_iter().map(Ok).collect(),
+        Err(failure) => vec![Err(failure); batch.len()],
+    };
+    let mut late = Vec::new();
+    for (Order { keys, args, answer: told, kept, .. }, answer) in batch.into_iter().zip(answers) {
+        if told.send(answer).is_err() && errand == Errand::Acquire && !kept.load(Ordering::SeqCst) {
+            late.push((keys, args));
+        }
+    }
+    // Whoever asked is gone: what it was given meanwhile, or its place in line, is nobody's. What is not known it will
+    // take back by itself; this is for what was sent after that.
+    if !late.is_empty()
+        && let Err(failure) = give_back(shared, group, &late).await
+    {
+        tracing::debug!(?failure, "what came too late could not be given back; its ttl ends it");
     }
 }
 
@@ -137,12 +161,8 @@ async fn replicated(shared: &Shared, group: Group, call: &Call, batch: &[Order])
             answer => answer?,
         };
         let Value::Array(each) = &answer else { break };
-        let granted: Vec<&Order> = batch
-            .iter()
-            .zip(each)
-            .filter(|(_, one)| matches!(one, Value::Int(_)))
-            .map(|(order, _)| order)
-            .collect();
+        let granted = batch.iter().zip(each).filter(|(_, one)| matches!(one, Value::Int(_)));
+        let granted: Vec<_> = granted.map(|(order, _)| (order.keys.clone(), order.args.clone())).collect();
         let count = if let Value::Int(count) = count? { count } else { 0 };
         if granted.is_empty() || count >= i64::from(wanted) {
             return Ok(answer);
@@ -155,10 +175,15 @@ async fn replicated(shared: &Shared, group: Group, call: &Call, batch: &[Order])
     Err(Failure::Unheard("Redis gave an answer that makes no sense".into()))
 }
 
-async fn give_back(shared: &Shared, group: Group, granted: &[&Order]) -> Result<(), Failure> {
-    let keys = granted.iter().flat_map(|order| &order.keys);
+async fn give_back(
+    shared: &Shared,
+    group: Group,
+    what: &[(Vec<String>, Vec<Vec<u8>>)],
+) -> Result<(), Failure> {
+    let keys = what.iter().flat_map(|(keys, _)| keys);
     let call = Call::new(&RELEASE, &shared.keys(group, keys));
     let call = call.arg(&shared.client).arg(shared.layout.base(group)).arg(shared.claim_ms());
-    let each = |call: Call, order: &&Order| call.arg(&order.args[0][..]).arg(order.keys.len());
-    granted.iter().fold(call, each).run(&shared.fleet, group.slot()).await.map(|_| ())
+    let each =
+        |call: Call, (keys, args): &(Vec<String>, Vec<Vec<u8>>)| call.arg(&args[0][..]).arg(keys.len());
+    what.iter().fold(call, each).run(&shared.fleet, group.slot()).await.map(|_| ())
 }

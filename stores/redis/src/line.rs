@@ -5,10 +5,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use lockkeeper_core::Moment;
 use redis::{Value, cmd};
 use tokio::sync::Notify;
+use tokio::task::AbortHandle;
 
 use crate::entry;
+use crate::fault::Failure;
+use crate::lane::Kept;
 use crate::layout::Group;
 use crate::script::{Call, POLL};
 use crate::store::Shared;
@@ -41,6 +45,37 @@ struct Waiter {
     attempt: String,
     called: Notify,
     left: AtomicBool,
+    kept: Kept,
+    claim: Mutex<Claim>,
+}
+
+/// How a waiter that is called says that it is there. Whoever hears the call says it, at once, on the thread where it is
+/// heard: the waiter's own task may be slow to wake.
+#[derive(Default)]
+struct Claim {
+    order: Option<(Group, Vec<String>, Vec<Vec<u8>>)>,
+    under_way: Option<AbortHandle>,
+    answer: Option<(Moment, Result<Value, Failure>)>,
+}
+
+impl Waiter {
+    fn claim(&self) -> MutexGuard<'_, Claim> {
+        self.claim.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says that it is there, if it stands in line; else lets it ask by itself.
+    fn answer_the_call(self: &Arc<Self>, shared: &Arc<Shared>) {
+        let mut claim = self.claim();
+        let Some((group, keys, args)) = claim.order.take() else { return self.called.notify_one() };
+        let (waiter, shared, sent_at) = (self.clone(), shared.clone(), shared.options.clock.now());
+        let handle = shared.fleet.reactor().clone();
+        let task = handle.spawn(async move {
+            let answer = shared.asks.send(group, keys, args, waiter.kept.clone()).await;
+            waiter.claim().answer = Some((sent_at, answer));
+            waiter.called.notify_one();
+        });
+        claim.under_way = Some(task.abort_handle());
+    }
 }
 
 /// A place in line. Dropping it gives up waiting, not the place: that is what a release is for.
@@ -57,7 +92,13 @@ impl Line {
 
     /// Begins to listen for `attempt`, before anything is sent: the answer may come at once.
     pub fn join(&self, attempt: String) -> Place<'_> {
-        let waiter = Arc::new(Waiter { attempt, called: Notify::new(), left: AtomicBool::new(false) });
+        let waiter = Arc::new(Waiter {
+            attempt,
+            called: Notify::new(),
+            left: AtomicBool::new(false),
+            kept: Kept::default(),
+            claim: Mutex::default(),
+        });
         self.desk().waiters.insert(waiter.attempt.clone(), waiter.clone());
         Place { line: self, waiter, spots: Vec::new() }
     }
@@ -70,12 +111,12 @@ impl Line {
         }
     }
 
-    /// The server has something to say to `attempt`.
-    pub fn call(&self, attempt: &[u8]) {
-        if let Ok(attempt) = std::str::from_utf8(attempt)
-            && let Some(waiter) = self.desk().waiters.get(attempt)
-        {
-            waiter.called.notify_one();
+    /// The server has let `attempt` in.
+    pub fn call(&self, shared: &Arc<Shared>, attempt: &[u8]) {
+        let Ok(attempt) = std::str::from_utf8(attempt) else { return };
+        let waiter = self.desk().waiters.get(attempt).cloned();
+        if let Some(waiter) = waiter {
+            waiter.answer_the_call(shared);
         }
     }
 
@@ -98,8 +139,9 @@ impl Line {
 
 impl Place<'_> {
     /// It stands in line for these keys now; the first of those who hold them is expected to be gone after `ends`, if
-    /// it says nothing.
-    pub fn stand(&mut self, group: Group, keys: &[String], ends: Option<Duration>) {
+    /// it says nothing. `called` is what to say when it is called.
+    pub fn stand(&mut self, group: Group, keys: &[String], called: Vec<Vec<u8>>, ends: Option<Duration>) {
+        self.waiter.claim().order = Some((group, keys.to_vec(), called));
         if self.spots.is_empty() {
             let mut desk = self.line.desk();
             for key in keys {
@@ -117,6 +159,16 @@ impl Place<'_> {
         self.waiter.called.notified().await;
     }
 
+    /// What the server said when the call was answered, and when that was sent.
+    pub fn answer(&self) -> Option<(Moment, Result<Value, Failure>)> {
+        self.waiter.claim().answer.take()
+    }
+
+    /// It has the lock, and keeps it.
+    pub fn keep(&self) {
+        self.waiter.kept.store(true, Ordering::SeqCst);
+    }
+
     /// Whether somebody took the ask back.
     pub fn left(&self) -> bool {
         self.waiter.left.load(Ordering::SeqCst)
@@ -125,6 +177,9 @@ impl Place<'_> {
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
+        if let Some(task) = self.waiter.claim().under_way.take() {
+            task.abort();
+        }
         let mut desk = self.line.desk();
         // The same attempt may have asked again meanwhile.
         if desk.waiters.get(&self.waiter.attempt).is_some_and(|other| Arc::ptr_eq(other, &self.waiter)) {

@@ -103,14 +103,14 @@ impl Shared {
         }
     }
 
-    fn heard(&self, heard: Heard) {
+    fn heard(self: &Arc<Self>, heard: Heard) {
         match heard {
             Heard::Gone => {
                 self.line.deaf();
                 self.watch.deaf();
             }
             Heard::Message { channel, text } if channel == self.wake_channel().as_bytes() => {
-                self.line.call(&text)
+                self.line.call(self, &text)
             }
             Heard::Message { text, .. } => self.watch.tell(&self.layout, &text),
         }

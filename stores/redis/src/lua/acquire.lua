@@ -1,15 +1,17 @@
 local function ask(keys, attempt, blob)
   local _, waits, _, min_hold, wanted, owner, ttl, delay, mode, _, names, info =
     struct.unpack('>c1BBI4dc32I4I4I4BI4c0I2c0', blob)
-  waits = waits == 1
+  waits = waits > 0
 
   -- The same attempt again is the same ask: its fence stays, its lease counts anew.
   local found, fence, raise = 0, nil, false
   for _, key in ipairs(keys) do
     local h = hold_of(load(key), attempt)
     if h then found, fence = found + 1, h.fence end
-    -- Let in by a server that has forgotten what we have seen: its number is not good enough.
-    if h and h.flags == PENDING and h.owner == NONE and h.fence <= floor then raise = true end
+    -- Let in by a server that has forgotten what we have seen: its number may not be good enough.
+    if h and h.flags == PENDING and h.owner == NONE and h.fence <= floor then
+      raise = tonumber(redis.call('GET', COUNTER) or '0') < floor
+    end
   end
   if found == #keys then
     press_on()
@@ -68,7 +70,7 @@ local function ask(keys, attempt, blob)
         redis.call('ZADD', BASE .. 'line:' .. key, ticket, attempt .. client)
         tell('waiting', key, 0, info)
       end
-      redis.call('HSET', CLIENT, attempt, struct.pack('>dd', now_us, min_hold) .. string.sub(blob, 16))
+      redis.call('HSET', CLIENT, attempt, string.sub(blob, 1, 1) .. struct.pack('>dd', now_us, min_hold) .. string.sub(blob, 16))
     end
     -- Both go with the process that waits; its polls keep them.
     redis.call('PEXPIRE', CLIENT, CLAIM)

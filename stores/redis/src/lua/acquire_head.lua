@@ -1,6 +1,6 @@
 -- Answers many asks, each for a lock or for several of one slot. KEYS: counter, watched, then L, M and Q of each name of
 -- each ask. ARGV: the highest fence seen, the client, the base, the claim; then for each ask its attempt, how long its key
--- is to live (ttl and delay), and the rest of it: what M begins with, whether it waits, how many names it has, its
+-- is to live (ttl and delay), and the rest of it: what M begins with, whether it waits (2: and was called), how many names it has, its
 -- minimum, the fence it is to be raised to, its terms (see HOLD).
 local COUNTER, WATCHED, floor = KEYS[1], KEYS[2], tonumber(ARGV[1])
 local answers, rest = {}, {}
@@ -13,7 +13,22 @@ local us, ms, fence, watched
 local at = 3
 for i = 1, (#ARGV - 4) / 3 do
   local attempt, px, blob = ARGV[3 * i + 2], ARGV[3 * i + 3], ARGV[3 * i + 4]
-  local count = string.byte(blob, 3)
+  local _, stage, count = string.byte(blob, 1, 3)
+  local served
+  if stage == 2 and count == 1 then
+    -- It was told that it has been let in, and says that it is there: from here on it has the whole of its ttl.
+    local known = redis.call('MGET', KEYS[at], KEYS[at + 1], COUNTER)
+    local value, meta = known[1], known[2]
+    if value == attempt and meta and string.byte(meta) == 80 and string.sub(meta, 2, 33) == attempt
+      and tonumber(known[3] or '0') >= floor then
+      local time = redis.call('TIME')
+      local ends = math.floor((time[1] * 1000000 + time[2]) / 1000) + struct.unpack('>I4', meta, 98)
+      redis.call('PEXPIRE', KEYS[at], px)
+      redis.call('SET', KEYS[at + 1], string.sub(meta, 1, 41) .. struct.pack('>d', ends) .. string.sub(meta, 50, 109)
+        .. '\0' .. string.sub(meta, 111), 'PX', px)
+      served = struct.unpack('>d', meta, 34)
+    end
+  end
   -- A server that is full refuses this, and whose the lock is, if it is taken, is found out below.
   local set = count == 1 and (nobody_waits or redis.call('EXISTS', KEYS[at + 2]) == 0)
     and redis.pcall('SET', KEYS[at], attempt, 'NX', 'PX', px)
@@ -30,7 +45,7 @@ for i = 1, (#ARGV - 4) / 3 do
       .. struct.pack('>dddd', fence, ms + ttl, us, hold > 0 and ms + hold or 0) .. string.sub(blob, 16), 'PX', px)
     if watched then
       local _, _, _, _, _, _, info = struct.unpack('>c32I4I4I4BI4c0I2c0', blob, 16)
-      redis.call('PUBLISH', watched, string.format('granted %.0f %.0f %d ', fence, us, #KEYS[at]) .. KEYS[at] .. info)
+      redis.pcall('PUBLISH', watched, string.format('granted %.0f %.0f %d ', fence, us, #KEYS[at]) .. KEYS[at] .. info)
     end
     answers[i] = fence
   else

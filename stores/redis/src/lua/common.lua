@@ -7,9 +7,9 @@
 
 local MARK, NONE = 'lockkeeper', string.rep('-', 32)
 -- A hold: attempt, fence, when it ends (ms), since when (us), the end of its minimum (ms), and then what the client said
--- when it asked, its terms: owner, ttl, delay, mode, flags, names, holder. An ask in line: since when, minimum, terms.
+-- when it asked, its terms: owner, ttl, delay, mode, flags, names, holder. An ask in line: what M is to begin with, since when, minimum, terms.
 local HOLD = '>c32ddddc32I4I4I4BI4c0I2c0'
-local ASK = '>ddc32I4I4I4BI4c0I2c0'
+local ASK = '>c1ddc32I4I4I4BI4c0I2c0'
 local PENDING, LINGERING, DELAY = 1, 2, 4 -- flags of a hold: not confirmed yet; released; only kept back
 local FREE, REENTER, UPGRADE, BLOCKED, MIXED, ODD, FULL = 0, 1, 2, 3, 4, 5, 6
 
@@ -27,7 +27,8 @@ local function press_on()
   pressed = true
 end
 
--- Nil if the server is full, and nothing was said before to press on. Never back: neither when the clock is set back, nor when the counter is lost, nor behind what a client has seen.
+-- Never back: neither when the clock is set back, nor when the counter is lost, nor behind what a client has seen. Nil if
+-- the server is full, and nothing was said before to press on.
 local function next_fence(floor)
   local last = tonumber(redis.call('GET', COUNTER) or '0')
   local fence = math.max(last + 1, now_us, floor + 1)
@@ -36,9 +37,10 @@ local function next_fence(floor)
   if not string.find(set.err, 'OOM', 1, true) then error(set) end
 end
 
+-- A message is a hint: it must not end a script in the middle, also if the user has no right to the channel.
 local function tell(kind, key, fence, rest)
   if watched then
-    redis.call('PUBLISH', watched, string.format('%s %.0f %.0f %d ', kind, fence, now_us, #key) .. key .. rest)
+    redis.pcall('PUBLISH', watched, string.format('%s %.0f %.0f %d ', kind, fence, now_us, #key) .. key .. rest)
   end
 end
 
@@ -202,7 +204,7 @@ local function serve(keys)
     local again = false
     local member, packed = front(load(keys[i]))
     if member then
-      local _, hold, owner, ttl, delay, mode, _, names, info = struct.unpack(ASK, packed)
+      local _, _, hold, owner, ttl, delay, mode, _, names, info = struct.unpack(ASK, packed)
       local all = names == '' and { keys[i] } or split(names)
       local v, fence = verdict(all, owner, mode, member)
       if v == FREE or v == REENTER then
@@ -218,7 +220,7 @@ local function serve(keys)
         admit(all, { attempt = attempt, owner = owner, fence = fence, expires = now + math.min(ttl, CLAIM),
           since = now_us, stays = hold > 0 and now + hold or 0, ttl = ttl, delay = delay, mode = mode, flags = PENDING,
           names = names, info = info })
-        redis.call('PUBLISH', 'lockkeeper:wake:' .. client, attempt)
+        redis.pcall('PUBLISH', 'lockkeeper:wake:' .. client, attempt)
         again = mode > 0
       end
     end

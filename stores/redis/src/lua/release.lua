@@ -1,15 +1,11 @@
-if waited_for then
-  local keys = {}
-  for i = 1, #freed, 2 do keys[#keys + 1] = freed[i] end
-  serve(keys)
-  flush()
-end
+serve(slow)
+flush()
 
 local function release(keys, attempt)
   local gone = 0
   local packed = redis.call('HGET', CLIENT, attempt)
   if packed then
-    local _, _, _, _, _, _, _, _, info = struct.unpack(ASK, packed)
+    local _, _, _, _, _, _, _, _, _, info = struct.unpack(ASK, packed)
     leave(keys, attempt, client, info)
     gone = 1
   end

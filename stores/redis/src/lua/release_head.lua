@@ -28,12 +28,38 @@ for i = 1, (#ARGV - 3) / 2 do
   end
   at = at + 3 * count
 end
-local waited_for = false
-if #freed > 0 then
-  redis.call('DEL', unpack(freed))
-  waited_for = redis.call('EXISTS', unpack(lines)) > 0
-end
-if #rest == 0 and not waited_for then return answers end
-
 local client, BASE, CLAIM = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local slow = {}
+if #freed > 0 and redis.call('EXISTS', unpack(lines)) == 0 then
+  redis.call('DEL', unpack(freed))
+elseif #freed > 0 then
+  -- Somebody waits. If the first in line wants as plain a lock, it is handed over as it is: see `serve` for the rest.
+  local us, fence
+  for i, line in ipairs(lines) do
+    local key, meta = freed[2 * i - 1], freed[2 * i]
+    local member = redis.call('ZRANGE', line, 0, 0)[1]
+    local who, where = string.sub(member or '', 1, 32), BASE .. 'client:' .. string.sub(member or '', 33)
+    local ask = member and redis.call('HGET', where, who)
+    if ask and string.byte(ask) == 80 then
+      redis.call('ZREM', line, member)
+      redis.call('HDEL', where, who)
+      if not us then
+        local time = redis.call('TIME')
+        us = time[1] * 1000000 + time[2]
+        fence = math.max(redis.call('GET', COUNTER) or 0, us - 1)
+      end
+      fence = fence + 1
+      local lease = math.min(struct.unpack('>I4', ask, 50), CLAIM)
+      redis.call('SET', key, who, 'PX', lease)
+      redis.call('SET', meta, 'P' .. who .. struct.pack('>dddd', fence, math.floor(us / 1000) + lease, us, 0)
+        .. string.sub(ask, 18, 61) .. '\1' .. string.sub(ask, 63), 'PX', lease)
+      redis.pcall('PUBLISH', 'lockkeeper:wake:' .. string.sub(member, 33), who)
+    else
+      redis.call('DEL', key, meta)
+      if member then slow[#slow + 1] = key end
+    end
+  end
+  if fence then redis.call('SET', COUNTER, fence) end
+end
+if #rest == 0 and #slow == 0 then return answers end
 local CLIENT = BASE .. 'client:' .. client

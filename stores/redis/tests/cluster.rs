@@ -1,0 +1,194 @@
+//! A cluster whose slots move and whose nodes die, and locks of several slots under contention.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{Client, grow, keeper, open, renew, says, tell};
+use futures_util::future::join_all;
+use lockkeeper_core::{Acquired, Ask, Error, Fence, Outcome, Release, Renewal};
+use lockkeeper_testkit::laws::{
+    ask, ask_all, eventually, give_back, granted, is_free, name, refused, soon, stand_in_line, take, with,
+};
+use lockkeeper_testkit::resource::CounterFile;
+use lockkeeper_testkit::servers::{self, AppendOnly, RedisCluster, RedisOptions, TempDir};
+
+async fn client_of(cluster: &RedisCluster) -> Client {
+    open(&format!("redis+cluster://{}", cluster.addrs()[0])).await
+}
+
+/// All ask at once. Whoever is not let in is told that it is busy, or that the slot is on its way.
+async fn ask_at_once(clients: &[&Client], name: &str) -> Vec<(usize, Ask, Fence)> {
+    let asks = clients.iter().enumerate().map(|(nth, client)| async move {
+        let asked = ask(name);
+        match soon("an ask ends", client.acquire(&asked)).await {
+            Ok(Acquired::Granted(grant)) => Some((nth, asked, grant.fence)),
+            Ok(Acquired::Busy(_)) | Err(Error::Unavailable(_)) => None,
+            other => panic!("{name} while its slot moves: {other:?}"),
+        }
+    });
+    join_all(asks).await.into_iter().flatten().collect()
+}
+
+/// The keys of a lock move one by one, and for a while a node has the lock and another one who holds it. Clients
+/// that know the old map, and one that learns the map in the middle, ask all the while: never are there two holders.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_that_moves_takes_its_locks_and_its_fences_along() {
+    let Ok(cluster) = servers::redis_cluster(3) else { return };
+    let (one, stale) = (client_of(&cluster).await, client_of(&cluster).await);
+    let held = take(&one, &ask("{orders}/1")).await;
+    let gone = take(&one, &ask("{orders}/2")).await;
+    let waiter = stand_in_line(&stale, &ask("{orders}/1"), 1).await;
+
+    let slot = cluster.slot_of("lock:{orders}/1");
+    let from = cluster.node_of_slot(slot);
+    let to = (from + 1) % 3;
+    let migration = cluster.begin_migration(slot, to);
+    let cold = client_of(&cluster).await;
+    let clients = [&one, &stale, &cold];
+    let port = cluster.addrs()[to].port().to_string();
+    for key in [None, Some("lock:{orders}/1")] {
+        if let Some(key) = key {
+            // The lock is at the new node now, and who holds it is at the old one.
+            tell(cluster.addrs()[from], &["MIGRATE", "127.0.0.1", &port, key, "0", "1000"]);
+        }
+        assert_eq!(ask_at_once(&clients, "{orders}/1").await.len(), 0, "a second holder");
+        let got = ask_at_once(&clients, "{orders}/3").await;
+        assert!(got.len() <= 1, "two holders of a free lock: {got:?}");
+        for (nth, asked, _) in got {
+            give_back(clients[nth], &asked.claim).await;
+        }
+        let renewed = soon("a renewal ends", one.renew(std::slice::from_ref(&held))).await;
+        let fine = matches!(&renewed, Ok(answer) if answer[0] == Renewal::Renewed)
+            || matches!(renewed, Err(Error::Unavailable(_)));
+        assert!(fine, "a lock is lost by a move: {renewed:?}");
+        let released = soon("a release ends", cold.release(&gone.claim)).await;
+        assert!(matches!(released, Ok(_) | Err(Error::Unavailable(_))), "{released:?}");
+    }
+    cluster.finish_migration(migration);
+
+    assert_eq!(renew(&one, &held).await, Renewal::Renewed);
+    for client in clients {
+        assert_eq!(refused(client, &ask("{orders}/1")).await.held[0].fence, held.fence);
+    }
+    let mut fences = vec![held.fence, gone.fence];
+    for client in clients {
+        _ = give_back(client, &gone.claim).await;
+        fences.push(take(client, &ask("{orders}/3")).await.fence);
+        client.break_lock(&name("{orders}/3"), "the next is to have it").await.unwrap();
+    }
+    assert_eq!(give_back(&one, &held.claim).await, Release::Released);
+    fences.push(granted(waiter).await.fence);
+    grow(&fences);
+}
+
+/// Back and forth, with an ask after each move: a map that is one move behind is mended by the answer it gets.
+#[tokio::test(flavor = "multi_thread")]
+async fn fences_grow_over_many_moves_of_a_slot() {
+    let Ok(cluster) = servers::redis_cluster(3) else { return };
+    let clients = [client_of(&cluster).await, client_of(&cluster).await];
+    let slot = cluster.slot_of("lock:orders/42");
+    let mut fences = Vec::new();
+    for round in 0..6 {
+        let grant = take(&clients[round % 2], &ask("orders/42")).await;
+        fences.push(grant.fence);
+        cluster.migrate_slot(slot, (cluster.node_of_slot(slot) + 1) % 3);
+        refused(&clients[(round + 1) % 2], &ask("orders/42")).await;
+        assert_eq!(give_back(&clients[round % 2], &grant.claim).await, Release::Released);
+    }
+    grow(&fences);
+}
+
+/// One of three nodes is killed. The others go on; it comes back with what it had, and nobody has to open anything anew.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_was_killed_is_found_again() {
+    let options = RedisOptions { append_only: AppendOnly::Always, ..RedisOptions::default() };
+    let Ok(mut cluster) = servers::redis_cluster_with(3, options) else { return };
+    let (one, two) = (client_of(&cluster).await, client_of(&cluster).await);
+    // The node that the addresses name is not the one that dies.
+    let mut names = (0..).map(|i| format!("orders/{i}"));
+    let mut on = |node: usize| {
+        let here = |text: &String| cluster.node_of_slot(cluster.slot_of(&format!("lock:{text}"))) == node;
+        names.find(here).unwrap()
+    };
+    let (here, elsewhere) = (on(1), on(2));
+    let held = take(&one, &ask(&here)).await;
+    cluster.node_mut(1).kill9();
+    let asked = ask(&here);
+    for client in [&one, &two] {
+        let answer = soon("an ask ends", client.acquire(&asked)).await;
+        assert!(matches!(answer, Err(Error::Unavailable(_) | Error::Unknown(_))), "{answer:?}");
+        // Whoever noticed has forgotten the map with it, and finds the others all the same.
+        eventually("the other nodes go on", || async {
+            matches!(client.acquire(&ask(&elsewhere)).await, Ok(Acquired::Granted(_) | Acquired::Busy(_)))
+        })
+        .await;
+    }
+    cluster.node_mut(1).restart();
+    for client in [&one, &two] {
+        eventually("the node is found again", || async { client.inspect(&name(&here)).await.is_ok() }).await;
+        eventually("it takes writes again", || async {
+            client.renew(std::slice::from_ref(&held)).await.is_ok_and(|answer| answer[0] == Renewal::Renewed)
+        })
+        .await;
+    }
+    assert_eq!(refused(&two, &asked).await.held[0].fence, held.fence);
+    give_back(&one, &held.claim).await;
+    grow(&[held.fence, take(&two, &ask(&here)).await.fence]);
+}
+
+/// Names in three slots, asked for in every order by four clients. No script sees all of them at once, and still it is
+/// all or nothing: no update is lost, nobody waits for ever, and nothing stays behind.
+#[tokio::test(flavor = "multi_thread")]
+async fn names_in_many_slots_are_taken_together_under_contention() {
+    const ROUNDS: u64 = 25;
+    let Ok(cluster) = servers::redis_cluster(3) else { return };
+    let slots: Vec<u16> = ["a", "b", "c"].iter().map(|x| cluster.slot_of(&format!("lock:{x}"))).collect();
+    assert!(slots[0] != slots[1] && slots[1] != slots[2] && slots[0] != slots[2], "{slots:?}");
+    let dir = Arc::new(TempDir::new("counters"));
+    let counter = |dir: &TempDir, text: &str| CounterFile::new(dir.join(text));
+    let sets: [&[&str]; 4] = [&["a", "b"], &["c", "b"], &["c", "a"], &["c", "b", "a"]];
+    let mut tasks = Vec::new();
+    for set in sets {
+        let (keeper, dir) = (keeper(&client_of(&cluster).await), dir.clone());
+        tasks.push(tokio::spawn(async move {
+            let mut last = Fence::MIN;
+            for round in 0..ROUNDS {
+                // In opposite order every other time.
+                let names: Vec<&str> =
+                    if round % 2 == 0 { set.to_vec() } else { set.iter().rev().copied().collect() };
+                let ask = keeper.lock_all(names).ttl(Duration::from_secs(30)).wait(Duration::from_secs(60));
+                let guard = ask.acquire().await.unwrap();
+                assert!(guard.fence() > last);
+                last = guard.fence();
+                for name in set {
+                    counter(&dir, name).increment_async().await.unwrap();
+                }
+                guard.release().await.unwrap();
+            }
+        }));
+    }
+    for task in tasks {
+        tokio::time::timeout(Duration::from_secs(120), task).await.expect("a deadlock").unwrap();
+    }
+    for name in ["a", "b", "c"] {
+        assert_eq!(counter(&dir, name).get().unwrap(), 3 * ROUNDS, "{name}: updates were lost");
+    }
+    let store = client_of(&cluster).await;
+    for name in ["a", "b", "c"] {
+        is_free(&store, name).await;
+    }
+}
+
+/// What cannot be done across slots is said, and a shared hash tag is the way out.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_owner_is_told_to_use_a_hash_tag() {
+    let Ok(cluster) = servers::redis_cluster(3) else { return };
+    let store = client_of(&cluster).await;
+    let owned =
+        |names: &[&str]| with(ask_all(names), |ask| ask.owner = Some(lockkeeper_testkit::laws::owner()));
+    let across = common::failed(&store, &owned(&["a", "b"])).await;
+    says(&across, Outcome::Unsupported, &["hash tag"]);
+    take(&store, &owned(&["{x}/a", "{x}/b"])).await;
+}

@@ -1,0 +1,96 @@
+//! What the tests with real servers share.
+#![allow(dead_code, reason = "every test uses some of it")]
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper::{Lockkeeper, SystemClock};
+use lockkeeper_core::{Ask, Error, Fence, Grant, Outcome, Purpose, Renewal, Result, Store};
+use lockkeeper_redis::{Options, RedisStore};
+use lockkeeper_testkit::laws::{ask, soon, with};
+use lockkeeper_testkit::servers::{Server, redis_call};
+
+/// One client: a store with connections of its own.
+pub type Client = Arc<dyn Store>;
+
+pub async fn try_open(url: &str) -> Result<Client> {
+    let options = Options::from_url(url)?;
+    let store = soon("the store opens, or says why not", RedisStore::open(options)).await?;
+    Ok(Arc::new(store))
+}
+
+pub async fn open(url: &str) -> Client {
+    try_open(url).await.unwrap_or_else(|e| panic!("{url} was to open: {e:?}"))
+}
+
+/// What `open` says if it refuses.
+pub async fn refused_at_open(url: &str) -> Error {
+    match try_open(url).await {
+        Ok(store) => panic!("{url} was not to open: {:?}", store.profile()),
+        Err(error) => error,
+    }
+}
+
+/// The store of one server.
+pub async fn client_of(server: &Server) -> Client {
+    open(&url(server)).await
+}
+
+pub fn url(server: &Server) -> String {
+    format!("redis://{}", server.addr())
+}
+
+pub fn keeper(store: &Client) -> Lockkeeper {
+    Lockkeeper::with_store(store.clone(), Arc::new(SystemClock))
+}
+
+/// A command of somebody who runs the server: it must work.
+pub fn tell(addr: SocketAddr, command: &[&str]) -> String {
+    redis_call(addr, command).unwrap_or_else(|e| panic!("{addr} refuses {command:?}: {e}"))
+}
+
+/// How many milliseconds a key has left.
+pub fn pttl(addr: SocketAddr, key: &str) -> i64 {
+    tell(addr, &["PTTL", key]).parse().expect("PTTL is a number")
+}
+
+pub fn ask_for(text: &str, ttl: Duration) -> Ask {
+    with(ask(text), |ask| ask.ttl = ttl)
+}
+
+/// The error with which an ask ends.
+pub async fn failed(store: &Client, ask: &Ask) -> Error {
+    match soon("the ask ends", store.acquire(ask)).await {
+        Err(error) => error,
+        Ok(answer) => panic!("the ask was to fail: {answer:?}"),
+    }
+}
+
+/// The error is of this kind, and its text has all of these words in it.
+#[track_caller]
+pub fn says(error: &Error, outcome: Outcome, words: &[&str]) {
+    let text = error.to_string();
+    assert_eq!(error.outcome(), outcome, "{text}");
+    for word in words {
+        assert!(text.contains(word), "{word:?} is missing in: {text}");
+    }
+}
+
+/// The store may not be used for correctness, and the reason has all of these words in it.
+#[track_caller]
+pub fn not_for_correctness(store: &Client, words: &[&str]) {
+    let refused = store.profile().allows(Purpose::Correctness);
+    says(&refused.expect_err("it is not for correctness"), Outcome::Unsupported, words);
+}
+
+pub async fn renew(store: &Client, grant: &Grant) -> Renewal {
+    let answer = soon("a renewal is answered", store.renew(std::slice::from_ref(grant))).await;
+    answer.expect("a renewal works")[0]
+}
+
+/// Every fence is higher than the one before.
+#[track_caller]
+pub fn grow(fences: &[Fence]) {
+    assert!(fences.is_sorted_by(|a, b| a < b), "fences go back: {fences:?}");
+}

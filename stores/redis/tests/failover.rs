@@ -1,0 +1,188 @@
+//! A primary dies and its replica takes over. Redis acknowledges a write before the replica has it, so a grant can be
+//! forgotten and a second client be let in: the store says so, and the fence is what is left to protect the resource.
+
+mod common;
+
+use common::{Client, client_of, failed, grow, keeper, not_for_correctness, open, renew, says, tell, url};
+use lockkeeper_core::{Error, Fence, Outcome, Promise, Release, Renewal};
+use lockkeeper_testkit::laws::{ask, eventually, give_back, granted, refused, stand_in_line, take};
+use lockkeeper_testkit::resource::{FencedFile, UnfencedFile};
+use lockkeeper_testkit::servers::{self, AppendOnly, ClockShim, RedisOptions, RedisPair, TempDir};
+
+/// The address of the dead primary leads to the replica from now on, as a virtual address does.
+fn move_the_address(pair: &mut RedisPair) {
+    let port = pair.primary().addr().port().to_string();
+    pair.promote();
+    tell(pair.replica().addr(), &["CONFIG", "SET", "port", &port]);
+}
+
+/// Right after it was loaded a replica may get nothing for up to a second, although its link is up: waits until a write
+/// arrives.
+fn wait_until_writes_arrive(pair: &RedisPair) {
+    tell(pair.primary().addr(), &["SET", "anything", "at all"]);
+    pair.wait_synced();
+}
+
+async fn fence_of(store: &Client, name: &str) -> Fence {
+    take(store, &ask(name)).await.fence
+}
+
+/// The whole story of why a lock in Redis with replicas is not for correctness: both clients hold an acknowledged
+/// grant of one name at once. Only the resource that checks the fence comes out of it unharmed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failover_that_lost_a_grant_lets_a_second_holder_in_and_the_fence_saves_the_file() {
+    let Ok(mut pair) = servers::redis_pair(RedisOptions::default()) else { return };
+    let dir = TempDir::new("failover");
+    let (fenced, unfenced) = (FencedFile::new(dir.join("fenced")), UnfencedFile::new(dir.join("unfenced")));
+    let one = client_of(pair.primary()).await;
+    let profile = one.profile();
+    assert_ne!(profile.exclusion, Promise::Kept);
+    assert_ne!(profile.durable, Promise::Kept);
+    assert!(profile.notes.iter().any(|note| note.contains("fail-over")), "{:?}", profile.notes);
+
+    pair.wait_synced();
+    pair.cut_replication();
+    let old = take(&one, &ask("orders/42")).await;
+    pair.promote();
+    let two = client_of(pair.replica()).await;
+    let new = take(&two, &ask("orders/42")).await;
+    // Nobody has told the first: by its own reckoning it holds the lock for another ten minutes.
+    assert!(new.fence > old.fence);
+    fenced.write(new.fence, "new").unwrap();
+    unfenced.write(new.fence, "new").unwrap();
+    assert!(matches!(fenced.write(old.fence, "late"), Err(Error::Stale { .. })));
+    unfenced.write(old.fence, "late").unwrap();
+    assert_eq!(fenced.read().unwrap().unwrap().value, "new");
+    assert_eq!(unfenced.accepted().unwrap().last().unwrap().value, "late", "the twin shows the harm");
+}
+
+/// A server that syncs every grant to its disk is good enough, until it has a replica that may take over without them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_is_a_reason_to_refuse_correctness() {
+    let synced = RedisOptions { append_only: AppendOnly::Always, ..RedisOptions::default() };
+    let Ok(pair) = servers::redis_pair(synced) else { return };
+    let store = client_of(pair.primary()).await;
+    not_for_correctness(&store, &["fail-over", "replica"]);
+    let refusal = keeper(&store).lock("orders/42").for_correctness().acquire().await.unwrap_err();
+    says(&refusal, Outcome::Unsupported, &["fail-over"]);
+    let counted = open(&format!("{}?wait_replicas=1", url(pair.primary()))).await;
+    not_for_correctness(&counted, &["fail-over", "1 replicas"]);
+}
+
+/// The replica's clock is an hour behind and it never heard of the last grants, so its fences go back. A client that
+/// was there before does not take one of those: it says what it has seen, and the server goes on from there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_of_before_keeps_fences_growing_on_a_replica_whose_clock_is_behind() {
+    let Ok(clock) = ClockShim::build() else { return };
+    let options = RedisOptions { clock: Some(clock.clone()), ..RedisOptions::default() };
+    let Ok(mut pair) = servers::redis_pair(options) else { return };
+    let survivor = client_of(pair.primary()).await;
+    pair.wait_synced();
+    pair.cut_replication();
+    let before = fence_of(&survivor, "orders/1").await;
+    move_the_address(&mut pair);
+    clock.jump(-3600 * ClockShim::SECOND);
+
+    let newcomer = client_of(pair.primary()).await;
+    let low = fence_of(&newcomer, "orders/2").await;
+    assert!(low < before, "nothing is shown: the new server is not behind");
+    // Its connection died with the primary, and it may take one call to notice.
+    eventually("the survivor finds the new server", || async {
+        survivor.inspect(&lockkeeper_testkit::laws::name("x")).await.is_ok()
+    })
+    .await;
+    let after = fence_of(&survivor, "orders/3").await;
+    // And from here on everybody's grow, the newcomer's too.
+    grow(&[before, after, fence_of(&newcomer, "orders/4").await]);
+}
+
+/// The line came over to the replica, the last fences did not. Whoever is let in from that line by a release of somebody
+/// else's gets a number of the new server first, and may have seen a higher one meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_that_the_new_server_lets_in_has_a_fence_above_all_that_it_has_seen() {
+    let Ok(clock) = ClockShim::build() else { return };
+    let options = RedisOptions { clock: Some(clock.clone()), ..RedisOptions::default() };
+    let Ok(mut pair) = servers::redis_pair(options) else { return };
+    wait_until_writes_arrive(&pair);
+    let (holder, survivor) = (client_of(pair.primary()).await, client_of(pair.primary()).await);
+    let held = take(&holder, &ask("orders/1")).await;
+    let waiter = stand_in_line(&survivor, &ask("orders/1"), 1).await;
+    pair.wait_synced();
+    pair.cut_replication();
+    let seen = fence_of(&survivor, "orders/2").await;
+    move_the_address(&mut pair);
+    clock.jump(-3600 * ClockShim::SECOND);
+    eventually("the holder finds the new server", || async { holder.release(&held.claim).await.is_ok() })
+        .await;
+    grow(&[held.fence, seen, granted(waiter).await.fence]);
+}
+
+/// `wait_replicas=1`: a grant that the replica did not get is not a grant.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grant_that_no_replica_has_is_given_back() {
+    let Ok(pair) = servers::redis_pair(RedisOptions::default()) else { return };
+    wait_until_writes_arrive(&pair);
+    let (primary, replica) = (pair.primary().addr(), pair.replica().addr());
+    let store = open(&format!("redis://{primary}?wait_replicas=1&timeout=1s")).await;
+    let first = take(&store, &ask("orders/1")).await;
+    assert_eq!(tell(replica, &["EXISTS", "lock:orders/1"]), "1", "granted, and the replica does not know");
+
+    pair.wait_synced();
+    pair.cut_replication();
+    let asked = ask("orders/2");
+    says(&failed(&store, &asked).await, Outcome::Unavailable, &["0 of 1 replicas"]);
+    assert_eq!(tell(primary, &["EXISTS", "lock:orders/2"]), "0", "it was not given back");
+    assert_eq!(give_back(&store, &asked.claim).await, Release::AlreadyGone);
+    // What is held already is not harmed by it.
+    assert_eq!(renew(&store, &first).await, Renewal::Renewed);
+
+    pair.heal_replication();
+    pair.wait_synced();
+    let second = take(&store, &ask("orders/2")).await;
+    grow(&[first.fence, second.fence]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grant_that_the_replica_has_survives_its_promotion() {
+    let Ok(mut pair) = servers::redis_pair(RedisOptions::default()) else { return };
+    wait_until_writes_arrive(&pair);
+    let store = open(&format!("{}?wait_replicas=1", url(pair.primary()))).await;
+    let held = take(&store, &ask("orders/42")).await;
+    pair.cut_replication();
+    pair.promote();
+    let two = client_of(pair.replica()).await;
+    let busy = refused(&two, &ask("orders/42")).await;
+    assert_eq!(busy.held[0].fence, held.fence);
+    // The holder may go on there as well: the proof of ownership came with the grant.
+    assert_eq!(renew(&two, &held).await, Renewal::Renewed);
+    give_back(&two, &held.claim).await;
+    grow(&[held.fence, fence_of(&two, "orders/42").await]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grant_that_was_synced_survives_a_kill() {
+    let options = RedisOptions { append_only: AppendOnly::Always, ..RedisOptions::default() };
+    let Ok(mut server) = servers::redis(options) else { return };
+    let (one, two) = (client_of(&server).await, client_of(&server).await);
+    assert_eq!((one.profile().durable, one.profile().fence), (Promise::Kept, Promise::Kept));
+    let mut fences = Vec::new();
+    for round in 0..5 {
+        let held = take(&one, &ask("orders/42")).await;
+        fences.push(held.fence);
+        server.kill9();
+        server.restart();
+        eventually("the second client finds the server again", || async {
+            two.inspect(&held.claim.names.first().clone()).await.is_ok()
+        })
+        .await;
+        let busy = refused(&two, &ask("orders/42")).await;
+        assert_eq!(busy.held[0].fence, held.fence, "round {round}");
+        assert_eq!(renew(&two, &held).await, Renewal::Renewed);
+        give_back(&two, &held.claim).await;
+        eventually("the first client finds it too", || async {
+            one.inspect(&held.claim.names.first().clone()).await.is_ok()
+        })
+        .await;
+    }
+    grow(&fences);
+}

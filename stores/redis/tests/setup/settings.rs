@@ -1,0 +1,137 @@
+//! What the store finds out about a server when it opens, and what that is worth.
+
+use lockkeeper_core::{Acquired, Error, Mode, Outcome, Promise, Purpose, Release, Renewal};
+use lockkeeper_testkit::laws::{
+    ask, eventually, give_back, granted, refused, soon, stand_in_line, take, with,
+};
+use lockkeeper_testkit::servers::{self, AppendOnly, RedisOptions, Server};
+
+use crate::common::{Client, client_of, failed, keeper, not_for_correctness, open, renew, says, tell, url};
+
+fn server_with(append_only: AppendOnly, extra: &[(&str, &str)]) -> Option<Server> {
+    let extra = extra.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    servers::redis(RedisOptions { append_only, extra, ..RedisOptions::default() }).ok()
+}
+
+/// A cache throws away what was not used for long: locks too, in the middle of being held. However durable it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_evicts_keys_is_not_for_correctness_and_is_told_why() {
+    for policy in ["allkeys-lru", "volatile-ttl"] {
+        let cache = [("maxmemory", "100mb"), ("maxmemory-policy", policy)];
+        let Some(server) = server_with(AppendOnly::Always, &cache) else { return };
+        let store = client_of(&server).await;
+        let profile = store.profile();
+        assert_eq!(profile.durable, Promise::No);
+        assert!(profile.notes[0].contains(policy), "the gravest comes first: {:?}", profile.notes);
+        not_for_correctness(&store, &[policy, "noeviction"]);
+        let refusal = keeper(&store).lock("jobs").for_correctness().acquire().await.unwrap_err();
+        says(&refusal, Outcome::Unsupported, &[policy]);
+        // Twice would be a waste, no more: then it will do.
+        take(&store, &ask("jobs")).await;
+    }
+}
+
+/// The policy of a server without a limit is never used.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_server_that_syncs_and_keeps_everything_is_for_correctness() {
+    let unlimited = [("maxmemory-policy", "allkeys-lru")];
+    let limited = [("maxmemory", "100mb"), ("maxmemory-policy", "noeviction")];
+    for settings in [&unlimited[..], &limited[..]] {
+        let Some(server) = server_with(AppendOnly::Always, settings) else { return };
+        let store = client_of(&server).await;
+        let profile = store.profile();
+        assert_eq!((profile.fence, profile.durable), (Promise::Kept, Promise::Kept));
+        profile.allows(Purpose::Correctness).unwrap();
+        let guard = keeper(&store).lock("jobs").for_correctness().acquire().await.unwrap();
+        guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_may_forget_after_a_crash_is_not_for_correctness() {
+    for (append_only, words) in
+        [(AppendOnly::Off, "no append-only file"), (AppendOnly::EverySecond, "appendfsync everysec")]
+    {
+        let Some(server) = server_with(append_only, &[]) else { return };
+        not_for_correctness(&client_of(&server).await, &[words]);
+    }
+}
+
+/// Fills the server to the brim.
+fn fill(server: &Server) {
+    let addr = server.addr();
+    let used = tell(addr, &["INFO", "memory"]);
+    let used = used.lines().find_map(|line| line.strip_prefix("used_memory:")).expect("it says so");
+    // Below what it uses already: it cannot come back under the limit by itself.
+    let less = used.parse::<u64>().expect("a number") / 2;
+    tell(addr, &["CONFIG", "SET", "maxmemory", &less.to_string()]);
+    let refused = servers::redis_call(addr, &["SET", "more", "more"]).expect_err("it is full");
+    assert!(refused.to_string().starts_with("OOM"), "{refused}");
+}
+
+async fn shared(store: &Client, name: &str) -> lockkeeper_core::Grant {
+    take(store, &with(ask(name), |ask| ask.mode = Mode::Shared)).await
+}
+
+/// A full server takes no new lock. What is held goes on, ends, and is handed on: whoever has a lock must not lose it
+/// because others have filled the memory.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_server_takes_no_new_locks_and_goes_on_with_those_that_are_held() {
+    let Some(server) = server_with(AppendOnly::Off, &[("maxmemory-policy", "noeviction")]) else { return };
+    let (one, two) = (client_of(&server).await, client_of(&server).await);
+    let held = take(&one, &ask("held")).await;
+    let (reader, other) = (shared(&one, "read").await, shared(&two, "read").await);
+    let lingering =
+        take(&one, &with(ask("brief"), |ask| ask.min_hold = std::time::Duration::from_secs(600))).await;
+    let waiter = stand_in_line(&two, &ask("held"), 1).await;
+    fill(&server);
+
+    let asked = ask("new");
+    says(&failed(&two, &asked).await, Outcome::Limited, &["out of memory", "maxmemory"]);
+    assert_eq!(give_back(&two, &asked.claim).await, Release::AlreadyGone);
+    assert_eq!(renew(&one, &held).await, Renewal::Renewed);
+    assert_eq!(renew(&one, &reader).await, Renewal::Renewed);
+    assert_eq!(give_back(&one, &reader.claim).await, Release::Released, "one of two readers");
+    assert_eq!(renew(&two, &other).await, Renewal::Renewed);
+    assert_eq!(give_back(&one, &lingering.claim).await, Release::Released, "one that lingers");
+    refused(&two, &ask("brief")).await;
+    assert_eq!(give_back(&one, &held.claim).await, Release::Released);
+    let next = granted(waiter).await;
+    assert!(next.fence > held.fence);
+    one.break_lock(&lockkeeper_testkit::laws::name("read"), "it is in the way").await.unwrap();
+    assert_eq!(renew(&two, &other).await, Renewal::Lost);
+
+    tell(server.addr(), &["CONFIG", "SET", "maxmemory", "0"]);
+    take(&two, &asked).await;
+}
+
+/// A server without a scratch of memory may be full in the middle of a wait, too: the waiter is told or served, never
+/// left hanging with a lock that nobody knows of.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ask_that_would_wait_is_told_that_the_server_is_full() {
+    let Some(server) = server_with(AppendOnly::Off, &[("maxmemory-policy", "noeviction")]) else { return };
+    let store = client_of(&server).await;
+    take(&store, &ask("held")).await;
+    fill(&server);
+    let waiting = with(ask("held"), |ask| ask.wait = lockkeeper_core::Wait::Forever);
+    match soon("the ask ends", store.acquire(&waiting)).await {
+        Err(Error::Limited(_)) => {}
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(store.inspect(waiting.claim.names.first()).await.unwrap().unwrap().waiting, 0);
+}
+
+/// Redis 7 refuses writes while fewer replicas are there than it was told to want.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_misses_its_replicas_says_so_and_recovers() {
+    let Some(server) = server_with(AppendOnly::Off, &[]) else { return };
+    let store = open(&url(&server)).await;
+    tell(server.addr(), &["CONFIG", "SET", "min-replicas-to-write", "1"]);
+    says(&failed(&store, &ask("jobs")).await, Outcome::Unavailable, &["NOREPLICAS"]);
+    tell(server.addr(), &["CONFIG", "SET", "min-replicas-to-write", "0"]);
+    let asked = ask("jobs");
+    eventually("the store works again", || async {
+        matches!(store.acquire(&asked).await, Ok(Acquired::Granted(_)))
+    })
+    .await;
+}

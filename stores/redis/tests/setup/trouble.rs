@@ -1,0 +1,142 @@
+//! What happens to a server while the store is open.
+
+use lockkeeper_core::{Acquired, Error, Outcome, Release};
+use lockkeeper_testkit::laws::{ask, eventually, give_back, name, refused, soon, take, with};
+use lockkeeper_testkit::servers::{self, AppendOnly, RedisOptions, Server};
+
+use crate::common::{client_of, failed, grow, open, says, tell, url};
+
+fn server() -> Option<Server> {
+    servers::redis(RedisOptions::default()).ok()
+}
+
+/// An operator, or a fail-over, turns the server into a replica of another one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_becomes_a_replica_says_so_and_is_good_again_later() {
+    let (Some(server), Some(other)) = (server(), server()) else { return };
+    let store = client_of(&server).await;
+    let before = take(&store, &ask("before")).await;
+    let port = other.addr().port().to_string();
+    tell(server.addr(), &["REPLICAOF", "127.0.0.1", &port]);
+    eventually("it follows", || async {
+        tell(server.addr(), &["INFO", "replication"]).contains("master_link_status:up")
+    })
+    .await;
+    for _ in 0..3 {
+        says(&failed(&store, &ask("jobs")).await, Outcome::Unavailable, &["READONLY", "This is a replica"]);
+    }
+    tell(server.addr(), &["REPLICAOF", "NO", "ONE"]);
+    // It has lost everything: it was made the same as the other, which is empty.
+    grow(&[before.fence, take(&store, &ask("jobs")).await.fence]);
+}
+
+/// A server with much data answers before it has read all of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_still_loads_is_unavailable_and_then_works() {
+    // Slow to load, by a setting for tests, and looking at its connections all the while.
+    let slow = [("key-load-delay", "2000"), ("loading-process-events-interval-bytes", "1024")];
+    let extra = slow.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec();
+    let Ok(mut server) = servers::redis(RedisOptions { extra, ..RedisOptions::default() }) else { return };
+    let store = client_of(&server).await;
+    let held = take(&store, &ask("held")).await;
+    let many = "for i = 1, 1500 do redis.call('SET', 'data:' .. i, string.rep('x', 100)) end";
+    tell(server.addr(), &["EVAL", many, "0"]);
+    tell(server.addr(), &["SAVE"]);
+    server.kill9();
+    let restarted = tokio::task::spawn_blocking(move || {
+        server.restart();
+        server
+    });
+    let asked = ask("jobs");
+    eventually("the server says that it loads", || async {
+        match store.acquire(&asked).await {
+            Err(Error::Unavailable(text)) => {
+                text.contains("LOADING") && text.contains("still reading its data")
+            }
+            Err(Error::Unknown(_)) => false,
+            other => panic!("it was not seen to load: {other:?}"),
+        }
+    })
+    .await;
+    let _server = soon("it is loaded", restarted).await.unwrap();
+    let after = take(&store, &asked).await;
+    grow(&[held.fence, after.fence]);
+    refused(&store, &ask("held")).await;
+}
+
+/// SIGSTOP: the kernel takes connections and requests, and nobody answers. What was sent may have happened.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_server_ends_calls_within_the_timeout_and_works_again_later() {
+    let Some(server) = server() else { return };
+    let store = open(&format!("{}?timeout=300ms", url(&server))).await;
+    let held = take(&store, &ask("held")).await;
+    server.pause();
+    let asked = ask("jobs");
+    says(&failed(&store, &asked).await, Outcome::Unknown, &["the connection to"]);
+    let error = soon("a release ends", store.release(&held.claim)).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable(_) | Error::Unknown(_)), "{error:?}");
+    says(&failed(&store, &asked).await, Outcome::Unavailable, &["did not answer within 300ms"]);
+    server.resume();
+    // Asked again with the same attempt, it is the same ask, whether the first one was heard or not.
+    eventually("the store works again", || async {
+        match store.acquire(&asked).await {
+            Ok(Acquired::Granted(_)) => true,
+            Ok(busy) => panic!("in its own way: {busy:?}"),
+            Err(_) => false,
+        }
+    })
+    .await;
+    assert_eq!(store.inspect(&name("jobs")).await.unwrap().unwrap().held.len(), 1);
+    give_back(&store, &held.claim).await;
+    assert_eq!(store.inspect(&name("held")).await.unwrap(), None);
+}
+
+/// Scripts are kept in the server's memory, and nowhere else.
+#[tokio::test(flavor = "multi_thread")]
+async fn scripts_that_the_server_forgot_are_told_to_it_again() {
+    let options = RedisOptions { append_only: AppendOnly::Always, ..RedisOptions::default() };
+    let Ok(mut server) = servers::redis(options) else { return };
+    let store = client_of(&server).await;
+    let mut fences = Vec::new();
+    for round in 0..6 {
+        let flush = |server: &mut Server| match round % 2 {
+            0 => drop(tell(server.addr(), &["SCRIPT", "FLUSH"])),
+            _ => server.restart(),
+        };
+        let asked = ask(&format!("jobs/{}", round / 2));
+        flush(&mut server);
+        let granted = loop {
+            match soon("an ask ends", store.acquire(&asked)).await {
+                Ok(Acquired::Granted(grant)) => break grant,
+                // The connection that the restart ended may be noticed by this very call.
+                Err(Error::Unknown(_) | Error::Unavailable(_)) if round % 2 == 1 => {}
+                other => panic!("round {round}: {other:?}"),
+            }
+        };
+        fences.push(granted.fence);
+        tell(server.addr(), &["SCRIPT", "FLUSH"]);
+        assert_eq!(crate::common::renew(&store, &granted).await, lockkeeper_core::Renewal::Renewed);
+        tell(server.addr(), &["SCRIPT", "FLUSH"]);
+        give_back(&store, &granted.claim).await;
+    }
+    grow(&fences);
+}
+
+/// Somebody keeps a list under the very key. It is not ours to overwrite.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_is_no_lock_is_left_alone() {
+    let Some(server) = server() else { return };
+    let store = client_of(&server).await;
+    tell(server.addr(), &["RPUSH", "lock:jobs", "dear", "data"]);
+    for wait in [lockkeeper_core::Wait::No, lockkeeper_core::Wait::Forever] {
+        let asked = with(ask("jobs"), |ask| ask.wait = wait);
+        says(&failed(&store, &asked).await, Outcome::Invalid, &["WRONGTYPE", "?prefix="]);
+        assert_eq!(give_back(&store, &asked.claim).await, Release::AlreadyGone);
+    }
+    let error = soon("a break ends", store.break_lock(&name("jobs"), "it is in the way")).await.unwrap_err();
+    says(&error, Outcome::Invalid, &["WRONGTYPE"]);
+    assert_eq!(tell(server.addr(), &["LRANGE", "lock:jobs", "0", "-1"]), "dear\ndata");
+    // Others are not disturbed by it, and a prefix of its own is the way out.
+    take(&store, &ask("other")).await;
+    take(&open(&format!("{}?prefix=mine:", url(&server))).await, &ask("jobs")).await;
+}

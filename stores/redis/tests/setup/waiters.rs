@@ -1,0 +1,122 @@
+//! Guards and waiters over restarts and cut connections, and what many locks leave behind.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use lockkeeper_core::Renewal;
+use lockkeeper_testkit::laws::{ask, eventually, give_back, granted, name, refused, stand_in_line, take};
+use lockkeeper_testkit::servers::{self, AppendOnly, RedisOptions, Server};
+
+use crate::common::{ask_for, client_of, grow, keeper, open, renew, tell, url};
+
+/// One failed renewal has ended the watchdog of more than one lock client, and nobody noticed until the ttl was over.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guard_survives_a_restart_of_the_server_and_is_renewed_afterwards() {
+    let options = RedisOptions { append_only: AppendOnly::Always, ..RedisOptions::default() };
+    let Ok(mut server) = servers::redis(options) else { return };
+    let (one, two) = (client_of(&server).await, client_of(&server).await);
+    let ttl = Duration::from_secs(4);
+    let keeper = keeper(&one);
+    let guard = keeper.lock("jobs").ttl(ttl).acquire().await.unwrap();
+    server.kill9();
+    server.restart();
+    // The ttl is over three times before anybody looks.
+    tokio::time::sleep(3 * ttl).await;
+    assert!(guard.is_held());
+    let busy = refused(&two, &ask("jobs")).await;
+    assert_eq!(busy.held[0].fence, guard.fence());
+    guard.release().await.unwrap();
+    take(&two, &ask("jobs")).await;
+}
+
+/// Ends all connections but the one that says so.
+fn cut_all(server: &Server) -> usize {
+    let kill = |kind| tell(server.addr(), &["CLIENT", "KILL", "TYPE", kind]).parse::<usize>().unwrap();
+    kill("normal") + kill("pubsub")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guard_and_a_waiter_survive_the_end_of_their_connections() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    // No poll comes to the waiter's help: it must hear the message, on a connection that did not exist when it asked.
+    let two = open(&format!("{}?poll=5m&claim=10m", url(&server))).await;
+    let ttl = Duration::from_secs(3);
+    let keeper = keeper(&client_of(&server).await);
+    let guard = keeper.lock("jobs").ttl(ttl).acquire().await.unwrap();
+    let waiter = stand_in_line(&two, &ask("jobs"), 1).await;
+    for _ in 0..5 {
+        assert!(cut_all(&server) >= 2, "there was nothing to cut");
+        // In line all the same, and once: the ask is not lost, and not doubled.
+        eventually("it is in line", || async {
+            // Whoever looks may be the one to notice that its own connection is gone.
+            let view = keeper.store().inspect(&name("jobs")).await;
+            view.is_ok_and(|view| view.is_some_and(|view| view.waiting == 1))
+        })
+        .await;
+        tokio::time::sleep(ttl / 3).await;
+    }
+    assert!(guard.is_held());
+    let fence = guard.fence();
+    guard.release().await.unwrap();
+    grow(&[fence, granted(waiter).await.fence]);
+}
+
+/// The message that it is the waiter's turn goes to a connection that is just being cut: the poll finds out.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_whose_connection_is_cut_at_its_turn_is_served_by_its_poll() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let (one, two) = (client_of(&server).await, client_of(&server).await);
+    for round in 0..5 {
+        let held = take(&one, &ask("jobs")).await;
+        let waiter = stand_in_line(&two, &ask("jobs"), 1).await;
+        cut_all(&server);
+        let mut given = one.release(&held.claim).await;
+        while given.is_err() {
+            given = one.release(&held.claim).await;
+        }
+        cut_all(&server);
+        let next = granted(waiter).await;
+        assert!(next.fence > held.fence, "round {round}");
+        eventually("the store works", || async { two.release(&next.claim).await.is_ok() }).await;
+        eventually("the other works", || async { one.inspect(&name("jobs")).await.is_ok() }).await;
+    }
+}
+
+/// A waiter goes on waiting while the server is away, and its line is made anew if the server forgot it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_outlives_a_server_that_forgets_everything() {
+    let Ok(mut server) = servers::redis(RedisOptions::default()) else { return };
+    let (one, two) = (client_of(&server).await, client_of(&server).await);
+    let held = take(&one, &ask("jobs")).await;
+    let waiter = stand_in_line(&two, &ask("jobs"), 1).await;
+    server.kill9();
+    server.restart();
+    // Nothing is in the way any more. That the first was forgotten is what the profile warns of.
+    let next = granted(waiter).await;
+    grow(&[held.fence, next.fence]);
+    eventually("the first client finds the server", || async { one.inspect(&name("x")).await.is_ok() }).await;
+    assert_eq!(renew(&one, &held).await, Renewal::Lost);
+}
+
+/// A fence per name would stay for ever. There is one counter for all.
+#[tokio::test(flavor = "multi_thread")]
+async fn twenty_thousand_names_leave_one_key_behind() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let store = client_of(&server).await;
+    for batch in 0..200 {
+        let round = (0..100).map(|i| {
+            let (store, number) = (&store, batch * 100 + i);
+            async move {
+                let ttl = Duration::from_millis(100 + number % 900);
+                let grant = take(store, &ask_for(&format!("job/{number}"), ttl)).await;
+                // The other half just ends.
+                if number % 2 == 0 {
+                    give_back(store, &grant.claim).await;
+                }
+            }
+        });
+        join_all(round).await;
+    }
+    eventually("only the counter is left", || async { tell(server.addr(), &["DBSIZE"]) == "1" }).await;
+    assert_eq!(tell(server.addr(), &["EXISTS", "lockkeeper:{all}:fence"]), "1");
+}
