@@ -9,18 +9,13 @@ use lockkeeper_testkit::servers::{self, RedisOptions};
 
 #[tokio::main]
 async fn main() {
-    let rounds = std::env::args().nth(1).map_or(7, |text| text.parse().expect("ROUNDS is a number"));
+    let rounds = std::env::args().nth(1).map_or(15, |text| text.parse().expect("ROUNDS is a number"));
     let Ok(server) = servers::redis(RedisOptions::default()) else { return };
     let info = servers::redis_call(server.addr(), &["INFO", "server"]).expect("the server answers");
     let version = info.lines().find_map(|line| line.strip_prefix("redis_version:")).unwrap_or("?");
     println!("Redis {version}, {rounds} rounds, medians");
-    if std::env::var_os("HANDOFF").is_none() {
-        throughput::run(server.addr(), rounds).await;
-    }
+    throughput::run(server.addr(), rounds).await;
     handoff::run(server.addr(), rounds).await;
-    if std::env::var_os("STATS").is_some() {
-        println!("{}", servers::redis_call(server.addr(), &["INFO", "commandstats"]).unwrap());
-    }
 }
 
 fn median<T: Copy + PartialOrd>(mut list: Vec<T>) -> T {

@@ -12,7 +12,7 @@ use redis::aio::MultiplexedConnection;
 use crate::median;
 
 const TASKS: u64 = 64;
-const ROUND: Duration = Duration::from_millis(1500);
+const ROUND: Duration = Duration::from_millis(500);
 /// What everybody's own lock looks like: no fence, no line, no holder.
 const RELEASE: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) else return 0 end";
@@ -27,9 +27,11 @@ pub async fn run(addr: SocketAddr, rounds: usize) {
         bare.push(measure(|task, stop, count| pattern(connection.clone(), task, stop, count)).await);
         ours.push(measure(|task, stop, count| fenced(store.clone(), task, stop, count)).await);
     }
+    // Each round beside its neighbour: what else the machine does hits both.
+    let ratio = median(ours.iter().zip(&bare).map(|(ours, bare)| ours / bare).collect());
     let (ours, bare) = (median(ours), median(bare));
     println!("acquire+release, {TASKS} tasks: bare SET NX PX and script {bare:.0}/s, fenced {ours:.0}/s");
-    println!("  ratio {:.2} (goal: at least 0.65)", ours / bare);
+    println!("  ratio {ratio:.2} (goal: at least 0.65)");
 }
 
 /// Cycles per second of all tasks together.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{Ask, Fence, Held, Holder, Mode, Queued, Wall};
 
-/// A hold as it stands in a lock's `held` key.
+/// A hold as it stands in a lock's record.
 #[derive(Clone, Debug)]
 pub struct Hold {
     /// The attempt in hexadecimal digits; a row of dashes if it is nobody's any more.
@@ -72,14 +72,13 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The holds in a `held` key. What cannot be read is left out.
+/// The holds in a record. What cannot be read is left out.
 pub fn holds(packed: &[u8]) -> Vec<Hold> {
     // It begins with a mark that only the scripts need.
     let mut reader = Reader(packed.get(1..).unwrap_or_default());
     let mut next = || {
-        let attempt = reader.text()?;
         let (fence, expires_ms, since_us) = (reader.number()?, reader.number()?, reader.number()?);
-        let (_stays, _owner) = (reader.number()?, reader.text()?);
+        let (_stays, attempt, _owner) = (reader.number()?, reader.text()?, reader.text()?);
         let (_ttl, delay_ms, mode) = (reader.small()?, reader.small()?, reader.small()?);
         let flags = reader.take(1)?[0];
         reader.names()?;
@@ -117,7 +116,8 @@ impl Hold {
 pub fn queued(packed: &[u8]) -> Option<Queued> {
     // As above.
     let mut reader = Reader(packed.get(1..).unwrap_or_default());
-    let (since, _hold, _owner) = (reader.number()?, reader.number()?, reader.text()?);
+    let (since, _hold) = (reader.number()?, reader.number()?);
+    let (_attempt, _owner) = (reader.text()?, reader.text()?);
     let (_ttl, _delay, mode) = (reader.small()?, reader.small()?, reader.small()?);
     reader.take(1)?;
     reader.names()?;
@@ -135,30 +135,39 @@ pub enum Stage {
     Called = 2,
 }
 
-/// An ask as the script wants it: what `held` begins with if it is granted at once, whether it waits, how many names it
-/// has, its minimum, the fence it is to be raised to; and its terms, which are written down unchanged: owner, ttl, delay,
-/// mode, flags, names and holder.
-pub fn blob(ask: &Ask, keys: &[String], stage: Stage, raise: Option<Fence>) -> Vec<u8> {
-    let small = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX).to_be_bytes();
-    let mut blob = Vec::with_capacity(192);
-    blob.extend([mark(ask, keys), stage as u8, keys.len() as u8]);
-    blob.extend(small(ask.min_hold));
-    blob.extend((raise.map_or(0, Fence::get) as f64).to_be_bytes());
+/// What only the script needs to know of an ask: what its record begins with if it is granted at once, what it is ready
+/// to do, how many names it has, its minimum, the fence it is to be raised to.
+pub fn head(ask: &Ask, keys: &[String], stage: Stage, raise: Option<Fence>) -> Vec<u8> {
+    let mut head = Vec::with_capacity(15);
+    head.extend([mark(ask, keys), stage as u8, keys.len() as u8]);
+    head.extend(small(ask.min_hold));
+    head.extend((raise.map_or(0, Fence::get) as f64).to_be_bytes());
+    head
+}
+
+/// The terms of an ask, which are written down unchanged: attempt, owner, ttl, delay, mode, flags, names and holder.
+pub fn terms(attempt: &str, ask: &Ask, keys: &[String]) -> Vec<u8> {
+    let mut terms = Vec::with_capacity(192);
+    terms.extend(attempt.as_bytes());
     match ask.owner {
-        Some(owner) => blob.extend(owner.to_hex().into_bytes()),
-        None => blob.extend([b'-'; 32]),
+        Some(owner) => terms.extend(owner.to_hex().into_bytes()),
+        None => terms.extend([b'-'; 32]),
     }
-    blob.extend(small(ask.ttl));
-    blob.extend(small(ask.lock_delay));
-    blob.extend(mode_code(ask.mode).to_be_bytes());
-    blob.push(0);
+    terms.extend(small(ask.ttl));
+    terms.extend(small(ask.lock_delay));
+    terms.extend(mode_code(ask.mode).to_be_bytes());
+    terms.push(0);
     let names = pack_names(keys);
-    blob.extend((names.len() as u32).to_be_bytes());
-    blob.extend(names);
+    terms.extend((names.len() as u32).to_be_bytes());
+    terms.extend(names);
     let info = serde_json::to_vec(&*ask.holder).unwrap_or_default();
-    blob.extend((info.len() as u16).to_be_bytes());
-    blob.extend(info);
-    blob
+    terms.extend((info.len() as u16).to_be_bytes());
+    terms.extend(info);
+    terms
+}
+
+fn small(time: Duration) -> [u8; 4] {
+    u32::try_from(time.as_millis()).unwrap_or(u32::MAX).to_be_bytes()
 }
 
 /// `P` if it is alone and nothing of it outlasts a release: then a release needs to know no more.

@@ -110,8 +110,9 @@ impl Shared {
     /// What the script is to know of an ask.
     fn args(&self, keys: &[String], ask: &Ask, stage: Stage, raise: Option<Fence>) -> Vec<Vec<u8>> {
         let lives = millis(ask.ttl + ask.lock_delay).to_string();
-        let blob = entry::blob(ask, keys, stage, raise);
-        vec![ask.claim.attempt.to_hex().into_bytes(), lives.into_bytes(), blob]
+        let attempt = ask.claim.attempt.to_hex();
+        let (head, terms) = (entry::head(ask, keys, stage, raise), entry::terms(&attempt, ask, keys));
+        vec![attempt.into_bytes(), lives.into_bytes(), head, terms]
     }
 
     fn read(&self, group: Group, ask: &Ask, answer: Result<Value, Failure>) -> Result<Answer> {
@@ -188,7 +189,7 @@ impl Shared {
 
     pub(crate) async fn release_in(&self, group: Group, claim: &Claim) -> Result<Release> {
         let keys: Vec<String> = claim.names.iter().map(|name| self.layout.key(name)).collect();
-        let args = vec![claim.attempt.to_hex().into_bytes(), keys.len().to_string().into_bytes()];
+        let args = vec![release_arg(claim.attempt.to_hex(), keys.len())];
         match self.releases.send(group, keys, args, Kept::default()).await? {
             Value::Int(1) => Ok(Release::Released),
             Value::Int(_) => Ok(Release::AlreadyGone),
@@ -229,19 +230,11 @@ impl Shared {
     async fn renew_some(&self, parts: &[(Group, &Claim)], batch: &[usize]) -> Result<Vec<Renewal>> {
         let group = parts[batch[0]].0;
         let base = self.layout.base(group);
-        let mut keys = vec![format!("{base}fence"), format!("{base}watched")];
-        let mut holds = Vec::new();
-        for (_, claim) in batch.iter().map(|i| parts[*i]) {
-            for name in &claim.names {
-                let key = self.layout.key(name);
-                keys.push(key.clone());
-                keys.push(format!("{base}held:{key}"));
-            }
-            holds.push((claim.attempt.to_hex(), claim.names.count()));
-        }
-        let mut call = Call::new(&RENEW, &keys).arg(base).arg(self.claim_ms());
-        for (attempt, count) in holds {
-            call = call.arg(attempt).arg(count);
+        let claims = || batch.iter().map(|i| parts[*i].1);
+        let names = claims().flat_map(|claim| claim.names.iter()).map(|name| self.layout.key(name));
+        let mut call = Call::new(&RENEW, &self.keys(group, names)).arg(base).arg(self.claim_ms());
+        for claim in claims() {
+            call = call.arg(claim.attempt.to_hex()).arg(claim.names.count());
         }
         let Value::Array(answers) = call.run(&self.fleet, group.slot()).await? else { return Err(odd()) };
         if answers.len() != batch.len() {
@@ -250,6 +243,11 @@ impl Shared {
         let renewed = |answer| if answer == Value::Int(1) { Renewal::Renewed } else { Renewal::Lost };
         Ok(answers.into_iter().map(renewed).collect())
     }
+}
+
+/// What the script is to know of a release: the attempt, and the number of its names if there are several.
+pub(crate) fn release_arg(attempt: String, names: usize) -> Vec<u8> {
+    if names == 1 { attempt.into_bytes() } else { format!("{attempt}{names}").into_bytes() }
 }
 
 pub(crate) fn odd() -> Error {

@@ -11,13 +11,13 @@ use redis::{Pipeline, Value, cmd};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::fault::Failure;
-use crate::hold::millis;
+use crate::hold::{millis, release_arg};
 use crate::layout::Group;
 use crate::script::{ACQUIRE, Call, RELEASE};
 use crate::store::Shared;
 
-/// How many scripts of a lane are under way at once: one that the server works on, and one on its way to it.
-const FLIGHTS: usize = 2;
+/// How many scripts of a lane are under way at once: one that the server works on, and one or two on their way.
+const FLIGHTS: usize = 3;
 /// How many requests one script answers: few enough not to keep the server from everybody else for long.
 const BATCH: usize = 64;
 
@@ -183,7 +183,8 @@ async fn give_back(
     let keys = what.iter().flat_map(|(keys, _)| keys);
     let call = Call::new(&RELEASE, &shared.keys(group, keys));
     let call = call.arg(&shared.client).arg(shared.layout.base(group)).arg(shared.claim_ms());
-    let each =
-        |call: Call, (keys, args): &(Vec<String>, Vec<Vec<u8>>)| call.arg(&args[0][..]).arg(keys.len());
+    let each = |call: Call, (keys, args): &(Vec<String>, Vec<Vec<u8>>)| {
+        call.arg(release_arg(String::from_utf8_lossy(&args[0]).into_owned(), keys.len()))
+    };
     what.iter().fold(call, each).run(&shared.fleet, group.slot()).await.map(|_| ())
 }

@@ -146,12 +146,9 @@ impl Shared {
         let mut keys = Vec::new();
         keys.push(format!("{base}fence"));
         keys.push(format!("{base}watched"));
-        for key in locks {
-            let key = key.as_ref();
-            keys.push(key.to_owned());
-            keys.push(format!("{base}held:{key}"));
-            keys.push(format!("{base}line:{key}"));
-        }
+        keys.push(format!("{base}held"));
+        keys.push(format!("{base}waited"));
+        keys.extend(locks.into_iter().map(|key| key.as_ref().to_owned()));
         keys
     }
 }

@@ -19,8 +19,9 @@ const STEP: usize = 1000;
 impl Shared {
     pub(crate) async fn view(&self, name: &LockName) -> Result<Option<LockView>> {
         let group = self.layout.group(name);
-        let keys = self.keys(group, &[self.layout.key(name)]);
-        let call = Call::new(&INSPECT, &keys[2..]).arg(self.layout.base(group)).arg(LockView::LINE);
+        let (base, key) = (self.layout.base(group), self.layout.key(name));
+        let keys = [format!("{base}held"), format!("{base}line:{key}"), key];
+        let call = Call::new(&INSPECT, &keys).arg(base).arg(LockView::LINE);
         let Value::Array(parts) = call.run(&self.fleet, group.slot()).await? else { return Err(odd()) };
         let [
             Value::Int(now_us),

@@ -139,3 +139,25 @@ async fn a_dead_waiter_costs_its_claim_and_no_more() {
     let served = tokio::time::timeout(Duration::from_secs(20), waiter).await.expect("it is let in").unwrap();
     assert!(matches!(served, Ok(Acquired::Granted(_))));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locks_that_end_without_a_word_are_swept_out() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let store = open(&format!("redis://{}", server.addr())).await;
+    let records =
+        || redis_call(server.addr(), &["HLEN", "lockkeeper:{all}:held"]).unwrap().parse::<usize>().unwrap();
+    // One that stays, and so the records stay.
+    take(&store, &ask("stays")).await;
+    let brief = |i| with(ask(&format!("brief/{i}")), |ask| ask.ttl = Duration::from_millis(100));
+    for i in 0..200 {
+        take(&store, &brief(i)).await;
+    }
+    assert!(records() > 100, "{}", records());
+    // Nobody gives them back; but others come.
+    eventually("they are swept out", || async {
+        let held = take(&store, &ask("busy")).await;
+        give_back(&store, &held.claim).await;
+        records() == 1
+    })
+    .await;
+}

@@ -1,6 +1,6 @@
-local function ask(keys, attempt, blob)
-  local _, waits, _, min_hold, wanted, owner, ttl, delay, mode, _, names, info =
-    struct.unpack('>c1BBI4dc32I4I4I4BI4c0I2c0', blob)
+local function ask(keys, attempt, head, terms)
+  local mark, waits, _, min_hold, wanted = struct.unpack('>c1BBI4d', head)
+  local _, owner, ttl, delay, mode, _, names, info = struct.unpack('>c32c32I4I4I4BI4c0I2c0', terms)
   waits = waits > 0
 
   -- The same attempt again is the same ask: its fence stays, its lease counts anew.
@@ -70,20 +70,20 @@ local function ask(keys, attempt, blob)
         redis.call('ZADD', BASE .. 'line:' .. key, ticket, attempt .. client)
         tell('waiting', key, 0, info)
       end
-      redis.call('HSET', CLIENT, attempt, string.sub(blob, 1, 1) .. struct.pack('>dd', now_us, min_hold) .. string.sub(blob, 16))
+      redis.call('HSET', CLIENT, attempt, struct.pack('>c1dd', mark, now_us, min_hold) .. terms)
     end
-    -- Both go with the process that waits; its polls keep them.
+    -- They go with the process that waits; its polls keep them.
     redis.call('PEXPIRE', CLIENT, CLAIM)
-    for _, key in ipairs(keys) do redis.call('PEXPIRE', BASE .. 'line:' .. key, CLAIM * 2) end
+    stay(keys)
   end
   flush()
   return { waits and 2 or 0, what, redis.call('GET', what) or '', redis.call('PTTL', what),
-    redis.call('GET', BASE .. 'held:' .. what) or '', redis.call('ZCARD', BASE .. 'line:' .. what), now }
+    redis.call('HGET', HELD, what) or '', redis.call('ZCARD', BASE .. 'line:' .. what), now }
 end
 
 for _, one in ipairs(rest) do
   local i, first, count = unpack(one)
-  answers[i] = ask(names_at(first, count), ARGV[3 * i + 2], ARGV[3 * i + 4])
+  answers[i] = ask(names_at(first, count), ARGV[4 * i + 1], ARGV[4 * i + 3], ARGV[4 * i + 4])
   flush()
 end
 return answers

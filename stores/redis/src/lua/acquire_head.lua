@@ -1,61 +1,72 @@
--- Answers many asks, each for a lock or for several of one slot. KEYS: counter, watched, then L, M and Q of each name of
+-- Answers many asks, each for a lock or for several of one slot. KEYS: counter, watched, held, waited, then L of each name of
 -- each ask. ARGV: the highest fence seen, the client, the base, the claim; then for each ask its attempt, how long its key
--- is to live (ttl and delay), and the rest of it: what M begins with, whether it waits (2: and was called), how many names it has, its
--- minimum, the fence it is to be raised to, its terms (see HOLD).
-local COUNTER, WATCHED, floor = KEYS[1], KEYS[2], tonumber(ARGV[1])
+-- is to live (ttl and delay), its head (what its record begins with, 0 if it does not wait, 1 if it does, 2 if it waited
+-- and was called, how many names it has, its minimum, the fence it is to be raised to) and its terms (see HOLD).
+local COUNTER, WATCHED, HELD, WAITED = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local floor, BASE = tonumber(ARGV[1]), ARGV[3]
 local answers, rest = {}, {}
 
 -- First those that find their one lock free, and no line before it: the plain pattern, and the fence with it.
-local lines = {}
-for i = 5, #KEYS, 3 do lines[#lines + 1] = KEYS[i] end
-local nobody_waits = redis.call('EXISTS', unpack(lines)) == 0
-local us, ms, fence, watched
-local at = 3
-for i = 1, (#ARGV - 4) / 3 do
-  local attempt, px, blob = ARGV[3 * i + 2], ARGV[3 * i + 3], ARGV[3 * i + 4]
-  local _, stage, count = string.byte(blob, 1, 3)
-  local served
-  if stage == 2 and count == 1 then
+local known = redis.call('MGET', COUNTER, WATCHED, WAITED)
+local last, watched, waited = tonumber(known[1] or '0'), known[2], known[3]
+local us, ms, fence, longest
+local at = 5
+for i = 1, (#ARGV - 4) / 4 do
+  local attempt, px, head = ARGV[4 * i + 1], ARGV[4 * i + 2], ARGV[4 * i + 3]
+  local mark, stage, count = string.byte(head, 1, 3)
+  local answer
+  if count == 1 and stage == 2 then
     -- It was told that it has been let in, and says that it is there: from here on it has the whole of its ttl.
-    local known = redis.call('MGET', KEYS[at], KEYS[at + 1], COUNTER)
-    local value, meta = known[1], known[2]
-    if value == attempt and meta and string.byte(meta) == 80 and string.sub(meta, 2, 33) == attempt
-      and tonumber(known[3] or '0') >= floor then
+    local meta = last >= floor and redis.call('GET', KEYS[at]) == attempt and redis.call('HGET', HELD, KEYS[at])
+    if meta and string.byte(meta) == 80 and string.sub(meta, 34, 65) == attempt then
       local time = redis.call('TIME')
-      local ends = math.floor((time[1] * 1000000 + time[2]) / 1000) + struct.unpack('>I4', meta, 98)
+      local ends = math.floor((time[1] * 1000000 + time[2]) / 1000) + px
       redis.call('PEXPIRE', KEYS[at], px)
-      redis.call('SET', KEYS[at + 1], string.sub(meta, 1, 41) .. struct.pack('>d', ends) .. string.sub(meta, 50, 109)
-        .. '\0' .. string.sub(meta, 111), 'PX', px)
-      served = struct.unpack('>d', meta, 34)
+      redis.call('HSET', HELD, KEYS[at], string.sub(meta, 1, 9) .. struct.pack('>d', ends) .. string.sub(meta, 18, 109)
+        .. '\0' .. string.sub(meta, 111))
+      longest = math.max(longest or 0, px)
+      answer = struct.unpack('>d', meta, 2)
+    end
+  elseif count == 1 and not (waited and redis.call('EXISTS', BASE .. 'line:' .. KEYS[at]) == 1) then
+    -- A server that is full refuses this, and whose the lock is, if it is taken, is found out below.
+    local set = redis.pcall('SET', KEYS[at], attempt, 'NX', 'PX', px)
+    if set and set.ok then
+      if not us then
+        local time = redis.call('TIME')
+        us = time[1] * 1000000 + time[2]
+        ms = math.floor(us / 1000)
+        fence = math.max(last, us - 1, floor)
+      end
+      fence = fence + 1
+      local terms = ARGV[4 * i + 4]
+      if mark == 80 then
+        redis.call('HSET', HELD, KEYS[at], struct.pack('>c1dddd', 'P', fence, ms + px, us, 0) .. terms)
+      else
+        local hold, ttl = struct.unpack('>I4', head, 4), struct.unpack('>I4', terms, 65)
+        redis.call('HSET', HELD, KEYS[at],
+          struct.pack('>c1dddd', 'X', fence, ms + ttl, us, hold > 0 and ms + hold or 0) .. terms)
+      end
+      if watched then
+        local _, _, _, _, _, _, _, info = struct.unpack('>c32c32I4I4I4BI4c0I2c0', terms)
+        redis.pcall('PUBLISH', watched, string.format('granted %.0f %.0f %d ', fence, us, #KEYS[at]) .. KEYS[at] .. info)
+      end
+      longest = math.max(longest or 0, px)
+      answer = fence
     end
   end
-  -- A server that is full refuses this, and whose the lock is, if it is taken, is found out below.
-  local set = count == 1 and (nobody_waits or redis.call('EXISTS', KEYS[at + 2]) == 0)
-    and redis.pcall('SET', KEYS[at], attempt, 'NX', 'PX', px)
-  if set and set.ok then
-    if not us then
-      local time, known = redis.call('TIME'), redis.call('MGET', COUNTER, WATCHED)
-      us, watched = time[1] * 1000000 + time[2], known[2]
-      ms = math.floor(us / 1000)
-      fence = math.max(known[1] or 0, us - 1, floor)
-    end
-    fence = fence + 1
-    local hold, ttl = struct.unpack('>I4', blob, 4), struct.unpack('>I4', blob, 48)
-    redis.call('SET', KEYS[at + 1], string.sub(blob, 1, 1) .. attempt
-      .. struct.pack('>dddd', fence, ms + ttl, us, hold > 0 and ms + hold or 0) .. string.sub(blob, 16), 'PX', px)
-    if watched then
-      local _, _, _, _, _, _, info = struct.unpack('>c32I4I4I4BI4c0I2c0', blob, 16)
-      redis.pcall('PUBLISH', watched, string.format('granted %.0f %.0f %d ', fence, us, #KEYS[at]) .. KEYS[at] .. info)
-    end
-    answers[i] = fence
-  else
-    answers[i] = 0
-    rest[#rest + 1] = { i, at, count }
-  end
-  at = at + 3 * count
+  answers[i] = answer or 0
+  if not answer then rest[#rest + 1] = { i, at, count } end
+  at = at + count
 end
 if fence then redis.call('SET', COUNTER, fence) end
+if longest then
+  -- The records go with the last lease of all, or soon after it. Until then those of locks that ended without a word are
+  -- swept out one by one by those who come.
+  if redis.call('PTTL', HELD) < longest then redis.call('PEXPIRE', HELD, 2 * longest) end
+  local one = redis.call('HRANDFIELD', HELD)
+  if redis.call('EXISTS', one) == 0 then redis.call('HDEL', HELD, one) end
+end
 if #rest == 0 then return answers end
 
-local client, BASE, CLAIM = ARGV[2], ARGV[3], tonumber(ARGV[4])
+local client, CLAIM = ARGV[2], tonumber(ARGV[4])
 local CLIENT = BASE .. 'client:' .. client

@@ -1,4 +1,4 @@
-local key, reason = KEYS[3], ARGV[3]
+local key, reason = KEYS[5], ARGV[3]
 local slot, touched = load(key), { key }
 -- It is not ours to delete.
 if slot.odd then return redis.error_reply('WRONGTYPE It is no lock') end

@@ -1,15 +1,16 @@
 -- The lock table, as far as one script can see it.
 --
--- A lock is three keys. The lock key L is what every other Redis lock client uses: it is there while the lock is taken
--- by anybody, it holds the attempt of the first holder (or MARK if there is none to name), and it goes when the lock
--- is free. M, beside it, lists the holds: mode, fence, owner, when it ends. Q is the line. Without L nobody holds,
--- whatever M says; an L that is not the attempt of a hold in M belongs to somebody else's client.
+-- A lock is two keys and a record. The lock key L is what every other Redis lock client uses: it is there while the lock is
+-- taken by anybody, it holds the attempt of the first holder (or MARK if there is none to name), and it goes when the lock
+-- is free. Its record, a field of HELD, lists the holds: mode, fence, owner, when it ends. Q is the line. Without L nobody
+-- holds, whatever the record says; an L that is not the attempt of a hold on record belongs to somebody else's client.
 
 local MARK, NONE = 'lockkeeper', string.rep('-', 32)
--- A hold: attempt, fence, when it ends (ms), since when (us), the end of its minimum (ms), and then what the client said
--- when it asked, its terms: owner, ttl, delay, mode, flags, names, holder. An ask in line: what M is to begin with, since when, minimum, terms.
-local HOLD = '>c32ddddc32I4I4I4BI4c0I2c0'
-local ASK = '>c1ddc32I4I4I4BI4c0I2c0'
+-- A hold: fence, when it ends (ms), since when (us), the end of its minimum (ms), and then what the client said when it
+-- asked, its terms: attempt, owner, ttl, delay, mode, flags, names, holder. A record is P or X and then its holds. An ask in
+-- line: what its record is to begin with, since when, minimum, terms.
+local HOLD = '>ddddc32c32I4I4I4BI4c0I2c0'
+local ASK = '>c1ddc32c32I4I4I4BI4c0I2c0'
 local PENDING, LINGERING, DELAY = 1, 2, 4 -- flags of a hold: not confirmed yet; released; only kept back
 local FREE, REENTER, UPGRADE, BLOCKED, MIXED, ODD, FULL = 0, 1, 2, 3, 4, 5, 6
 
@@ -55,7 +56,7 @@ end
 -- Reads one lock and drops what is over.
 local function load(key)
   if slots[key] then return slots[key] end
-  local slot = { key = key, meta = BASE .. 'held:' .. key, line = BASE .. 'line:' .. key, holds = {} }
+  local slot = { key = key, line = BASE .. 'line:' .. key, holds = {} }
   slots[key] = slot
   slot.value = redis.pcall('GET', key)
   if type(slot.value) == 'table' then
@@ -64,11 +65,11 @@ local function load(key)
     return slot
   end
   if not slot.value then return slot end
-  local packed = redis.call('GET', slot.meta) or ''
+  local packed = redis.call('HGET', HELD, key) or ''
   local all, ours, at = {}, slot.value == MARK, 2
   while at <= #packed do
     local h = {}
-    h.attempt, h.fence, h.expires, h.since, h.stays, h.owner, h.ttl, h.delay, h.mode, h.flags, h.names, h.info, at =
+    h.fence, h.expires, h.since, h.stays, h.attempt, h.owner, h.ttl, h.delay, h.mode, h.flags, h.names, h.info, at =
       struct.unpack(HOLD, packed, at)
     ours = ours or h.attempt == slot.value
     all[#all + 1] = h
@@ -100,18 +101,20 @@ local function save(slot)
     if h.flags <= PENDING and value == MARK then value = h.attempt end
     -- A hold with a delay stays on record behind its end, so that the delay can follow.
     last = math.max(last, h.expires + (h.flags == 0 and h.delay or 0))
-    packed[i] = struct.pack(HOLD, h.attempt, h.fence, h.expires, h.since, h.stays, h.owner, h.ttl, h.delay, h.mode,
+    packed[i] = struct.pack(HOLD, h.fence, h.expires, h.since, h.stays, h.attempt, h.owner, h.ttl, h.delay, h.mode,
       h.flags, #h.names, h.names, #h.info, h.info)
   end
   if #packed == 0 then
-    redis.call('DEL', slot.key, slot.meta)
+    redis.call('DEL', slot.key)
+    redis.call('HDEL', HELD, slot.key)
   else
     local h = slot.holds[1]
     -- P: one holder, alone, and nothing of it outlasts a release. Then a release needs to know no more.
     local plain = #packed == 1 and h.flags <= PENDING and h.mode == 0 and h.owner == NONE and h.stays == 0
       and h.delay == 0 and h.names == ''
     redis.call('SET', slot.key, value, 'PX', last - now)
-    redis.call('SET', slot.meta, (plain and 'P' or 'X') .. table.concat(packed), 'PX', last - now)
+    redis.call('HSET', HELD, slot.key, (plain and 'P' or 'X') .. table.concat(packed))
+    if redis.call('PTTL', HELD) < last - now then redis.call('PEXPIRE', HELD, 2 * (last - now)) end
   end
 end
 
@@ -204,7 +207,7 @@ local function serve(keys)
     local again = false
     local member, packed = front(load(keys[i]))
     if member then
-      local _, _, hold, owner, ttl, delay, mode, _, names, info = struct.unpack(ASK, packed)
+      local _, _, hold, _, owner, ttl, delay, mode, _, names, info = struct.unpack(ASK, packed)
       local all = names == '' and { keys[i] } or split(names)
       local v, fence = verdict(all, owner, mode, member)
       if v == FREE or v == REENTER then
@@ -228,6 +231,13 @@ local function serve(keys)
   end
 end
 
+-- The lines stay for as long as somebody in them is heard of; and while there is any, that is on record, so that others need
+-- not look for lines where there are none.
+local function stay(keys)
+  for _, key in ipairs(keys) do redis.call('PEXPIRE', BASE .. 'line:' .. key, CLAIM * 2) end
+  if redis.call('PTTL', WAITED) < CLAIM * 2 then redis.call('SET', WAITED, '1', 'PX', CLAIM * 3) end
+end
+
 -- Takes an ask out of its lines.
 local function leave(keys, attempt, client, info)
   for _, key in ipairs(keys) do
@@ -247,6 +257,6 @@ end
 -- The lock keys of `count` names whose keys begin at KEYS[first].
 local function names_at(first, count)
   local list = {}
-  for i = 1, count do list[i] = KEYS[first + 3 * (i - 1)] end
+  for i = 1, count do list[i] = KEYS[first + i - 1] end
   return list
 end

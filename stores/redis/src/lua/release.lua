@@ -5,7 +5,7 @@ local function release(keys, attempt)
   local gone = 0
   local packed = redis.call('HGET', CLIENT, attempt)
   if packed then
-    local _, _, _, _, _, _, _, _, _, info = struct.unpack(ASK, packed)
+    local _, _, _, _, _, _, _, _, _, _, info = struct.unpack(ASK, packed)
     leave(keys, attempt, client, info)
     gone = 1
   end
@@ -28,7 +28,7 @@ local function release(keys, attempt)
 end
 
 for _, one in ipairs(rest) do
-  local i, first, count = unpack(one)
-  answers[i] = release(names_at(first, count), ARGV[2 * i + 2])
+  local attempt, i, first, count = unpack(one)
+  answers[i] = release(names_at(first, count), attempt)
 end
 return answers

@@ -1,42 +1,38 @@
--- Gives back many holds, or leaves the line with them. KEYS: counter, watched, then L, M and Q of each name of each. ARGV: the
--- client, the base, the claim; then for each its attempt and how many names it has.
-local COUNTER, WATCHED = KEYS[1], KEYS[2]
+-- Gives back many holds, or leaves the line with them. KEYS: counter, watched, held, waited, then L of each name of each. ARGV:
+-- the client, the base, the claim; then for each its attempt, and behind it the number of its names if there are several.
+local COUNTER, WATCHED, HELD, WAITED = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local answers, rest = {}, {}
 
 -- First the plain ones: one holder, alone, and nobody watches. While its key is there, its lease is not over.
-local wanted = { WATCHED }
-for i = 3, #KEYS, 3 do
-  wanted[#wanted + 1] = KEYS[i]
-  wanted[#wanted + 1] = KEYS[i + 1]
-end
-local known = redis.call('MGET', unpack(wanted))
-local freed, lines, seen, at = {}, {}, {}, 3
-for i = 1, (#ARGV - 3) / 2 do
-  local attempt, count = ARGV[2 * i + 2], tonumber(ARGV[2 * i + 3])
-  local place = (at - 3) / 3 * 2 + 2
-  local value, meta = known[place], known[place + 1]
-  if count == 1 and value == attempt and meta and not known[1] and not seen[KEYS[at]] and string.byte(meta) == 80
-    and string.sub(meta, 2, 33) == attempt then
-    seen[KEYS[at]] = true
-    freed[#freed + 1] = KEYS[at]
-    freed[#freed + 1] = KEYS[at + 1]
-    lines[#lines + 1] = KEYS[at + 2]
+local locks = { unpack(KEYS, 5) }
+local records = redis.call('HMGET', HELD, unpack(locks))
+local values = redis.call('MGET', WATCHED, WAITED, unpack(locks))
+local freed, seen, at = {}, {}, 5
+for i = 1, #ARGV - 3 do
+  local attempt, count = ARGV[i + 3], 1
+  if #attempt > 32 then attempt, count = string.sub(attempt, 1, 32), tonumber(string.sub(attempt, 33)) end
+  local key, value, record = KEYS[at], values[at - 2], records[at - 4]
+  if value == attempt and count == 1 and record and not values[1] and not seen[key] and string.byte(record) == 80
+    and string.sub(record, 34, 65) == attempt then
+    seen[key] = true
+    freed[#freed + 1] = key
     answers[i] = 1
   else
     answers[i] = 0
-    rest[#rest + 1] = { i, at, count }
+    rest[#rest + 1] = { attempt, i, at, count }
   end
-  at = at + 3 * count
+  at = at + count
 end
 local client, BASE, CLAIM = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local slow = {}
-if #freed > 0 and redis.call('EXISTS', unpack(lines)) == 0 then
+if #freed > 0 and not values[2] then
   redis.call('DEL', unpack(freed))
+  redis.call('HDEL', HELD, unpack(freed))
 elseif #freed > 0 then
   -- Somebody waits. If the first in line wants as plain a lock, it is handed over as it is: see `serve` for the rest.
   local us, fence
-  for i, line in ipairs(lines) do
-    local key, meta = freed[2 * i - 1], freed[2 * i]
+  for _, key in ipairs(freed) do
+    local line = BASE .. 'line:' .. key
     local member = redis.call('ZRANGE', line, 0, 0)[1]
     local who, where = string.sub(member or '', 1, 32), BASE .. 'client:' .. string.sub(member or '', 33)
     local ask = member and redis.call('HGET', where, who)
@@ -49,13 +45,15 @@ elseif #freed > 0 then
         fence = math.max(redis.call('GET', COUNTER) or 0, us - 1)
       end
       fence = fence + 1
-      local lease = math.min(struct.unpack('>I4', ask, 50), CLAIM)
+      local lease = math.min(struct.unpack('>I4', ask, 82), CLAIM)
       redis.call('SET', key, who, 'PX', lease)
-      redis.call('SET', meta, 'P' .. who .. struct.pack('>dddd', fence, math.floor(us / 1000) + lease, us, 0)
-        .. string.sub(ask, 18, 61) .. '\1' .. string.sub(ask, 63), 'PX', lease)
+      redis.call('HSET', HELD, key, struct.pack('>c1dddd', 'P', fence, math.floor(us / 1000) + lease, us, 0)
+        .. string.sub(ask, 18, 93) .. '\1' .. string.sub(ask, 95))
+      if redis.call('PTTL', HELD) < lease then redis.call('PEXPIRE', HELD, 2 * lease) end
       redis.pcall('PUBLISH', 'lockkeeper:wake:' .. string.sub(member, 33), who)
     else
-      redis.call('DEL', key, meta)
+      redis.call('DEL', key)
+      redis.call('HDEL', HELD, key)
       if member then slow[#slow + 1] = key end
     end
   end

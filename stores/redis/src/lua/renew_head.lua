@@ -1,3 +1,4 @@
--- Renews many holds. KEYS: counter, watched, then L and M of each name; ARGV: base, claim, then for each hold its attempt and
+-- Renews many holds. KEYS: counter, watched, held, waited, then L of each name; ARGV: base, claim, then for each hold its attempt and
 -- how many names it has.
-local COUNTER, WATCHED, BASE, CLAIM = KEYS[1], KEYS[2], ARGV[1], tonumber(ARGV[2])
+local COUNTER, WATCHED, HELD, WAITED = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local BASE, CLAIM = ARGV[1], tonumber(ARGV[2])
