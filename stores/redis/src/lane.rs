@@ -16,8 +16,8 @@ use crate::layout::Group;
 use crate::script::{ACQUIRE, Call, RELEASE};
 use crate::store::Shared;
 
-/// How many scripts of a lane are under way at once: one that the server works on, and one or two on their way.
-const FLIGHTS: usize = 3;
+/// How many scripts of a lane are under way at once: one that the server works on, and one on its way to it.
+const FLIGHTS: usize = 2;
 /// How many requests one script answers: few enough not to keep the server from everybody else for long.
 const BATCH: usize = 64;
 

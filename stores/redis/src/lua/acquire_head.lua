@@ -63,8 +63,10 @@ if longest then
   -- The records go with the last lease of all, or soon after it. Until then those of locks that ended without a word are
   -- swept out one by one by those who come.
   if redis.call('PTTL', HELD) < longest then redis.call('PEXPIRE', HELD, 2 * longest) end
-  local one = redis.call('HRANDFIELD', HELD)
-  if redis.call('EXISTS', one) == 0 then redis.call('HDEL', HELD, one) end
+  if fence then
+    local one = redis.call('HRANDFIELD', HELD)
+    if redis.call('EXISTS', one) == 0 then redis.call('HDEL', HELD, one) end
+  end
 end
 if #rest == 0 then return answers end
 

@@ -6,13 +6,13 @@ local answers, rest = {}, {}
 -- First the plain ones: one holder, alone, and nobody watches. While its key is there, its lease is not over.
 local locks = { unpack(KEYS, 5) }
 local records = redis.call('HMGET', HELD, unpack(locks))
-local values = redis.call('MGET', WATCHED, WAITED, unpack(locks))
+local values = redis.call('MGET', COUNTER, WATCHED, WAITED, unpack(locks))
 local freed, seen, at = {}, {}, 5
 for i = 1, #ARGV - 3 do
   local attempt, count = ARGV[i + 3], 1
   if #attempt > 32 then attempt, count = string.sub(attempt, 1, 32), tonumber(string.sub(attempt, 33)) end
-  local key, value, record = KEYS[at], values[at - 2], records[at - 4]
-  if value == attempt and count == 1 and record and not values[1] and not seen[key] and string.byte(record) == 80
+  local key, value, record = KEYS[at], values[at - 1], records[at - 4]
+  if value == attempt and count == 1 and record and not values[2] and not seen[key] and string.byte(record) == 80
     and string.sub(record, 34, 65) == attempt then
     seen[key] = true
     freed[#freed + 1] = key
@@ -25,7 +25,7 @@ for i = 1, #ARGV - 3 do
 end
 local client, BASE, CLAIM = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local slow = {}
-if #freed > 0 and not values[2] then
+if #freed > 0 and not values[3] then
   redis.call('DEL', unpack(freed))
   redis.call('HDEL', HELD, unpack(freed))
 elseif #freed > 0 then
@@ -33,16 +33,15 @@ elseif #freed > 0 then
   local us, fence
   for _, key in ipairs(freed) do
     local line = BASE .. 'line:' .. key
-    local member = redis.call('ZRANGE', line, 0, 0)[1]
+    local member, place = unpack(redis.call('ZPOPMIN', line))
     local who, where = string.sub(member or '', 1, 32), BASE .. 'client:' .. string.sub(member or '', 33)
     local ask = member and redis.call('HGET', where, who)
     if ask and string.byte(ask) == 80 then
-      redis.call('ZREM', line, member)
       redis.call('HDEL', where, who)
       if not us then
         local time = redis.call('TIME')
         us = time[1] * 1000000 + time[2]
-        fence = math.max(redis.call('GET', COUNTER) or 0, us - 1)
+        fence = math.max(values[1] or 0, us - 1)
       end
       fence = fence + 1
       local lease = math.min(struct.unpack('>I4', ask, 82), CLAIM)
@@ -54,6 +53,7 @@ elseif #freed > 0 then
     else
       redis.call('DEL', key)
       redis.call('HDEL', HELD, key)
+      if ask then redis.call('ZADD', line, place, member) end
       if member then slow[#slow + 1] = key end
     end
   end
