@@ -211,9 +211,18 @@ async fn half_given_and_absurd_options_are_refused() {
     invalid(keeper.lock("x").label("two\nlines").acquire().await);
     invalid(keeper.lock("a\0b").acquire().await);
     assert!(keeper.inspect("x").await.unwrap().is_none());
-    for url in
-        ["", "memory", "memory:x", "sqlite:", "redis://h", "nosuch:x", ":", "sqlite:?", "sqlite:/a?b=c"]
-    {
+    for url in [
+        "",
+        "memory",
+        "memory:x",
+        "sqlite:",
+        "redis://",
+        "redlock://a,b",
+        "nosuch:x",
+        ":",
+        "sqlite:?",
+        "sqlite:/a?b=c",
+    ] {
         let answer = Lockkeeper::open(url).await;
         assert!(matches!(answer, Err(Error::Invalid(_))), "{url:?}: {answer:?}");
     }

@@ -48,6 +48,9 @@ impl Shared {
             let (sent_at, answer) = match called.take() {
                 Some((sent_at, answer)) => (sent_at, self.read(group, ask, answer)),
                 None => {
+                    if let Some(place) = &place {
+                        place.ask();
+                    }
                     let stage = if waits { Stage::Patient } else { Stage::Hasty };
                     (clock.now(), self.ask(group, &keys, ask, stage, None).await)
                 }
@@ -90,6 +93,10 @@ impl Shared {
         tokio::select! {
             () = place.called() => {}
             () = sleep_until(clock, until.min(look)) => {}
+        }
+        // One answer is enough: another, asked for meanwhile, would count the lease anew when nobody looks.
+        while place.answers() {
+            place.called().await;
         }
     }
 

@@ -30,13 +30,22 @@ pub enum Errand {
     Release,
 }
 
-/// One request: the names' keys, and the arguments that are its own.
+/// One request: the names' keys and the arguments. Of an ask: the attempt, how long its key lives, its head, its terms; of a
+/// release: what names it.
 struct Order {
     group: Group,
     keys: Vec<String>,
     args: Vec<Vec<u8>>,
     answer: oneshot::Sender<Result<Value, Failure>>,
     kept: Kept,
+}
+
+impl Order {
+    /// What those who travel together have in common: the group; of asks also how long they hold, and what they are
+    /// ready to do.
+    fn kind(&self) -> (Group, &[Vec<u8>]) {
+        (self.group, if self.args.len() > 1 { &self.args[1..3] } else { &[] })
+    }
 }
 
 /// Whether what is asked for is somebody's already, also if nobody waits for this answer any more.
@@ -85,15 +94,15 @@ pub async fn attend(shared: Arc<Shared>, Depot(errand, mut orders): Depot) {
     }
 }
 
-/// One script for each group.
+/// One script for each kind.
 async fn fly(shared: &Shared, errand: Errand, mut orders: Vec<Order>) {
     // Whoever lost interest before it was sent has not asked.
     orders.retain(|order| !order.answer.is_closed());
-    orders.sort_by_key(|order| order.group);
+    orders.sort_by(|a, b| a.kind().cmp(&b.kind()));
     let mut batches: Vec<Vec<Order>> = Vec::new();
     for order in orders {
         match batches.last_mut() {
-            Some(batch) if batch[0].group == order.group => batch.push(order),
+            Some(batch) if batch[0].kind() == order.kind() => batch.push(order),
             _ => batches.push(vec![order]),
         }
     }
@@ -132,13 +141,19 @@ async fn deliver(shared: &Shared, errand: Errand, batch: Vec<Order>) {
 }
 
 fn call(shared: &Shared, errand: Errand, group: Group, batch: &[Order]) -> Call {
-    let keys = || batch.iter().flat_map(|order| &order.keys);
-    let call = match errand {
-        Errand::Acquire => Call::new(&ACQUIRE, &shared.keys(group, keys())).arg(shared.floor()),
-        Errand::Release => Call::new(&RELEASE, &shared.keys(group, keys())),
-    };
-    let call = call.arg(&shared.client).arg(shared.layout.base(group)).arg(shared.claim_ms());
-    batch.iter().flat_map(|order| &order.args).fold(call, |call, part| call.arg(&part[..]))
+    let keys = shared.keys(group, batch.iter().flat_map(|order| &order.keys));
+    let us = |call: Call| call.arg(&shared.client).arg(shared.layout.base(group)).arg(shared.claim_ms());
+    match errand {
+        Errand::Acquire => {
+            let common = batch[0].kind().1.iter();
+            let call = us(Call::new(&ACQUIRE, &keys).arg(shared.floor()));
+            let call = common.fold(call, |call, part| call.arg(&part[..]));
+            batch.iter().fold(call, |call, order| call.arg(&order.args[3][..]))
+        }
+        Errand::Release => {
+            batch.iter().fold(us(Call::new(&RELEASE, &keys)), |call, order| call.arg(&order.args[0][..]))
+        }
+    }
 }
 
 /// Runs a call on a connection of its own and waits there until enough replicas have it. If they have not in time, what was

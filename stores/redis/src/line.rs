@@ -63,9 +63,12 @@ impl Waiter {
         self.claim.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says that it is there, if it stands in line; else lets it ask by itself.
+    /// Says that it is there, if it stands in line and has not said so already; else lets it ask by itself.
     fn answer_the_call(self: &Arc<Self>, shared: &Arc<Shared>) {
         let mut claim = self.claim();
+        if claim.under_way.is_some() {
+            return;
+        }
         let Some((group, keys, args)) = claim.order.take() else { return self.called.notify_one() };
         let (waiter, shared, sent_at) = (self.clone(), shared.clone(), shared.options.clock.now());
         let handle = shared.fleet.reactor().clone();
@@ -141,7 +144,9 @@ impl Place<'_> {
     /// It stands in line for these keys now; the first of those who hold them is expected to be gone after `ends`, if
     /// it says nothing. `called` is what to say when it is called.
     pub fn stand(&mut self, group: Group, keys: &[String], called: Vec<Vec<u8>>, ends: Option<Duration>) {
-        self.waiter.claim().order = Some((group, keys.to_vec(), called));
+        let mut claim = self.waiter.claim();
+        (claim.order, claim.under_way) = (Some((group, keys.to_vec(), called)), None);
+        drop(claim);
         if self.spots.is_empty() {
             let mut desk = self.line.desk();
             for key in keys {
@@ -157,6 +162,17 @@ impl Place<'_> {
     /// Ends when it is worth asking again.
     pub async fn called(&self) {
         self.waiter.called.notified().await;
+    }
+
+    /// It asks by itself now: a call that comes meanwhile is not answered for it.
+    pub fn ask(&self) {
+        self.waiter.claim().order = None;
+    }
+
+    /// Whether the call is being answered: then the answer comes.
+    pub fn answers(&self) -> bool {
+        let claim = self.waiter.claim();
+        claim.under_way.is_some() && claim.answer.is_none()
     }
 
     /// What the server said when the call was answered, and when that was sent.
@@ -236,7 +252,7 @@ async fn subscribe(shared: &Shared) -> bool {
 }
 
 /// Looks at everything that is waited for, once, whatever the number of those who wait.
-async fn look(shared: &Shared) -> Instant {
+async fn look(shared: &Arc<Shared>) -> Instant {
     let spots: Vec<(Group, String)> = {
         let mut desk = shared.line.desk();
         desk.due = None;
@@ -256,7 +272,7 @@ async fn look(shared: &Shared) -> Instant {
 }
 
 /// Looks at some keys of one group. Says when it is worth looking again.
-async fn look_at(shared: &Shared, batch: &[(Group, String)]) -> Option<Duration> {
+async fn look_at(shared: &Arc<Shared>, batch: &[(Group, String)]) -> Option<Duration> {
     let group = batch[0].0;
     let names: Vec<&str> = batch.iter().map(|(_, key)| key.as_str()).collect();
     let call = Call::new(&POLL, &shared.keys(group, &names))
@@ -287,7 +303,7 @@ async fn look_at(shared: &Shared, batch: &[(Group, String)]) -> Option<Duration>
         let holds = entry::holds(held);
         for hold in &holds {
             if let Some(waiter) = desk.waiters.get(&hold.attempt) {
-                waiter.called.notify_one();
+                waiter.answer_the_call(shared);
             }
         }
         let foreign = value != b"lockkeeper" && !holds.iter().any(|hold| hold.attempt.as_bytes() == value);

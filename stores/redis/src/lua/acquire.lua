@@ -1,6 +1,6 @@
-local function ask(keys, attempt, head, terms)
+local function ask(keys, terms)
   local mark, waits, _, min_hold, wanted = struct.unpack('>c1BBI4d', head)
-  local _, owner, ttl, delay, mode, _, names, info = struct.unpack('>c32c32I4I4I4BI4c0I2c0', terms)
+  local attempt, owner, ttl, delay, mode, _, names, info = struct.unpack('>c32c32I4I4I4BI4c0I2c0', terms)
   waits = waits > 0
 
   -- The same attempt again is the same ask: its fence stays, its lease counts anew.
@@ -82,8 +82,8 @@ local function ask(keys, attempt, head, terms)
 end
 
 for _, one in ipairs(rest) do
-  local i, first, count = unpack(one)
-  answers[i] = ask(names_at(first, count), ARGV[4 * i + 1], ARGV[4 * i + 3], ARGV[4 * i + 4])
+  local i, first = unpack(one)
+  answers[i] = ask(names_at(first, count), ARGV[i + 6])
   flush()
 end
 return answers

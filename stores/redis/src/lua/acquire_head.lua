@@ -1,7 +1,8 @@
--- Answers many asks, each for a lock or for several of one slot. KEYS: counter, watched, held, waited, then L of each name of
--- each ask. ARGV: the highest fence seen, the client, the base, the claim; then for each ask its attempt, how long its key
--- is to live (ttl and delay), its head (what its record begins with, 0 if it does not wait, 1 if it does, 2 if it waited
--- and was called, how many names it has, its minimum, the fence it is to be raised to) and its terms (see HOLD).
+-- Answers many asks of one kind, each for a lock or for several of one slot. KEYS: counter, watched, held, waited, then L of
+-- each name of each ask. ARGV: the highest fence seen, the client, the base, the claim; what the asks have in common: how
+-- long their keys are to live (ttl and delay), and their head (what a record begins with, 0 if they do not wait, 1 if they
+-- do, 2 if they waited and were called, how many names each has, the minimum, the fence to be raised to); and then the
+-- terms of each (see HOLD), which begin with its attempt.
 local COUNTER, WATCHED, HELD, WAITED = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local floor, BASE = tonumber(ARGV[1]), ARGV[3]
 local answers, rest = {}, {}
@@ -9,12 +10,12 @@ local answers, rest = {}, {}
 -- First those that find their one lock free, and no line before it: the plain pattern, and the fence with it.
 local known = redis.call('MGET', COUNTER, WATCHED, WAITED)
 local last, watched, waited = tonumber(known[1] or '0'), known[2], known[3]
-local us, ms, fence, longest
-local at = 5
-for i = 1, (#ARGV - 4) / 4 do
-  local attempt, px, head = ARGV[4 * i + 1], ARGV[4 * i + 2], ARGV[4 * i + 3]
-  local mark, stage, count = string.byte(head, 1, 3)
-  local answer
+local us, ms, fence, confirmed
+local px, head, at, records = ARGV[5], ARGV[6], 5, {}
+local mark, stage, count = string.byte(head, 1, 3)
+for i = 1, #ARGV - 6 do
+  local terms = ARGV[i + 6]
+  local attempt, answer = string.sub(terms, 1, 32), nil
   if count == 1 and stage == 2 then
     -- It was told that it has been let in, and says that it is there: from here on it has the whole of its ttl.
     local meta = last >= floor and redis.call('GET', KEYS[at]) == attempt and redis.call('HGET', HELD, KEYS[at])
@@ -24,7 +25,7 @@ for i = 1, (#ARGV - 4) / 4 do
       redis.call('PEXPIRE', KEYS[at], px)
       redis.call('HSET', HELD, KEYS[at], string.sub(meta, 1, 9) .. struct.pack('>d', ends) .. string.sub(meta, 18, 109)
         .. '\0' .. string.sub(meta, 111))
-      longest = math.max(longest or 0, px)
+      confirmed = true
       answer = struct.unpack('>d', meta, 2)
     end
   elseif count == 1 and not (waited and redis.call('EXISTS', BASE .. 'line:' .. KEYS[at]) == 1) then
@@ -38,35 +39,36 @@ for i = 1, (#ARGV - 4) / 4 do
         fence = math.max(last, us - 1, floor)
       end
       fence = fence + 1
-      local terms = ARGV[4 * i + 4]
+      records[#records + 1] = KEYS[at]
       if mark == 80 then
-        redis.call('HSET', HELD, KEYS[at], struct.pack('>c1dddd', 'P', fence, ms + px, us, 0) .. terms)
+        records[#records + 1] = struct.pack('>c1dddd', 'P', fence, ms + px, us, 0) .. terms
       else
         local hold, ttl = struct.unpack('>I4', head, 4), struct.unpack('>I4', terms, 65)
-        redis.call('HSET', HELD, KEYS[at],
-          struct.pack('>c1dddd', 'X', fence, ms + ttl, us, hold > 0 and ms + hold or 0) .. terms)
+        records[#records + 1] = struct.pack('>c1dddd', 'X', fence, ms + ttl, us, hold > 0 and ms + hold or 0) .. terms
       end
       if watched then
         local _, _, _, _, _, _, _, info = struct.unpack('>c32c32I4I4I4BI4c0I2c0', terms)
         redis.pcall('PUBLISH', watched, string.format('granted %.0f %.0f %d ', fence, us, #KEYS[at]) .. KEYS[at] .. info)
       end
-      longest = math.max(longest or 0, px)
       answer = fence
     end
   end
   answers[i] = answer or 0
-  if not answer then rest[#rest + 1] = { i, at, count } end
+  if not answer then rest[#rest + 1] = { i, at } end
   at = at + count
 end
-if fence then redis.call('SET', COUNTER, fence) end
-if longest then
+if fence then
+  redis.call('SET', COUNTER, fence)
+  redis.call('HSET', HELD, unpack(records))
+end
+if fence or confirmed then
   -- The records go with the last lease of all, or soon after it. Until then those of locks that ended without a word are
   -- swept out one by one by those who come.
-  if redis.call('PTTL', HELD) < longest then redis.call('PEXPIRE', HELD, 2 * longest) end
-  if fence then
-    local one = redis.call('HRANDFIELD', HELD)
-    if redis.call('EXISTS', one) == 0 then redis.call('HDEL', HELD, one) end
-  end
+  if redis.call('PTTL', HELD) < tonumber(px) then redis.call('PEXPIRE', HELD, 2 * px) end
+end
+if fence then
+  local one = redis.call('HRANDFIELD', HELD)
+  if redis.call('EXISTS', one) == 0 then redis.call('HDEL', HELD, one) end
 end
 if #rest == 0 then return answers end
 
