@@ -5,7 +5,7 @@ mod common;
 use std::time::Duration;
 
 use common::*;
-use lockkeeper_core::{Acquired, Error, Fence, Locks, Release, Renewal, Wait};
+use lockkeeper_core::{Acquired, Ask, Error, Fence, Locks, Release, Renewal, Wait};
 use lockkeeper_testkit::proxy::Direction;
 use lockkeeper_testkit::servers::{ClockShim, RedisOptions, redis_call};
 
@@ -35,19 +35,20 @@ async fn fences_grow_while_nodes_forget() {
     for round in 0..12 {
         // Another process each time: nothing is remembered on this side.
         let store = fleet.open(CALM).await;
-        let grant = take(&store, &ask("orders/42", TTL)).await;
+        // A break that meets a renewal may leave the lock at a minority until its ttl is over: hence the patience.
+        let patient = Ask { wait: Wait::For(TTL), ..ask("orders/42", Duration::from_secs(5)) };
+        let grant = take(&store, &patient).await;
         assert!(Some(grant.fence) > last, "round {round}: {last:?}, then {}", grant.fence);
         last = Some(grant.fence);
         // A node that was too slow for the vote has it from the next renewal on. It may know of a higher one, which was
         // chosen by a vote that nobody won.
-        eventually("all but one have the fence", async || {
+        eventually("all have the fence", async || {
             _ = store.renew(std::slice::from_ref(&grant)).await;
             let has = |server: &&lockkeeper_testkit::servers::Server| {
                 let known = redis_call(server.addr(), &["GET", "lockkeeper:{all}:fence"]).unwrap();
                 known.parse::<u64>().is_ok_and(|known| known >= grant.fence.get())
             };
-            // One may be away: then what is left when another forgets still meets every majority.
-            fleet.servers.iter().filter(has).count() >= NODES - 1
+            fleet.servers.iter().filter(has).count() == NODES
         })
         .await;
         if dice.roll(2) == 0 {
@@ -56,7 +57,7 @@ async fn fences_grow_while_nodes_forget() {
             let broken = store.break_lock(&grant.claim.names.first().clone(), "to see").await.unwrap();
             assert!(broken > grant.fence);
         }
-        for _ in 0..dice.roll(2) {
+        for _ in 0..dice.roll(3) {
             let node = dice.roll(NODES);
             println!("round {round}: node {node} forgets");
             tokio::task::block_in_place(|| {
@@ -101,6 +102,7 @@ async fn a_lock_that_most_have_forgotten_is_lost() {
     let store = fleet.open(CALM).await;
     let held = take(&store, &ask("orders/42", TTL)).await;
     let other = take(&store, &ask("orders/43", TTL)).await;
+    eventually("every node has it", async || fleet.keys("orders/42").len() == NODES).await;
     for node in 0..QUORUM {
         let key = "lock:orders/42";
         redis_call(fleet.servers[node].addr(), &["DEL", key]).unwrap();
@@ -108,7 +110,7 @@ async fn a_lock_that_most_have_forgotten_is_lost() {
     // It does not take the other one with it.
     let answer = store.renew(&[held.clone(), other]).await.unwrap();
     assert_eq!(answer, [Renewal::Lost, Renewal::Renewed]);
-    assert_eq!(fleet.keys("orders/42"), [3, 4]);
+    assert!(fleet.keys("orders/42").iter().all(|node| *node >= QUORUM), "it was put back");
     tokio::task::block_in_place(|| fleet.servers[0].restart());
     let view = store.inspect(held.claim.names.first()).await.unwrap();
     assert_eq!(view, None, "two of five hold nothing");
@@ -140,14 +142,11 @@ async fn a_young_node_does_not_vote() {
     for node in [3, 4] {
         fleet.servers[node].resume();
     }
+    eventually("the late requests are through", async || fleet.keys("orders/42").len() == NODES).await;
     tokio::task::block_in_place(|| {
         fleet.servers[2].kill9();
         fleet.servers[2].restart();
     });
-    eventually("the late requests are through", async || {
-        redis_call(fleet.servers[3].addr(), &["PING"]).is_ok()
-    })
-    .await;
     // The late requests of the holder arrived when the nodes came back; as if they had been lost instead:
     for node in [3, 4] {
         redis_call(fleet.servers[node].addr(), &["DEL", "lock:orders/42"]).unwrap();
@@ -180,10 +179,10 @@ async fn a_late_answer_leaves_nothing() {
             } else {
                 let answer = store.acquire(&mine).await;
                 assert!(matches!(answer, Err(Error::Unknown(_))), "a majority may have it: {answer:?}");
-                assert!(
-                    fleet.keys(&name).iter().all(|node| *node < QUORUM),
-                    "those that answer were released"
-                );
+                eventually("those that answer were released", async || {
+                    fleet.keys(&name).iter().all(|node| *node < QUORUM)
+                })
+                .await;
             }
             for node in 0..QUORUM {
                 fleet.proxies[node].heal();
@@ -213,8 +212,7 @@ async fn a_retry_is_not_undone_by_the_clean_up_of_the_first_try() {
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(store.renew(std::slice::from_ref(&again)).await.unwrap(), [Renewal::Renewed]);
     assert!(fleet.keys("orders/42").len() >= QUORUM);
-    let patient =
-        lockkeeper_core::Ask { wait: Wait::For(Duration::from_millis(300)), ..ask("orders/42", TTL) };
+    let patient = Ask { wait: Wait::For(Duration::from_millis(300)), ..ask("orders/42", TTL) };
     assert!(
         matches!(store.acquire(&patient).await, Ok(Acquired::Busy(busy)) if busy.held[0].fence == again.fence)
     );

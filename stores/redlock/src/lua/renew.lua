@@ -13,11 +13,11 @@ for i = 1, #ARGV / 3 do
       v.fence = fence
       redis.call('SET', key, text(attempt, v), 'PX', ttl)
     end
-    -- A node that came back empty learns of the fence here.
-    raise(KEYS[1], fence)
     answers[i] = 1
   else
     answers[i] = value and 0 or 2
   end
+  -- A node that came back empty learns of the fence here, whoever has the lock there.
+  raise(KEYS[1], fence)
 end
 return answers
