@@ -18,6 +18,7 @@
 mod clock_shim;
 mod dir;
 mod etcd;
+mod etcd_cluster;
 mod port;
 mod postgres;
 mod process;
@@ -33,7 +34,8 @@ mod zookeeper;
 
 pub use clock_shim::ClockShim;
 pub use dir::TempDir;
-pub use etcd::{EtcdOptions, etcd};
+pub use etcd::{EtcdOptions, etcd, etcd_get, etcd_tls_addr};
+pub use etcd_cluster::{EtcdCluster, etcd_cluster};
 pub use port::Port;
 pub use postgres::{PostgresOptions, postgres};
 pub use process::Launch;

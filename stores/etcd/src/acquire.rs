@@ -1,0 +1,210 @@
+//! Asking. A free lock is one transaction: if nobody is there, the key is written as granted. Otherwise the same
+//! transaction writes it as waiting, and reads the line.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_core::{Acquired, Ask, Error, Grant, Moment, Result, Wait};
+use lockkeeper_host::sleep_until;
+
+use crate::base::fence_at;
+use crate::book::Caller;
+use crate::entry::{Line, State};
+use crate::fault::Failure;
+use crate::judge::{self, Said};
+use crate::lane::Answer;
+use crate::layout::Mark;
+use crate::lease::Lease;
+use crate::store::Shared;
+
+/// How long somebody in line waits after a failure before it looks again.
+pub const PAUSE: Duration = Duration::from_millis(100);
+
+/// An ask on its way.
+pub struct Asking<'a> {
+    pub shared: &'a Shared,
+    pub ask: &'a Ask,
+    pub mark: Mark,
+    /// It stands in line, as far as we know.
+    pub joined: bool,
+    /// Asks that may wait write themselves down at once.
+    pub joins: bool,
+    /// When its place in line was made.
+    pub created: i64,
+    /// The line is long, and its two ends are not enough.
+    pub all: bool,
+}
+
+/// What one look at the lines has come to.
+pub enum Step {
+    Granted(Grant),
+    Blocked {
+        lines: Vec<Line>,
+        revision: i64,
+    },
+    /// Something changed meanwhile: look again.
+    Again,
+}
+
+/// Ends the entry in the book, also when the ask is dropped.
+struct Entered<'a> {
+    shared: &'a Shared,
+    mark: Mark,
+    caller: Arc<Caller>,
+    nothing: bool,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        self.shared.book.end(self.mark, &self.caller, self.nothing, self.shared.clock.now());
+    }
+}
+
+impl Shared {
+    pub async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
+        let mark = crate::layout::mark(&ask.claim.attempt);
+        let caller = self.book.begin(mark, ask, self.clock.now());
+        let mut entered = Entered { shared: self, mark, caller: caller.clone(), nothing: false };
+        let joins = ask.wait != Wait::No;
+        let mut asking = Asking { shared: self, ask, mark, joined: false, joins, created: 0, all: false };
+        let answer = asking.run(&caller).await;
+        let open = asking.joined || matches!(answer, Ok(Acquired::Granted(_)) | Err(Error::Unknown(_)));
+        entered.nothing = !open;
+        answer
+    }
+}
+
+impl Asking<'_> {
+    async fn run(&mut self, caller: &Caller) -> Result<Acquired> {
+        let clock = &self.shared.clock;
+        let patience = match self.ask.wait {
+            Wait::No => clock.now(),
+            Wait::For(time) => clock.now() + time,
+            Wait::Forever => Moment::NEVER,
+        };
+        let mut since_failure = None;
+        loop {
+            if caller.has_left() {
+                return Err(Error::Unavailable("the ask was taken back".into()));
+            }
+            let step = self.step().await;
+            let (lines, revision) = match step {
+                Ok(Step::Granted(grant)) => return Ok(Acquired::Granted(grant)),
+                Ok(Step::Again) => continue,
+                Ok(Step::Blocked { lines, revision }) => (lines, revision),
+                // In line already: a server that is away for a while is no reason to leave it.
+                Err(Error::Unknown(_) | Error::Unavailable(_))
+                    if self.joined
+                        && clock.now() < patience
+                        && clock.now() < *since_failure.get_or_insert(clock.now()) + self.ask.ttl =>
+                {
+                    tokio::select! {
+                        () = tokio::time::sleep(PAUSE) => {}
+                        () = caller.taken_back() => {}
+                    }
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            since_failure = None;
+            if clock.now() >= patience {
+                self.leave().await?;
+                return Ok(Acquired::Busy(judge::busy(&self.mark, &lines, self.shared.base())));
+            }
+            tokio::select! {
+                () = self.news(&lines, revision) => {}
+                () = tokio::time::sleep(self.shared.options.poll) => {}
+                () = sleep_until(&**clock, patience) => {}
+                () = caller.taken_back() => {}
+            }
+        }
+    }
+
+    /// Asks, or looks, and takes the lock if it may be had.
+    async fn step(&mut self) -> Result<Step> {
+        let ask = self.ask;
+        let lease = self.shared.lease(ask.ttl + ask.lock_delay).await?;
+        let (floor, base) = (self.shared.floor(), self.shared.base());
+        let answer = match self.send(&lease, base).await {
+            Err(failure) if failure.lease_is_gone() => {
+                self.shared.check_leases(&lease).await?;
+                return Ok(Step::Again);
+            }
+            answer => answer?,
+        };
+        if answer.txn.succeeded && !self.joined {
+            let fence = fence_at(base, answer.revision)?;
+            return self.granted(&lease, &answer, fence, floor, None).await;
+        }
+        let revision = answer.revision;
+        let mut ranges = answer.txn.clone().ranges().into_iter();
+        let found = ranges.next().and_then(|range| range.kvs.into_iter().next());
+        self.shared.learn_base(found.as_ref(), revision, floor).await?;
+        if base != self.shared.base() {
+            return Ok(Step::Again);
+        }
+        let mut lines = Vec::new();
+        for name in &ask.claim.names {
+            let mut line = Line::read(&self.shared.layout, name, ranges.next().unwrap_or_default());
+            line.add(&self.shared.layout, ranges.next().unwrap_or_default());
+            lines.push(line);
+        }
+        if !self.all && lines.iter().any(|line| !judge::is_enough(ask, &self.mark, line)) {
+            self.all = true;
+            self.joined |= lines.iter().all(|line| line.mine(&self.mark).is_some());
+            return Ok(Step::Again);
+        }
+        self.judge(&lease, &answer, lines, floor).await
+    }
+
+    async fn judge(
+        &mut self,
+        lease: &Arc<Lease>,
+        answer: &Answer,
+        lines: Vec<Line>,
+        floor: u64,
+    ) -> Result<Step> {
+        let revision = answer.revision;
+        let mine: Vec<_> = lines.iter().filter_map(|line| line.mine(&self.mark)).collect();
+        if mine.iter().any(|one| one.is(State::Lingering) || one.is(State::Delayed)) {
+            // What this very attempt had and gave back is still in the way.
+            self.joined = false;
+            return Ok(Step::Blocked { lines, revision });
+        }
+        let granted = mine.iter().filter(|one| one.is(State::Granted)).count();
+        if granted == lines.len() {
+            let fence = mine[0].fence(self.shared.base());
+            return self.resume(lease, answer, &lines, fence).await;
+        }
+        if granted > 0 || (!mine.is_empty() && mine.len() < lines.len()) {
+            // Somebody deleted a part of it: what is left is worth nothing.
+            self.joined = false;
+            self.shared.take_out(&self.ask.claim.names, &self.mark).await?;
+            return Ok(Step::Again);
+        }
+        let was_joined = std::mem::replace(&mut self.joined, !mine.is_empty());
+        self.created =
+            lines.iter().filter_map(|line| line.mine(&self.mark)).map(|one| one.created).max().unwrap_or(0);
+        if was_joined && !self.joined {
+            // The place in line is lost, with its lease or by somebody's hand. Nothing may be granted to what is not there.
+            return Ok(Step::Again);
+        }
+        match judge::say(self.ask, &self.mark, &lines, self.shared.base(), self.joined) {
+            Ok(Said::Yes(fence)) => self.take(lease, &lines, revision, fence, floor).await,
+            Ok(Said::No) => Ok(Step::Blocked { lines, revision }),
+            Err(error) => {
+                self.leave().await?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Gives its place in line up.
+    async fn leave(&mut self) -> Result<(), Failure> {
+        if self.joined {
+            self.shared.take_out(&self.ask.claim.names, &self.mark).await?;
+            self.joined = false;
+        }
+        Ok(())
+    }
+}

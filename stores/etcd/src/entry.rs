@@ -1,0 +1,236 @@
+//! What is written under a key of a lock, and the line that these keys make up.
+
+use lockkeeper_core::rules::Stake;
+use lockkeeper_core::{Ask, Fence, Held, Holder, LockName, Mode, Owner, Queued, Wall};
+use serde::{Deserialize, Serialize};
+
+use crate::layout::{self, Layout, Mark};
+use crate::proto::{Kv, RangeResponse};
+
+/// Where an ask has got to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum State {
+    /// It stands in line.
+    #[serde(rename = "waiting")]
+    Waiting,
+    /// It holds.
+    #[serde(rename = "granted")]
+    Granted,
+    /// Released, and kept only for the rest of its minimum hold.
+    #[serde(rename = "lingering")]
+    Lingering,
+    /// It ended uncleanly, and the lock is held back.
+    #[serde(rename = "delayed")]
+    Delayed,
+}
+
+/// The value of a key.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Entry {
+    pub state: State,
+    pub mode: Mode,
+    /// The owner's mark.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    /// Only if it is another one than what the key's last revision says: of a hold that is a re-entry, or that was
+    /// written again since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fence: Option<Fence>,
+    pub ttl_ms: u64,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub lock_delay_ms: u64,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub min_hold_ms: u64,
+    pub since_us: Wall,
+    pub holder: Holder,
+    /// All names, if there are several: under the first of them. Under the others stands the first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub names: Vec<LockName>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first: Option<LockName>,
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
+impl Entry {
+    pub fn new(ask: &Ask, state: State, fence: Option<Fence>, now: Wall) -> Self {
+        let millis = |d: std::time::Duration| d.as_millis() as u64;
+        Entry {
+            state,
+            mode: ask.mode,
+            owner: ask.owner.as_ref().map(|owner| layout::owner_mark(owner).to_hex()),
+            fence,
+            ttl_ms: millis(ask.ttl),
+            lock_delay_ms: millis(ask.lock_delay),
+            min_hold_ms: millis(ask.min_hold),
+            since_us: now,
+            holder: (*ask.holder).clone(),
+            names: Vec::new(),
+            first: None,
+        }
+    }
+
+    /// As it stands under one of its names.
+    pub fn under(&self, name: &LockName, names: &[LockName]) -> Vec<u8> {
+        let mut entry = self.clone();
+        (entry.names, entry.first) = match names {
+            [_] => (Vec::new(), None),
+            [first, ..] if first == name => (names.to_vec(), None),
+            _ => (Vec::new(), Some(names[0].clone())),
+        };
+        entry.to_bytes()
+    }
+
+    /// As it is, in another state.
+    pub fn in_state(&self, state: State, fence: Fence) -> Vec<u8> {
+        Entry { state, fence: Some(fence), ..self.clone() }.to_bytes()
+    }
+
+    fn to_bytes(&self) -> Vec<u8> {
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+}
+
+/// Somebody in the line of a name, holders included.
+#[derive(Clone, Debug)]
+pub struct One {
+    pub key: Vec<u8>,
+    pub mark: Option<Mark>,
+    pub created: i64,
+    pub written: i64,
+    pub lease: i64,
+    /// `None`: somebody else's, as `etcdctl lock` writes it. It holds when it is the oldest.
+    pub entry: Option<Entry>,
+}
+
+impl One {
+    pub fn read(layout: &Layout, name: &LockName, kv: Kv) -> Option<One> {
+        let (whose, rest) = layout.name(&kv.key)?;
+        if whose != *name {
+            return None;
+        }
+        let mark = layout::mark_in(rest);
+        let entry = mark.and_then(|_| serde_json::from_slice(&kv.value).ok());
+        let (created, written, lease) = (kv.create_revision, kv.mod_revision, kv.lease);
+        Some(One { mark, created, written, lease, entry, key: kv.key })
+    }
+
+    pub fn is(&self, state: State) -> bool {
+        self.entry.as_ref().is_some_and(|entry| entry.state == state)
+    }
+
+    pub fn is_foreign(&self) -> bool {
+        self.entry.is_none()
+    }
+
+    pub fn fence(&self, base: u64) -> Fence {
+        let counted = || Fence::new(base.saturating_add(self.written as u64)).unwrap_or(Fence::MAX);
+        self.entry.as_ref().and_then(|entry| entry.fence).unwrap_or_else(counted)
+    }
+
+    pub fn owner(&self) -> Option<Owner> {
+        Owner::from_hex(self.entry.as_ref()?.owner.as_ref()?).ok()
+    }
+
+    fn holder(&self) -> Holder {
+        match &self.entry {
+            Some(entry) => entry.holder.clone(),
+            None => {
+                let label = Some("somebody else's client".to_owned());
+                Holder { host: format!("etcd lease {:x}", self.lease), pid: 0, label }
+            }
+        }
+    }
+
+    pub fn held(&self, base: u64, expires_in_ms: u64) -> Held {
+        Held {
+            holder: self.holder(),
+            fence: self.fence(base),
+            mode: self.entry.as_ref().map_or(Mode::Exclusive, |entry| entry.mode),
+            since: self.entry.as_ref().map_or(Wall::default(), |entry| entry.since_us),
+            expires_in_ms,
+            lingering: self.is(State::Lingering),
+        }
+    }
+
+    pub fn queued(&self) -> Queued {
+        Queued {
+            holder: self.holder(),
+            mode: self.entry.as_ref().map_or(Mode::Exclusive, |entry| entry.mode),
+            since: self.entry.as_ref().map_or(Wall::default(), |entry| entry.since_us),
+        }
+    }
+}
+
+/// The line of one name, the oldest first.
+#[derive(Clone, Debug)]
+pub struct Line {
+    pub name: LockName,
+    pub all: Vec<One>,
+    /// How many more there are, that were not read: they stand in the middle of a long line.
+    pub unread: usize,
+    /// How many of them were read from its beginning: nobody is missing between these.
+    head: usize,
+    /// The two at its end were read, and both are of this name.
+    ends: bool,
+}
+
+impl Line {
+    pub fn read(layout: &Layout, name: &LockName, range: RangeResponse) -> Line {
+        let unread = usize::try_from(range.count).unwrap_or(0).saturating_sub(range.kvs.len());
+        let mut all: Vec<One> = range.kvs.into_iter().filter_map(|kv| One::read(layout, name, kv)).collect();
+        all.sort_by_key(|one| one.created);
+        Line { name: name.clone(), head: all.len(), all, unread, ends: false }
+    }
+
+    /// Its beginning is known; this is its end.
+    pub fn add(&mut self, layout: &Layout, range: RangeResponse) {
+        let last: Vec<One> =
+            range.kvs.into_iter().filter_map(|kv| One::read(layout, &self.name, kv)).collect();
+        self.ends = last.len() == 2;
+        for one in last {
+            if self.all.iter().all(|known| known.key != one.key) {
+                self.all.push(one);
+                self.unread = self.unread.saturating_sub(1);
+            }
+        }
+        self.all.sort_by_key(|one| one.created);
+    }
+
+    /// Whether it is known who stands right before this one.
+    pub fn knows_before(&self, mark: &Mark) -> bool {
+        let place = self.all.iter().position(|one| one.mark.as_ref() == Some(mark));
+        self.unread == 0 || self.ends || place.is_none_or(|place| place < self.head)
+    }
+
+    pub fn mine(&self, mark: &Mark) -> Option<&One> {
+        self.all.iter().find(|one| one.mark.as_ref() == Some(mark))
+    }
+
+    /// Whether this one holds: it was told so, or it is somebody else's and the oldest of all.
+    pub fn holds(&self, one: &One) -> bool {
+        match &one.entry {
+            Some(entry) => matches!(entry.state, State::Granted | State::Lingering),
+            None => self.all.first().is_some_and(|first| first.key == one.key),
+        }
+    }
+
+    pub fn holders(&self) -> impl Iterator<Item = &One> {
+        self.all.iter().filter(|one| self.holds(one))
+    }
+
+    pub fn waiters(&self) -> impl Iterator<Item = &One> {
+        self.all.iter().filter(|one| !self.holds(one) && !one.is(State::Delayed))
+    }
+
+    /// What holders have in it.
+    pub fn stakes<'a>(&'a self, base: u64, but: &'a Mark) -> impl Iterator<Item = Stake> + 'a {
+        self.holders().filter(move |one| one.mark.as_ref() != Some(but)).map(move |one| Stake {
+            owner: if one.is(State::Lingering) { None } else { one.owner() },
+            mode: one.entry.as_ref().map_or(Mode::Exclusive, |entry| entry.mode),
+            fence: one.fence(base),
+        })
+    }
+}

@@ -1,0 +1,268 @@
+//! Renewing, giving back, and letting go of what was not renewed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use lockkeeper_core::{Fence, Grant, Moment, Names, Release, Renewal, Result};
+
+use crate::book::{Hold, Known};
+use crate::entry::{Line, One, State};
+use crate::fault::Failure;
+use crate::layout::{self, Mark};
+use crate::lease::Lease;
+use crate::proto::RequestOp;
+use crate::script::{delete, get, put, txn, written};
+use crate::store::Shared;
+use crate::watch::Why;
+
+/// How late a request may arrive that nobody heard of again.
+const LATE: Duration = Duration::from_secs(10);
+
+impl Shared {
+    fn own_keys(&self, names: &Names, mark: &Mark) -> Vec<Vec<u8>> {
+        names.iter().map(|name| self.layout.key(name, mark)).collect()
+    }
+
+    pub fn about(&self, names: &Names) -> Vec<Vec<u8>> {
+        names.iter().map(|name| self.layout.queue(name)).collect()
+    }
+
+    pub async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
+        let now = self.clock.now();
+        let marks: Vec<Mark> = grants.iter().map(|grant| layout::mark(&grant.claim.attempt)).collect();
+        let there = grants.iter().zip(&marks).map(|(grant, mark)| self.is_there(grant, mark));
+        // Which of them are still there is asked together with the keep-alives.
+        let there = join_all(there);
+        let leases = join_all(self.leases_of(&marks, now).into_iter().map(|(lease, until)| async move {
+            let covered = self.cover(&lease, until).await;
+            covered.map(|covered| (lease.id, covered))
+        }));
+        let (there, leases) = tokio::join!(there, leases);
+        let leases: BTreeMap<i64, bool> = leases.into_iter().collect::<Result<_, _>>()?;
+        let mut answers = Vec::with_capacity(grants.len());
+        for (mark, (grant, there)) in marks.iter().zip(grants.iter().zip(there)) {
+            let there = there?;
+            let mut pages = self.book.open();
+            let hold = pages.holds.get_mut(mark).filter(|_| there);
+            let kept = hold.filter(|hold| {
+                hold.known
+                    .as_ref()
+                    .is_some_and(|known| leases.get(&known.lease.id).is_none_or(|alive| *alive))
+            });
+            answers.push(match kept {
+                Some(hold) => {
+                    hold.expires = hold.expires.max(now + grant.ttl);
+                    Renewal::Renewed
+                }
+                None => {
+                    // A later good answer would not bring it back.
+                    pages.holds.remove(mark);
+                    Renewal::Lost
+                }
+            });
+        }
+        Ok(answers)
+    }
+
+    /// The leases of these holds, and until when each must last.
+    fn leases_of(&self, marks: &[Mark], now: Moment) -> Vec<(Arc<Lease>, Moment)> {
+        let pages = self.book.open();
+        let mut leases: BTreeMap<i64, (Arc<Lease>, Moment)> = BTreeMap::new();
+        for hold in marks.iter().filter_map(|mark| pages.holds.get(mark)) {
+            let Some(known) = &hold.known else { continue };
+            let until = now + hold.ttl + Duration::from_millis(known.entry.lock_delay_ms);
+            known.lease.touch(now);
+            let one = leases.entry(known.lease.id).or_insert_with(|| (known.lease.clone(), until));
+            one.1 = one.1.max(until);
+        }
+        leases.into_values().collect()
+    }
+
+    /// Whether a grant's keys are as they were when it was granted.
+    async fn is_there(&self, grant: &Grant, mark: &Mark) -> Result<bool> {
+        let known = {
+            let pages = self.book.open();
+            if pages.ending.contains(mark) {
+                return Ok(false);
+            }
+            pages.holds.get(mark).and_then(|hold| hold.known.as_ref()).map(|known| known.written)
+        };
+        match known {
+            Some(at) => {
+                let keys = self.own_keys(&grant.claim.names, mark);
+                let same = keys.iter().map(|key| written(key, at)).collect();
+                let answer = self.lane.send(txn(same, Vec::new(), Vec::new()), Vec::new()).await?;
+                Ok(answer.txn.succeeded)
+            }
+            None => self.adopt(grant, mark).await,
+        }
+    }
+
+    /// A grant that another open store was given: it goes on under a lease of ours.
+    async fn adopt(&self, grant: &Grant, mark: &Mark) -> Result<bool> {
+        let found = self.find_own(&grant.claim.names, mark).await?;
+        let granted: Vec<&One> = found.iter().filter(|one| one.is(State::Granted)).collect();
+        let (Some(entry), true) =
+            (granted.first().and_then(|one| one.entry.clone()), granted.len() == grant.claim.names.count())
+        else {
+            return Ok(false);
+        };
+        let needed = grant.ttl + Duration::from_millis(entry.lock_delay_ms);
+        let (lease, now) = (self.lease(needed).await?, self.clock.now());
+        let same = granted.iter().map(|one| written(&one.key, one.written)).collect();
+        let puts = granted.iter().filter_map(|one| {
+            let value = one.entry.as_ref()?.in_state(State::Granted, grant.fence);
+            Some(put(&one.key, value, lease.id))
+        });
+        let order = txn(same, puts.collect(), Vec::new());
+        let answer = self.lane.send(order, self.about(&grant.claim.names)).await?;
+        if !answer.txn.succeeded || !self.cover(&lease, now + needed).await? {
+            return Ok(false);
+        }
+        let known = Known { written: answer.revision, fence: grant.fence, since: now, lease, entry };
+        self.book.write(
+            *mark,
+            Hold {
+                names: grant.claim.names.clone(),
+                ttl: grant.ttl,
+                expires: now + grant.ttl,
+                known: Some(known),
+                caller: None,
+            },
+        );
+        Ok(true)
+    }
+
+    /// Gives back, or leaves the line.
+    pub async fn release_mark(&self, names: &Names, mark: Mark) -> Result<Release, Failure> {
+        let hold = {
+            let mut pages = self.book.open();
+            pages.ending.remove(&mark);
+            pages.holds.remove(&mark)
+        };
+        if let Some(caller) = hold.as_ref().and_then(|hold| hold.caller.as_ref()) {
+            caller.leave();
+        }
+        let done = match hold.as_ref().and_then(|hold| hold.known.as_ref()) {
+            Some(known) => self.give_back(names, &mark, known).await,
+            None => self.take_out(names, &mark).await,
+        };
+        if let Some(hold) = hold {
+            let open = hold.known.is_none() && hold.caller.is_none();
+            let expires = self.clock.now();
+            match &done {
+                // Nobody may come back to it: the process sees to it that it is gone in the end.
+                Err(_) => self.book.write(mark, Hold { known: None, caller: None, expires, ..hold }),
+                // An ask that was never answered may still arrive after its release: somebody looks again.
+                Ok(_) if open => {
+                    let expires = expires + self.link.timeout() * 2 + LATE;
+                    self.book.write(mark, Hold { expires, ..hold });
+                }
+                Ok(_) => {}
+            }
+        }
+        done
+    }
+
+    async fn give_back(&self, names: &Names, mark: &Mark, known: &Known) -> Result<Release, Failure> {
+        let stays = known.since + Duration::from_millis(known.entry.min_hold_ms);
+        if stays > self.clock.now() {
+            return self.take_out(names, mark).await;
+        }
+        let keys = self.own_keys(names, mark);
+        let same = keys.iter().map(|key| written(key, known.written)).collect();
+        let order = txn(same, keys.iter().map(|key| delete(key)).collect(), Vec::new());
+        let answer = self.lane.send(order, self.about(names)).await?;
+        match answer.txn.succeeded {
+            true => Ok(Release::Released),
+            // Somebody wrote there: it was taken away, or a part of it was deleted.
+            false => self.take_out(names, mark).await,
+        }
+    }
+
+    /// What stands under the keys of an attempt.
+    pub async fn find_own(&self, names: &Names, mark: &Mark) -> Result<Vec<One>, Failure> {
+        let reads = self.own_keys(names, mark).iter().map(|key| get(key)).collect();
+        let answer = self.lane.send(txn(Vec::new(), reads, Vec::new()), self.about(names)).await?;
+        let ranges = answer.txn.ranges().into_iter();
+        let lines = names.iter().zip(ranges).map(|(name, range)| Line::read(&self.layout, name, range));
+        Ok(lines.flat_map(|line| line.all).collect())
+    }
+
+    /// Takes whatever an attempt has out of the lines: it is looked for first.
+    pub async fn take_out(&self, names: &Names, mark: &Mark) -> Result<Release, Failure> {
+        loop {
+            let mut found = self.find_own(names, mark).await?;
+            found.retain(|one| one.is(State::Granted) || one.is(State::Waiting));
+            let Some(first) = found.first() else { return Ok(Release::AlreadyGone) };
+            let same = found.iter().map(|one| written(&one.key, one.written)).collect();
+            let lingers = self.lingers(first);
+            let lease = match lingers {
+                Some(time) => Some(self.link.grant_lease(seconds(time)).await?.0),
+                None => None,
+            };
+            let fence = first.fence(self.base());
+            let ends = found.iter().map(|one| end(one, lease, State::Lingering, fence)).collect();
+            let answer = self.lane.send(txn(same, ends, Vec::new()), self.about(names)).await?;
+            if answer.txn.succeeded {
+                return Ok(Release::Released);
+            }
+        }
+    }
+
+    /// For how much longer a minimum hold lasts.
+    fn lingers(&self, one: &One) -> Option<Duration> {
+        let entry = one.entry.as_ref().filter(|entry| entry.state == State::Granted)?;
+        let until = entry.since_us.as_micros().saturating_add(entry.min_hold_ms * 1000);
+        let left = until.checked_sub(self.clock.wall().as_micros())?;
+        // A clock that was set back must not make it longer than was asked for.
+        (left > 0).then(|| Duration::from_micros(left.min(entry.min_hold_ms * 1000)))
+    }
+
+    /// Its time is over, and it was not renewed.
+    pub async fn expire(&self, mark: &Mark, hold: &Hold, known: &Known) -> Result<(), Failure> {
+        let delay = known.entry.lock_delay_ms;
+        let lease = match delay {
+            0 => None,
+            _ => Some(self.link.grant_lease(seconds(Duration::from_millis(delay))).await?.0),
+        };
+        let keys = self.own_keys(&hold.names, mark);
+        let same = keys.iter().map(|key| written(key, known.written)).collect();
+        let mut ends: Vec<RequestOp> = hold
+            .names
+            .iter()
+            .zip(&keys)
+            .map(|(name, key)| match lease {
+                None => delete(key),
+                Some(lease) => {
+                    let entry = crate::entry::Entry {
+                        state: State::Delayed,
+                        fence: Some(known.fence),
+                        ..known.entry.clone()
+                    };
+                    put(key, entry.under(name, hold.names.as_slice()), lease)
+                }
+            })
+            .collect();
+        let why = self.layout.why();
+        ends.push(put(&why, Why::Expired { names: hold.names.as_slice().to_vec() }.to_bytes(), 0));
+        let mut about = self.about(&hold.names);
+        about.push(why);
+        self.lane.send(txn(same, ends, Vec::new()), about).await.map(|_| ())
+    }
+}
+
+/// The end of one key: gone, or in another state for as long as the lease lasts.
+pub fn end(one: &One, lease: Option<i64>, state: State, fence: Fence) -> RequestOp {
+    match (lease, &one.entry) {
+        (Some(lease), Some(entry)) => put(&one.key, entry.in_state(state, fence), lease),
+        _ => delete(&one.key),
+    }
+}
+
+/// Whole seconds, rounded up: etcd counts in nothing smaller.
+pub fn seconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis().div_ceil(1000)).unwrap_or(u64::MAX).max(1)
+}

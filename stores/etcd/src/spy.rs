@@ -1,0 +1,170 @@
+//! Watching keys: one stream for all watches of the process. A stream that ends is opened again, and every watch goes on
+//! from the revision after the last one it has heard of; where that is compacted away, whoever watches is told to look.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+
+use crate::proto::{Event, WatchAsk, WatchCancel, WatchCreate, WatchRequest, WatchResponse};
+use crate::store::Shared;
+
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// What a watch hears.
+#[derive(Debug)]
+pub enum Heard {
+    /// These happened, in order.
+    Events(Vec<Event>),
+    /// Something may have been missed: look, and watch anew.
+    Lost,
+}
+
+struct Watch {
+    create: WatchCreate,
+    tell: mpsc::UnboundedSender<Heard>,
+}
+
+enum Order {
+    Begin(Watch),
+    End(i64),
+}
+
+/// Where watches are asked for.
+pub struct Spy {
+    orders: mpsc::UnboundedSender<Order>,
+    last: AtomicI64,
+}
+
+pub struct Orders(mpsc::UnboundedReceiver<Order>);
+
+pub fn spy() -> (Spy, Orders) {
+    let (orders, asked) = mpsc::unbounded_channel();
+    (Spy { orders, last: AtomicI64::new(0) }, Orders(asked))
+}
+
+/// A watch. Dropping it ends it.
+pub struct Watching<'a> {
+    spy: &'a Spy,
+    id: i64,
+    heard: mpsc::UnboundedReceiver<Heard>,
+}
+
+impl Spy {
+    /// Watches from `create.start_revision` on.
+    pub fn watch(&self, create: WatchCreate) -> Watching<'_> {
+        let id = self.last.fetch_add(1, Ordering::Relaxed) + 1;
+        let (tell, heard) = mpsc::unbounded_channel();
+        let create = WatchCreate { watch_id: id, ..create };
+        _ = self.orders.send(Order::Begin(Watch { create, tell }));
+        Watching { spy: self, id, heard }
+    }
+}
+
+impl Watching<'_> {
+    pub async fn next(&mut self) -> Heard {
+        self.heard.recv().await.unwrap_or(Heard::Lost)
+    }
+}
+
+impl Drop for Watching<'_> {
+    fn drop(&mut self) {
+        _ = self.spy.orders.send(Order::End(self.id));
+    }
+}
+
+/// Keeps the stream, for as long as the store is open.
+pub async fn attend(shared: Arc<Shared>, Orders(mut orders): Orders) {
+    let mut watches: HashMap<i64, Watch> = HashMap::new();
+    loop {
+        while watches.is_empty() {
+            match orders.recv().await {
+                Some(Order::Begin(watch)) => _ = watches.insert(watch.create.watch_id, watch),
+                Some(Order::End(_)) => {}
+                None => return,
+            }
+        }
+        if !serve(&shared, &mut orders, &mut watches).await {
+            return;
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// Runs one stream until it ends. False: the store is closed.
+async fn serve(
+    shared: &Shared,
+    orders: &mut mpsc::UnboundedReceiver<Order>,
+    watches: &mut HashMap<i64, Watch>,
+) -> bool {
+    let (send, asks) = mpsc::unbounded_channel();
+    let ask = |ask| _ = send.send(WatchRequest { ask: Some(ask) });
+    for watch in watches.values() {
+        ask(WatchAsk::Create(watch.create.clone()));
+    }
+    let mut dropped = shared.link.dropped();
+    let Ok(session) = shared.link.session().await else { return true };
+    let asks = UnboundedReceiverStream::new(asks);
+    let mut answers: tonic::Streaming<WatchResponse> =
+        match shared.link.stream(&session, "/etcdserverpb.Watch/Watch", asks).await {
+            Ok(answers) => answers,
+            Err(failure) => {
+                tracing::debug!(?failure, "no stream for watches, will try again");
+                // Another member, and another login, may do better.
+                shared.link.give_up(&session).await;
+                shared.link.forget_login();
+                return true;
+            }
+        };
+    loop {
+        tokio::select! {
+            order = orders.recv() => match order {
+                Some(Order::Begin(watch)) => {
+                    ask(WatchAsk::Create(watch.create.clone()));
+                    watches.insert(watch.create.watch_id, watch);
+                }
+                Some(Order::End(watch_id)) => {
+                    if watches.remove(&watch_id).is_some() {
+                        ask(WatchAsk::Cancel(WatchCancel { watch_id }));
+                    }
+                }
+                None => return false,
+            },
+            answer = answers.next() => match answer {
+                Some(Ok(answer)) => {
+                    // A login that ran out ends watches one by one.
+                    if answer.canceled && answer.watch_id < 0 {
+                        shared.link.forget_login();
+                        return true;
+                    }
+                    pass_on(watches, answer);
+                }
+                other => {
+                    tracing::debug!(?other, "the stream of watches has ended");
+                    shared.link.give_up(&session).await;
+                    shared.link.forget_login();
+                    return true;
+                }
+            },
+            _ = dropped.changed() => return true,
+        }
+    }
+}
+
+fn pass_on(watches: &mut HashMap<i64, Watch>, answer: WatchResponse) {
+    let id = answer.watch_id;
+    let Some(watch) = watches.get_mut(&id) else { return };
+    if !answer.events.is_empty() {
+        let revision = answer.header.map_or(0, |header| header.revision);
+        watch.create.start_revision = watch.create.start_revision.max(revision + 1);
+        _ = watch.tell.send(Heard::Events(answer.events));
+    }
+    if answer.canceled {
+        _ = watch.tell.send(Heard::Lost);
+        watches.remove(&id);
+    }
+}

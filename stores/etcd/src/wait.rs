@@ -1,0 +1,92 @@
+//! Standing in line: what is worth waiting for, and the lease that keeps the place.
+
+use std::sync::Arc;
+
+use futures_util::future::select_all;
+use lockkeeper_core::Mode;
+
+use crate::acquire::Asking;
+use crate::entry::{Line, State};
+use crate::fault::Failure;
+use crate::judge;
+use crate::lease::Lease;
+use crate::proto::WatchCreate;
+use crate::script::end_of;
+use crate::store::Shared;
+
+impl Asking<'_> {
+    /// Waits until something happened that may let this one in: as a rule the end of the one before it.
+    pub async fn news(&self, lines: &[Line], revision: i64) {
+        let watches = self.worth_watching(lines, revision);
+        if watches.is_empty() {
+            // Nobody is in the way any more.
+            return;
+        }
+        let mut watching: Vec<_> = watches.into_iter().map(|create| self.shared.spy.watch(create)).collect();
+        let any = watching.iter_mut().map(|one| {
+            // Whatever it is: the line is looked at again.
+            Box::pin(one.next())
+        });
+        select_all(any).await;
+    }
+
+    fn worth_watching(&self, lines: &[Line], revision: i64) -> Vec<WatchCreate> {
+        const NO_PUTS: i32 = 0;
+        let from = |key: Vec<u8>, range_end, filters| WatchCreate {
+            key,
+            range_end,
+            start_revision: revision + 1,
+            filters,
+            ..WatchCreate::default()
+        };
+        let mut watches = Vec::new();
+        let blocked = lines.iter().find_map(|line| Some((line, judge::predecessor(line, &self.mark)?)));
+        if let Some((line, before)) = blocked {
+            let counted = matches!(self.ask.mode, Mode::Permit(_));
+            watches.push(if counted && line.holds(before) {
+                // The first in line for a permit: any of those who hold one may be the next to let go.
+                let prefix = self.shared.layout.queue(&line.name);
+                from(prefix.clone(), end_of(&prefix), vec![NO_PUTS])
+            } else {
+                let filters = if judge::may_share(self.ask.mode, before) { vec![] } else { vec![NO_PUTS] };
+                from(before.key.clone(), Vec::new(), filters)
+            });
+        }
+        // An ask of the same owner that is served lets this one in, past the line.
+        if let Some(owner) = self.ask.owner.as_ref().map(crate::layout::owner_mark) {
+            let siblings = lines.iter().flat_map(|line| &line.all).filter(|one| one.owner() == Some(owner));
+            let siblings = siblings.filter(|one| one.is(State::Waiting) && one.mark != Some(self.mark));
+            watches.extend(siblings.take(8).map(|one| from(one.key.clone(), Vec::new(), Vec::new())));
+        }
+        watches
+    }
+}
+
+impl Shared {
+    /// The lease of all places in line.
+    pub async fn line_lease(&self) -> Result<Arc<Lease>, Failure> {
+        let lease = self.lease(self.options.claim).await?;
+        *self.line.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(lease.clone());
+        Ok(lease)
+    }
+
+    /// The lease of the line, if anybody stands there.
+    pub fn line_in_use(&self) -> Option<i64> {
+        if !self.book.open().holds.values().any(|hold| hold.caller.is_some()) {
+            return None;
+        }
+        let line = self.line.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        line.as_ref().map(|lease| lease.id)
+    }
+
+    /// Something named a lease that is gone: which one?
+    pub async fn check_leases(&self, lease: &Lease) -> Result<(), Failure> {
+        let line = self.line.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+        for one in line.iter().map(|line| &**line).chain([lease]) {
+            if self.link.look_at_lease(one.id, false).await?.is_none() {
+                self.bury(one);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,76 @@
+//! What the tests on real servers have in common.
+#![allow(dead_code, reason = "every test uses a part of it")]
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper::Lockkeeper;
+use lockkeeper_core::{Result, Store};
+use lockkeeper_etcd::{EtcdStore, Options};
+use lockkeeper_host::SystemClock;
+use lockkeeper_testkit::servers::etcd_get;
+
+pub async fn try_open(url: &str) -> Result<Arc<dyn Store>> {
+    Ok(Arc::new(EtcdStore::open(Options::from_url(url)?).await?))
+}
+
+pub async fn open(hosts: impl std::fmt::Display) -> Arc<dyn Store> {
+    try_open(&format!("etcd://{hosts}")).await.expect("it opens")
+}
+
+pub fn keeper(store: &Arc<dyn Store>) -> Lockkeeper {
+    Lockkeeper::with_store(store.clone(), Arc::new(SystemClock))
+}
+
+/// The program, with everything it needs to find the server.
+pub fn etcdctl(addr: impl std::fmt::Display) -> Command {
+    let mut command = Command::new("etcdctl");
+    command.env("ETCDCTL_API", "3").arg(format!("--endpoints={addr}"));
+    command
+}
+
+/// Runs it, and returns what it says.
+pub fn ctl(addr: SocketAddr, args: &[&str]) -> String {
+    let done = etcdctl(addr).args(args).stderr(Stdio::piped()).output().expect("etcdctl runs");
+    let said = String::from_utf8_lossy(&done.stdout).into_owned();
+    assert!(done.status.success(), "etcdctl {args:?}: {said}{}", String::from_utf8_lossy(&done.stderr));
+    said
+}
+
+/// How many requests of a kind the server has handled.
+pub fn handled(addr: SocketAddr, method: &str) -> u64 {
+    let metrics = etcd_get(addr, "/metrics").expect("metrics");
+    let wanted = format!("grpc_method=\"{method}\"");
+    let lines = metrics
+        .lines()
+        .filter(|line| line.starts_with("grpc_server_handled_total") && line.contains(&wanted));
+    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as u64
+}
+
+/// A file with a number in it that is read, and written one higher a moment later: two at once lose a count.
+pub struct Counter(PathBuf);
+
+impl Counter {
+    pub fn new(dir: &std::path::Path) -> Counter {
+        let path = dir.join("counter");
+        std::fs::write(&path, "0").expect("a counter");
+        Counter(path)
+    }
+
+    pub fn path(&self) -> &std::path::Path {
+        &self.0
+    }
+
+    pub fn get(&self) -> u64 {
+        std::fs::read_to_string(&self.0).unwrap().trim().parse().expect("a number")
+    }
+
+    pub async fn add_one(&self) {
+        let n = self.get();
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        std::fs::write(&self.0, (n + 1).to_string()).expect("a counter");
+    }
+}
