@@ -86,8 +86,8 @@ impl Profile {
         };
         let why = self.notes.first().map_or(String::new(), |note| format!(" ({note})"));
         Err(Error::Unsupported(format!(
-            "the {} store, as it is, is not for correctness: {missing}{why}. Use sqlite:PATH on one host, or ask for \
-             efficiency",
+            "the {} store, as it is, is not for correctness: {missing}{why}. Use sqlite:PATH on one host or etcd://HOSTS for \
+             a fleet, or ask for efficiency",
             self.store
         )))
     }

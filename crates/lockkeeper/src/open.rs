@@ -17,6 +17,9 @@ pub fn schemes() -> Vec<&'static str> {
     if cfg!(feature = "redlock") {
         known.push("redlock://HOST,HOST,HOST");
     }
+    if cfg!(feature = "etcd") {
+        known.push("etcd://HOST,HOST,HOST");
+    }
     if cfg!(feature = "memory") {
         known.push("memory:");
     }
@@ -56,6 +59,12 @@ pub(crate) async fn open(url: &str, clock: Arc<dyn Clock>) -> Result<Arc<dyn Sto
             let mut options = lockkeeper_redlock::Options::from_url(url)?;
             options.clock = clock;
             Ok(Arc::new(lockkeeper_redlock::RedlockStore::open(options).await?))
+        }
+        #[cfg(feature = "etcd")]
+        "etcd" | "etcds" => {
+            let mut options = lockkeeper_etcd::Options::from_url(url)?;
+            options.clock = clock;
+            Ok(Arc::new(lockkeeper_etcd::EtcdStore::open(options).await?))
         }
         _ => Err(Error::invalid(format!(
             "there is no store {scheme:?} in this build. Known are {}",

@@ -4,7 +4,7 @@ use tonic::{Code, Status};
 /// Why a request has no good answer.
 #[derive(Clone, Debug)]
 pub enum Failure {
-    /// It was never sent.
+    /// It was never sent, or not even looked at.
     Away(String),
     /// It was sent, and nobody knows what became of it.
     Unheard(String),
@@ -21,6 +21,8 @@ impl Failure {
             return Failure::Away(format!("no etcd at {text}"));
         }
         match status.code() {
+            // Said before anything is done, because we ask for it ("hasleader").
+            Code::Unavailable if status.message() == "etcdserver: no leader" => Failure::Away(text),
             Code::InvalidArgument
             | Code::NotFound
             | Code::AlreadyExists

@@ -124,17 +124,20 @@ impl Link {
         A: Message + Clone + Default + 'static,
         B: Message + Default + 'static,
     {
-        let mut again = true;
+        let mut tries = 0;
         loop {
+            tries += 1;
             let session = self.session().await?;
             let answer = match self.login(&session).await {
                 Ok(()) => self.call_at(&session, path, ask.clone()).await,
                 Err(failure) => Err(failure),
             };
             match answer {
-                Err(failure) if again && failure.wants_login() && self.login.is_some() => self.forget_login(),
-                // Never sent: another member may be there.
-                Err(Failure::Away(_)) if again => self.give_up(&session).await,
+                Err(failure) if tries == 1 && failure.wants_login() && self.login.is_some() => {
+                    self.forget_login()
+                }
+                // Nothing has happened: another member may be there.
+                Err(Failure::Away(_)) if tries < self.endpoints.len().max(2) => self.give_up(&session).await,
                 Err(failure) => {
                     if failure.is_of_the_server() {
                         self.give_up(&session).await;
@@ -143,7 +146,6 @@ impl Link {
                 }
                 Ok(answer) => return Ok(answer),
             }
-            again = false;
         }
     }
 

@@ -89,8 +89,18 @@ impl EtcdStore {
             reactor.spawn(watch::attend(shared.clone())),
         ];
         let store = EtcdStore { shared, reactor: Arc::new((reactor, tasks)) };
-        let profile = store.run(async |shared| open::profile(&shared).await).await?;
-        _ = store.shared.profile.set(profile);
+        // A member that hangs, or is cut off, is no reason not to open: what is asked here can be asked again.
+        for left in (0..store.shared.options.servers.len()).rev() {
+            match store.run(async |shared| open::profile(&shared).await).await {
+                Err(error @ (Error::Unknown(_) | Error::Unavailable(_))) if left > 0 => {
+                    tracing::debug!(%error, "another member is asked");
+                }
+                answer => {
+                    _ = store.shared.profile.set(answer?);
+                    break;
+                }
+            }
+        }
         Ok(store)
     }
 

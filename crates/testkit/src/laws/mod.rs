@@ -14,6 +14,7 @@ pub mod line;
 pub mod modes;
 pub mod records;
 pub mod sight;
+pub mod storm;
 mod tools;
 
 pub use tools::*;
@@ -122,6 +123,42 @@ macro_rules! conformance {
     ($harness:ty) => {
         use $crate::law_tests;
         $crate::every_law!(law_tests, $harness);
+    };
+}
+
+/// Turns every law that contends into a test of its own for several [`Harness`]es, whose clients are [`storm::Patient`]. They
+/// run side by side, since most of the time each of them waits for its servers to come round.
+#[macro_export]
+macro_rules! conformance_in_storms {
+    ($($harness:ty),+) => {
+        use $crate::storm_tests;
+        $crate::every_contending_law!(storm_tests, ($($harness),+));
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! storm_tests {
+    ([$harnesses:tt] $($group:ident::$law:ident,)*) => {
+        $( $crate::storm_test! { $harnesses $group::$law } )*
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! storm_test {
+    (($($harness:ty),+) $group:ident::$law:ident) => {
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $law() {
+            let storms = [$(tokio::spawn(async {
+                if let Some(harness) = <$harness as $crate::laws::Harness>::start().await {
+                    $crate::laws::$group::$law(harness).await;
+                }
+            })),+];
+            for storm in storms {
+                storm.await.expect("the law holds in every storm");
+            }
+        }
     };
 }
 

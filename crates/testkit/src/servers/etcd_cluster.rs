@@ -1,4 +1,5 @@
 use std::io;
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -7,12 +8,13 @@ use rustix::process::Signal;
 use super::etcd::{arguments, etcd_get, health};
 use super::process::Launch;
 use super::wait::wait_for;
-use super::{EtcdOptions, Place, Port, Program, Server, Skip, require};
+use super::{EtcdOptions, Island, Islands, Place, Port, Program, Server, Skip, require};
 
 /// An etcd cluster on loopback. Dropping it kills all members.
 #[derive(Debug)]
 pub struct EtcdCluster {
     nodes: Vec<Server>,
+    islands: Vec<Island>,
 }
 
 /// Starts a cluster of so many members, and waits until all of them agree on a leader.
@@ -32,18 +34,35 @@ pub struct EtcdCluster {
 /// # Panics
 /// If the program is missing or does not start, or if it is to speak TLS: only a single one does.
 pub fn etcd_cluster(members: usize, options: EtcdOptions) -> Result<EtcdCluster, Skip> {
+    start(members, options, Vec::new())
+}
+
+/// The same, with every member on an island: [`EtcdCluster::island`] cuts one off.
+///
+/// # Errors
+/// [`Skip`] if the tests are to run without `etcd`, `root` or `iproute2`.
+///
+/// # Panics
+/// As [`etcd_cluster`].
+pub fn etcd_islands(members: usize, options: EtcdOptions) -> Result<EtcdCluster, Skip> {
+    start(members, options, Islands::new(members as u8)?)
+}
+
+fn start(members: usize, options: EtcdOptions, islands: Vec<Island>) -> Result<EtcdCluster, Skip> {
     assert!(options.tls.is_none(), "a member of a cluster does not speak TLS here");
     assert!((1..=7).contains(&members), "a cluster has 1 to 7 members");
     let program = require("etcd", "etcd", "etcd-server")?;
     // Every member has to know all others before the first of them can answer.
     let peers: Arc<Vec<Port>> = Arc::new((0..members).map(|_| Port::claim()).collect());
+    let all = islands.clone();
     let start = |nth: usize| {
-        let (program, peers, options) = (program.clone(), peers.clone(), options.clone());
-        std::thread::spawn(move || Server::start(Member { program, options, peers, nth }))
+        let (program, peers, options, islands) =
+            (program.clone(), peers.clone(), options.clone(), all.clone());
+        std::thread::spawn(move || Server::start(Member { program, options, peers, islands, nth }))
     };
     let starting: Vec<_> = (0..members).map(start).collect();
     let nodes = starting.into_iter().map(|node| node.join().expect("a member starts")).collect();
-    Ok(EtcdCluster { nodes })
+    Ok(EtcdCluster { nodes, islands })
 }
 
 impl EtcdCluster {
@@ -60,6 +79,14 @@ impl EtcdCluster {
     /// All of them, to change several at once: without a majority a member does not answer.
     pub fn nodes_mut(&mut self) -> &mut [Server] {
         &mut self.nodes
+    }
+
+    /// Where one of them lives, if they were started by [`etcd_islands`].
+    ///
+    /// # Panics
+    /// If they were not.
+    pub fn island(&self, nth: usize) -> &Island {
+        &self.islands[nth]
     }
 
     /// Where clients connect, as in the address of a store: `host:port,host:port`.
@@ -88,7 +115,14 @@ struct Member {
     program: PathBuf,
     options: EtcdOptions,
     peers: Arc<Vec<Port>>,
+    islands: Vec<Island>,
     nth: usize,
+}
+
+impl Member {
+    fn host_of(&self, nth: usize) -> Ipv4Addr {
+        self.islands.get(nth).map_or(Ipv4Addr::LOCALHOST, Island::addr)
+    }
 }
 
 impl Program for Member {
@@ -100,16 +134,23 @@ impl Program for Member {
         1
     }
 
+    fn host(&self) -> Ipv4Addr {
+        self.host_of(self.nth)
+    }
+
     fn prepare(&self, _place: &Place) -> io::Result<()> {
         Ok(())
     }
 
     fn launch(&self, place: &Place) -> Launch {
-        let peer = |port: &Port| format!("http://127.0.0.1:{}", port.number());
-        let all: Vec<_> =
-            self.peers.iter().enumerate().map(|(nth, port)| format!("m{nth}={}", peer(port))).collect();
-        let args = arguments(place, &format!("m{}", self.nth), &peer(&self.peers[self.nth]), &all.join(","));
-        Launch::new(&self.program, args.into_iter().chain(self.options.extra.iter().cloned()))
+        let peer = |nth: usize| format!("http://{}:{}", self.host_of(nth), self.peers[nth].number());
+        let all: Vec<_> = (0..self.peers.len()).map(|nth| format!("m{nth}={}", peer(nth))).collect();
+        let args = arguments(place, &format!("m{}", self.nth), &peer(self.nth), &all.join(","));
+        let launch = Launch::new(&self.program, args.into_iter().chain(self.options.extra.iter().cloned()));
+        match self.islands.get(self.nth) {
+            Some(island) => island.launch(launch),
+            None => launch,
+        }
     }
 
     fn stop_signal(&self) -> Signal {

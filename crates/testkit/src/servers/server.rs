@@ -22,6 +22,10 @@ pub trait Program: Send + Sync {
     fn name(&self) -> &str;
     /// How many ports it needs.
     fn ports(&self) -> usize;
+    /// Where it listens.
+    fn host(&self) -> Ipv4Addr {
+        Ipv4Addr::LOCALHOST
+    }
     /// Makes what has to be there before the first start: configuration files, a data directory.
     fn prepare(&self, place: &Place) -> io::Result<()>;
     /// What to run, in the foreground.
@@ -36,6 +40,7 @@ pub trait Program: Send + Sync {
 #[derive(Debug)]
 pub struct Place {
     dir: TempDir,
+    host: Ipv4Addr,
     ports: Vec<Port>,
 }
 
@@ -52,7 +57,7 @@ impl Place {
 
     /// The address of its first port, or of another one.
     pub fn addr(&self, nth: usize) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, self.ports[nth].number()).into()
+        (self.host, self.ports[nth].number()).into()
     }
 
     /// How many ports it has.
@@ -84,6 +89,7 @@ impl Server {
         loop {
             let place = Place {
                 dir: TempDir::new(program.name()),
+                host: program.host(),
                 ports: (0..program.ports()).map(|_| Port::claim()).collect(),
             };
             let prepared = program.prepare(&place);
