@@ -145,10 +145,9 @@ pub fn head(ask: &Ask, keys: &[String], stage: Stage, raise: Option<Fence>) -> V
     head
 }
 
-/// The terms of an ask, which are written down unchanged: attempt, owner, ttl, delay, mode, flags, names and holder.
-pub fn terms(attempt: &str, ask: &Ask, keys: &[String]) -> Vec<u8> {
-    let mut terms = Vec::with_capacity(192);
-    terms.extend(attempt.as_bytes());
+/// The terms of an ask, which are written down unchanged behind its attempt: owner, ttl, delay, mode, flags, names, holder.
+pub fn terms(ask: &Ask, keys: &[String]) -> Vec<u8> {
+    let mut terms = Vec::with_capacity(160);
     match ask.owner {
         Some(owner) => terms.extend(owner.to_hex().into_bytes()),
         None => terms.extend([b'-'; 32]),
@@ -190,6 +189,11 @@ fn pack_names(keys: &[String]) -> Vec<u8> {
 
 pub fn holder(info: &[u8]) -> Holder {
     serde_json::from_slice(info).unwrap_or_else(|_| somebody_else())
+}
+
+/// Whether the value of a lock's key names this attempt.
+pub fn names(value: &[u8], attempt: &str) -> bool {
+    value.strip_suffix(b"+").unwrap_or(value) == attempt.as_bytes()
 }
 
 /// Whoever took the lock with another client, of whom nothing is known.

@@ -118,7 +118,7 @@ impl Shared {
     fn args(&self, keys: &[String], ask: &Ask, stage: Stage, raise: Option<Fence>) -> Vec<Vec<u8>> {
         let lives = millis(ask.ttl + ask.lock_delay).to_string();
         let attempt = ask.claim.attempt.to_hex();
-        let (head, terms) = (entry::head(ask, keys, stage, raise), entry::terms(&attempt, ask, keys));
+        let (head, terms) = (entry::head(ask, keys, stage, raise), entry::terms(ask, keys));
         vec![attempt.into_bytes(), lives.into_bytes(), head, terms]
     }
 
@@ -171,7 +171,7 @@ impl Shared {
     /// Those who hold a lock, as others may see them.
     pub(crate) fn held(&self, value: &[u8], pttl: i64, packed: &[u8], now_ms: u64) -> Vec<Held> {
         let holds = entry::holds(packed);
-        let ours = value == b"lockkeeper" || holds.iter().any(|hold| hold.attempt.as_bytes() == value);
+        let ours = value == b"lockkeeper" || holds.iter().any(|hold| entry::names(value, &hold.attempt));
         if value.is_empty() || ours {
             let all = if value.is_empty() { &[][..] } else { &holds[..] };
             return all.iter().filter_map(|hold| hold.view(now_ms)).collect();

@@ -148,7 +148,12 @@ fn call(shared: &Shared, errand: Errand, group: Group, batch: &[Order]) -> Call 
             let common = batch[0].kind().1.iter();
             let call = us(Call::new(&ACQUIRE, &keys).arg(shared.floor()));
             let call = common.fold(call, |call, part| call.arg(&part[..]));
-            batch.iter().fold(call, |call, order| call.arg(&order.args[3][..]))
+            // Most have the same terms: those of the first are said once.
+            let terms = &batch[0].args[3];
+            batch.iter().fold(call.arg(&terms[..]), |call, Order { args, .. }| match args[3] == *terms {
+                true => call.arg(&args[0][..]),
+                false => call.arg([&args[0][..], &args[3][..]].concat()),
+            })
         }
         Errand::Release => {
             batch.iter().fold(us(Call::new(&RELEASE, &keys)), |call, order| call.arg(&order.args[0][..]))

@@ -306,7 +306,7 @@ async fn look_at(shared: &Arc<Shared>, batch: &[(Group, String)]) -> Option<Dura
                 waiter.answer_the_call(shared);
             }
         }
-        let foreign = value != b"lockkeeper" && !holds.iter().any(|hold| hold.attempt.as_bytes() == value);
+        let foreign = value != b"lockkeeper" && !holds.iter().any(|hold| entry::names(value, &hold.attempt));
         if value.is_empty() {
             // Free, and still we wait: the line was lost. The first asks again.
             desk.lines.get(spot).and_then(|line| line.first()).inspect(|waiter| waiter.called.notify_one());

@@ -1,6 +1,6 @@
-local function ask(keys, terms)
+local function ask(keys, attempt, terms)
   local mark, waits, _, min_hold, wanted = struct.unpack('>c1BBI4d', head)
-  local attempt, owner, ttl, delay, mode, _, names, info = struct.unpack('>c32c32I4I4I4BI4c0I2c0', terms)
+  local owner, ttl, delay, mode, _, names, info = struct.unpack('>c32I4I4I4BI4c0I2c0', terms)
   waits = waits > 0
 
   -- The same attempt again is the same ask: its fence stays, its lease counts anew.
@@ -70,7 +70,7 @@ local function ask(keys, terms)
         redis.call('ZADD', BASE .. 'line:' .. key, ticket, attempt .. client)
         tell('waiting', key, 0, info)
       end
-      redis.call('HSET', CLIENT, attempt, struct.pack('>c1dd', mark, now_us, min_hold) .. terms)
+      redis.call('HSET', CLIENT, attempt, struct.pack('>c1ddc0c0', mark, now_us, min_hold, attempt, terms))
     end
     -- They go with the process that waits; its polls keep them.
     redis.call('PEXPIRE', CLIENT, CLAIM)
@@ -83,7 +83,9 @@ end
 
 for _, one in ipairs(rest) do
   local i, first = unpack(one)
-  answers[i] = ask(names_at(first, count), ARGV[i + 6])
+  local attempt, terms = ARGV[i + 7], common
+  if #attempt > 32 then attempt, terms = string.sub(attempt, 1, 32), string.sub(attempt, 33) end
+  answers[i] = ask(names_at(first, count), attempt, terms)
   flush()
 end
 return answers

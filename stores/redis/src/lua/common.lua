@@ -1,8 +1,8 @@
 -- The lock table, as far as one script can see it.
 --
 -- A lock is two keys and a record. The lock key L is what every other Redis lock client uses: it is there while the lock is
--- taken by anybody, it holds the attempt of the first holder (or MARK if there is none to name), and it goes when the lock
--- is free. Its record, a field of HELD, lists the holds: mode, fence, owner, when it ends. Q is the line. Without L nobody
+-- taken by anybody, it holds the attempt of the first holder (with a plus if its record is no plain one, or MARK if there is
+-- none to name), and it goes when the lock is free. Its record, a field of HELD, lists the holds: mode, fence, owner, when it ends. Q is the line. Without L nobody
 -- holds, whatever the record says; an L that is not the attempt of a hold on record belongs to somebody else's client.
 
 local MARK, NONE = 'lockkeeper', string.rep('-', 32)
@@ -71,7 +71,7 @@ local function load(key)
     local h = {}
     h.fence, h.expires, h.since, h.stays, h.attempt, h.owner, h.ttl, h.delay, h.mode, h.flags, h.names, h.info, at =
       struct.unpack(HOLD, packed, at)
-    ours = ours or h.attempt == slot.value
+    ours = ours or h.attempt == slot.value or h.attempt .. '+' == slot.value
     all[#all + 1] = h
   end
   slot.foreign = not ours
@@ -112,6 +112,7 @@ local function save(slot)
     -- P: one holder, alone, and nothing of it outlasts a release. Then a release needs to know no more.
     local plain = #packed == 1 and h.flags <= PENDING and h.mode == 0 and h.owner == NONE and h.stays == 0
       and h.delay == 0 and h.names == ''
+    if value ~= MARK and not plain then value = value .. '+' end
     redis.call('SET', slot.key, value, 'PX', last - now)
     redis.call('HSET', HELD, slot.key, (plain and 'P' or 'X') .. table.concat(packed))
     if redis.call('PTTL', HELD) < last - now then redis.call('PEXPIRE', HELD, 2 * (last - now)) end

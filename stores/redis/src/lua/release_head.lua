@@ -3,17 +3,15 @@
 local COUNTER, WATCHED, HELD, WAITED = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local answers, rest = {}, {}
 
--- First the plain ones: one holder, alone, and nobody watches. While its key is there, its lease is not over.
-local locks = { unpack(KEYS, 5) }
-local records = redis.call('HMGET', HELD, unpack(locks))
-local values = redis.call('MGET', COUNTER, WATCHED, WAITED, unpack(locks))
+-- First the plain ones, whose key has their attempt and nothing more: one holder, alone, and nobody watches. While its key
+-- is there, its lease is not over.
+local values = redis.call('MGET', COUNTER, WATCHED, WAITED, unpack(KEYS, 5))
 local freed, seen, at = {}, {}, 5
 for i = 1, #ARGV - 3 do
   local attempt, count = ARGV[i + 3], 1
   if #attempt > 32 then attempt, count = string.sub(attempt, 1, 32), tonumber(string.sub(attempt, 33)) end
-  local key, value, record = KEYS[at], values[at - 1], records[at - 4]
-  if value == attempt and count == 1 and record and not values[2] and not seen[key] and string.byte(record) == 80
-    and string.sub(record, 34, 65) == attempt then
+  local key = KEYS[at]
+  if values[at - 1] == attempt and count == 1 and not values[2] and not seen[key] then
     seen[key] = true
     freed[#freed + 1] = key
     answers[i] = 1
