@@ -140,6 +140,8 @@ pub struct Grant {
     pub ttl: Duration,
     /// The lease counts from here: the moment at which the request that won it was sent, never the reply's.
     pub sent_at: Moment,
+    /// How long the first lease lasts from there: the ttl, or less if the store has said less until the first renewal.
+    pub lease: Duration,
 }
 
 /// The answer to an ask.

@@ -92,8 +92,8 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// A lease that was won by a request sent at `sent_at`.
-    pub fn new(sent_at: Moment, terms: Terms) -> Self {
+    /// A lease that was won by a request sent at `sent_at`, and lasts for `first` from there unless it is renewed.
+    pub fn new(sent_at: Moment, first: Duration, terms: Terms) -> Self {
         let end = terms.max_hold.map_or(Moment::NEVER, |max| sent_at + max);
         let mut lease = Lease {
             terms,
@@ -107,16 +107,15 @@ impl Lease {
             progress: sent_at,
             effects: VecDeque::new(),
         };
-        lease.count_from(sent_at);
+        lease.count_from(sent_at, first.min(terms.ttl));
         lease
     }
 
-    fn count_from(&mut self, sent_at: Moment) {
-        let ttl = self.terms.ttl;
+    fn count_from(&mut self, sent_at: Moment, ttl: Duration) {
         let deadline = (sent_at + (ttl - margin(ttl))).min(self.end);
         if deadline >= self.deadline {
             self.deadline = deadline;
-            // A third of the ttl, up to an eighth of that earlier.
+            // A third of it, up to an eighth of that earlier.
             let third = ttl / 3;
             self.renew_at = sent_at + (third - third / 8 * u32::from(self.terms.jitter) / 255);
         }
@@ -195,7 +194,7 @@ impl Lease {
             Some(Renewal::Renewed) => {
                 self.give_up_at = None;
                 self.unanswered = 0;
-                self.count_from(sent_at);
+                self.count_from(sent_at, self.terms.ttl);
                 self.enter(State::Valid);
             }
             Some(Renewal::Lost) => self.enter(State::Lost(Why::Taken)),
@@ -269,7 +268,21 @@ mod tests {
     fn lease(terms: impl FnOnce(&mut Terms)) -> Lease {
         let mut t = Terms { ttl: TTL, max_hold: None, progress_within: None, jitter: 0 };
         terms(&mut t);
-        Lease::new(at(0), t)
+        Lease::new(at(0), t.ttl, t)
+    }
+
+    #[test]
+    fn a_first_lease_may_be_shorter() {
+        let terms = Terms { ttl: TTL, max_hold: None, progress_within: None, jitter: 0 };
+        let mut lease = Lease::new(at(0), TTL / 6, terms);
+        assert_eq!(lease.deadline(), at(5_000 - 100));
+        assert_eq!(
+            lease.poll_timeout(),
+            Some(at(1_666) + Duration::from_nanos(666_666)),
+            "it is renewed as soon"
+        );
+        lease.handle_renewal(at(2_000), at(2_001), Some(Renewal::Renewed));
+        assert_eq!(lease.deadline(), at(2_000) + (TTL - margin(TTL)));
     }
 
     fn effects(lease: &mut Lease) -> Vec<Effect> {

@@ -61,7 +61,7 @@ impl fmt::Debug for Guard {
 
 impl Guard {
     pub(crate) fn new(keeper: Lockkeeper, grant: Grant, terms: Terms) -> Self {
-        let lease = Lease::new(grant.sent_at, terms);
+        let lease = Lease::new(grant.sent_at, grant.lease, terms);
         let deadline = AtomicU64::new(lease.deadline().as_nanos());
         let pulse = Arc::new(Pulse { deadline, state: watch::Sender::new(State::Valid) });
         let id = keeper.0.driver().add(grant.clone(), lease, pulse.clone());

@@ -180,6 +180,6 @@ impl Asking<'_> {
         }
         shared.note(fence);
         let (claim, mode, ttl) = (ask.claim.clone(), ask.mode, ask.ttl);
-        Ok(Step::Granted(Grant { claim, fence, mode, ttl, sent_at }))
+        Ok(Step::Granted(Grant { claim, fence, mode, ttl, sent_at, lease: ttl }))
     }
 }

@@ -61,7 +61,7 @@ impl Shared {
             let (blocked, busy) = match self.take_all(parts, ask).await? {
                 Ok(fence) => {
                     let (claim, mode, ttl) = (ask.claim.clone(), ask.mode, ask.ttl);
-                    return Ok(Acquired::Granted(Grant { claim, fence, mode, ttl, sent_at }));
+                    return Ok(Acquired::Granted(Grant { claim, fence, mode, ttl, sent_at, lease: ttl }));
                 }
                 Err(blocked) => blocked,
             };
@@ -99,7 +99,7 @@ impl Shared {
                         highest = highest.max(fence);
                     }
                     Answer::Busy(busy) => return Ok(Err((i, busy))),
-                    Answer::InLine(_) => return Err(crate::hold::odd()),
+                    Answer::InLine(..) => return Err(crate::hold::odd()),
                 }
             }
             if same {

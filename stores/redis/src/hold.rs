@@ -15,7 +15,7 @@ use crate::entry::{self, Stage};
 use crate::fault::Failure;
 use crate::lane::Kept;
 use crate::layout::Group;
-use crate::line::Place;
+use crate::line::{Called, Place, Since};
 use crate::script::{BREAK, Call, RENEW};
 use crate::store::Shared;
 
@@ -23,8 +23,9 @@ use crate::store::Shared;
 pub(crate) enum Answer {
     Granted(Fence),
     Busy(Busy),
-    /// It stands in line; whoever is in the way is gone after this long at the latest, if it says nothing.
-    InLine(Option<Duration>),
+    /// It stands in line, and this was the highest fence of all then; whoever is in the way is gone after this long at the
+    /// latest, if it says nothing.
+    InLine(u64, Option<Duration>),
 }
 
 /// How many holds one script renews: few enough not to keep the server from everybody else for long.
@@ -45,9 +46,16 @@ impl Shared {
         let mut called = None;
         loop {
             let waits = place.is_some() && clock.now() < until;
+            let mut lease = ask.ttl;
             let (sent_at, answer) = match called.take() {
-                Some((sent_at, answer)) => (sent_at, self.read(group, ask, answer)),
-                None => {
+                // Unless nobody looked at it for so long that it is better to ask.
+                Some(Called::In { sent_at, lease: first, fence }) if clock.now() < sent_at + first / 2 => {
+                    lease = first;
+                    self.floor.fetch_max(fence.get(), Ordering::Relaxed);
+                    (sent_at, Ok(Answer::Granted(fence)))
+                }
+                Some(Called::Asked(sent_at, answer)) => (sent_at, self.read(group, ask, answer)),
+                _ => {
                     if let Some(place) = &place {
                         place.ask();
                     }
@@ -61,10 +69,10 @@ impl Shared {
                         place.keep();
                     }
                     let (claim, mode, ttl) = (ask.claim.clone(), ask.mode, ask.ttl);
-                    return Ok(Acquired::Granted(Grant { claim, fence, mode, ttl, sent_at }));
+                    return Ok(Acquired::Granted(Grant { claim, fence, mode, ttl, sent_at, lease }));
                 }
                 Ok(Answer::Busy(busy)) => return Ok(Acquired::Busy(busy)),
-                Ok(Answer::InLine(ends)) => Some(ends),
+                Ok(Answer::InLine(fence, ends)) => Some((Since { sent_at, fence }, ends)),
                 // Whoever waits goes on waiting while the server is away; the place may be kept all the same.
                 Err(error @ (Error::Unavailable(_) | Error::Unknown(_))) if stands && waits => {
                     tracing::debug!(%error, "still in line, as far as we know");
@@ -75,8 +83,9 @@ impl Shared {
             };
             stands = true;
             let Some(place) = &mut place else { return Err(odd()) };
-            if let Some(ends) = ends {
-                place.stand(group, &keys, self.args(&keys, ask, Stage::Called, None), ends);
+            if let Some((since, ends)) = ends {
+                let say = self.args(&keys, ask, Stage::Called, None);
+                place.stand(group, ask, &keys, say, since, ends);
                 self.wait(place, ask, until).await;
                 called = place.answer();
             }
@@ -140,16 +149,16 @@ impl Shared {
             }
             [Value::Int(16)] => Err(Failure::Refused { code: "OOM".into(), detail: String::new() }.into()),
             [Value::Int(code), state @ ..] => {
-                let (busy, ends) = self.busy(state).ok_or_else(odd)?;
+                let (busy, ends, highest) = self.busy(state).ok_or_else(odd)?;
                 debug_assert_eq!(self.layout.group(&busy.name), group);
-                Ok(if *code == 2 { Answer::InLine(ends) } else { Answer::Busy(busy) })
+                Ok(if *code == 2 { Answer::InLine(highest, ends) } else { Answer::Busy(busy) })
             }
             _ => Err(odd()),
         }
     }
 
-    /// Who is in the way, and until when.
-    fn busy(&self, state: &[Value]) -> Option<(Busy, Option<Duration>)> {
+    /// Who is in the way, until when, and what the highest fence was.
+    fn busy(&self, state: &[Value]) -> Option<(Busy, Option<Duration>, u64)> {
         let [
             Value::BulkString(key),
             Value::BulkString(value),
@@ -157,6 +166,7 @@ impl Shared {
             Value::BulkString(held),
             Value::Int(waiting),
             Value::Int(now),
+            Value::Int(highest),
         ] = state
         else {
             return None;
@@ -165,7 +175,11 @@ impl Shared {
         let mut held = self.held(value, *pttl, held, u64::try_from(*now).ok()?);
         held.truncate(LockView::BUSY);
         let ends = u64::try_from(*pttl).ok().map(Duration::from_millis);
-        Some((Busy { name, held, waiting: usize::try_from(*waiting).unwrap_or(0) }, ends))
+        Some((
+            Busy { name, held, waiting: usize::try_from(*waiting).unwrap_or(0) },
+            ends,
+            u64::try_from(*highest).ok()?,
+        ))
     }
 
     /// Those who hold a lock, as others may see them.

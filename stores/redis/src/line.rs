@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::Moment;
+use lockkeeper_core::{Ask, Fence, Moment};
 use redis::{Value, cmd};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
@@ -53,9 +53,35 @@ struct Waiter {
 /// heard: the waiter's own task may be slow to wake.
 #[derive(Default)]
 struct Claim {
-    order: Option<(Group, Vec<String>, Vec<Vec<u8>>)>,
+    order: Option<Order>,
+    since: Since,
     under_way: Option<AbortHandle>,
-    answer: Option<(Moment, Result<Value, Failure>)>,
+    answer: Option<Called>,
+}
+
+/// A waiter was in line, and not called, when the server got something that was sent at this moment, and the highest fence
+/// of all was this one. What is granted to it since has a higher one, and is kept for a claim counted from here at least.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Since {
+    pub sent_at: Moment,
+    pub fence: u64,
+}
+
+/// What is said for a waiter.
+struct Order {
+    group: Group,
+    claim: lockkeeper_core::Claim,
+    keys: Vec<String>,
+    args: Vec<Vec<u8>>,
+    ttl: Duration,
+}
+
+/// What became of a call.
+pub enum Called {
+    /// It was let in, by a message: this lease counts from then, and is long enough to go on with.
+    In { sent_at: Moment, lease: Duration, fence: Fence },
+    /// It said that it is there, and this was the answer to what was sent then.
+    Asked(Moment, Result<Value, Failure>),
 }
 
 impl Waiter {
@@ -63,19 +89,38 @@ impl Waiter {
         self.claim.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says that it is there, if it stands in line and has not said so already; else lets it ask by itself.
-    fn answer_the_call(self: &Arc<Self>, shared: &Arc<Shared>) {
+    /// Says that it is there, if it stands in line and has not said so already; else lets it ask by itself. `fence` is
+    /// what a message named.
+    fn answer_the_call(self: &Arc<Self>, shared: &Arc<Shared>, fence: Option<Fence>) {
         let mut claim = self.claim();
         if claim.under_way.is_some() {
             return;
         }
-        let Some((group, keys, args)) = claim.order.take() else { return self.called.notify_one() };
-        let (waiter, shared, sent_at) = (self.clone(), shared.clone(), shared.options.clock.now());
+        let Some(order) = claim.order.take() else { return self.called.notify_one() };
+        let (Since { sent_at, fence: before }, lease) = (claim.since, order.ttl.min(shared.options.claim));
+        let (waiter, shared, now) = (self.clone(), shared.clone(), shared.options.clock.now());
+        // Good for a while yet, no message from long ago, and newer than all that we know of: a server that has forgotten
+        // must be asked.
+        let good = |fence: &Fence| {
+            let newest = fence.get() > before.max(shared.floor());
+            newest && shared.grants.is_none() && now < sent_at + lease / 2
+        };
+        let known = fence.filter(good);
         let handle = shared.fleet.reactor().clone();
         let task = handle.spawn(async move {
-            let answer = shared.asks.send(group, keys, args, waiter.kept.clone()).await;
-            waiter.claim().answer = Some((sent_at, answer));
-            waiter.called.notify_one();
+            let tell = |called| {
+                waiter.claim().answer = Some(called);
+                waiter.called.notify_one();
+            };
+            let Some(fence) = known else {
+                let answer = shared.asks.send(order.group, order.keys, order.args, waiter.kept.clone()).await;
+                return tell(Called::Asked(now, answer));
+            };
+            // The server hears from us all the same, but nobody has to wait for that: if it is not heard, the holder
+            // renews within its first lease.
+            let parts = [(order.group, &order.claim)];
+            let told = async { tell(Called::In { sent_at, lease, fence }) };
+            _ = tokio::join!(shared.renew_all(&parts), told);
         });
         claim.under_way = Some(task.abort_handle());
     }
@@ -114,12 +159,16 @@ impl Line {
         }
     }
 
-    /// The server has let `attempt` in.
-    pub fn call(&self, shared: &Arc<Shared>, attempt: &[u8]) {
-        let Ok(attempt) = std::str::from_utf8(attempt) else { return };
+    /// The server has let somebody in: the attempt, and behind it the fence.
+    pub fn call(&self, shared: &Arc<Shared>, message: &[u8]) {
+        let Some((attempt, fence)) =
+            std::str::from_utf8(message).ok().and_then(|text| text.split_at_checked(32))
+        else {
+            return;
+        };
         let waiter = self.desk().waiters.get(attempt).cloned();
         if let Some(waiter) = waiter {
-            waiter.answer_the_call(shared);
+            waiter.answer_the_call(shared, fence.parse().ok().and_then(|fence| Fence::new(fence).ok()));
         }
     }
 
@@ -143,9 +192,20 @@ impl Line {
 impl Place<'_> {
     /// It stands in line for these keys now; the first of those who hold them is expected to be gone after `ends`, if
     /// it says nothing. `called` is what to say when it is called.
-    pub fn stand(&mut self, group: Group, keys: &[String], called: Vec<Vec<u8>>, ends: Option<Duration>) {
+    pub fn stand(
+        &mut self,
+        group: Group,
+        ask: &Ask,
+        keys: &[String],
+        called: Vec<Vec<u8>>,
+        since: Since,
+        ends: Option<Duration>,
+    ) {
+        let (claim, ttl) = (ask.claim.clone(), ask.ttl);
+        let order = Order { group, claim, keys: keys.to_vec(), args: called, ttl };
         let mut claim = self.waiter.claim();
-        (claim.order, claim.under_way) = (Some((group, keys.to_vec(), called)), None);
+        (claim.order, claim.under_way, claim.answer) = (Some(order), None, None);
+        claim.since = claim.since.max(since);
         drop(claim);
         if self.spots.is_empty() {
             let mut desk = self.line.desk();
@@ -175,8 +235,8 @@ impl Place<'_> {
         claim.under_way.is_some() && claim.answer.is_none()
     }
 
-    /// What the server said when the call was answered, and when that was sent.
-    pub fn answer(&self) -> Option<(Moment, Result<Value, Failure>)> {
+    /// What became of a call, if there was one.
+    pub fn answer(&self) -> Option<Called> {
         self.waiter.claim().answer.take()
     }
 
@@ -193,7 +253,10 @@ impl Place<'_> {
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        if let Some(task) = self.waiter.claim().under_way.take() {
+        // What is said for one that has the lock is said to the end.
+        if !self.waiter.kept.load(Ordering::SeqCst)
+            && let Some(task) = self.waiter.claim().under_way.take()
+        {
             task.abort();
         }
         let mut desk = self.line.desk();
@@ -273,7 +336,7 @@ async fn look(shared: &Arc<Shared>) -> Instant {
 
 /// Looks at some keys of one group. Says when it is worth looking again.
 async fn look_at(shared: &Arc<Shared>, batch: &[(Group, String)]) -> Option<Duration> {
-    let group = batch[0].0;
+    let (group, sent_at) = (batch[0].0, shared.options.clock.now());
     let names: Vec<&str> = batch.iter().map(|(_, key)| key.as_str()).collect();
     let call = Call::new(&POLL, &shared.keys(group, &names))
         .arg(shared.layout.base(group))
@@ -295,7 +358,9 @@ async fn look_at(shared: &Arc<Shared>, batch: &[(Group, String)]) -> Option<Dura
         return Some(shared.options.poll);
     }
     let mut soonest = shared.options.poll;
-    for (spot, state) in batch.iter().zip(&answer[1..]) {
+    let Some(Value::Int(fence)) = answer.get(1) else { return None };
+    let since = Since { sent_at, fence: u64::try_from(*fence).unwrap_or(u64::MAX) };
+    for (spot, state) in batch.iter().zip(&answer[2..]) {
         let Value::Array(state) = state else { continue };
         let [Value::BulkString(value), Value::BulkString(held), Value::Int(pttl)] = &state[..] else {
             continue;
@@ -303,7 +368,14 @@ async fn look_at(shared: &Arc<Shared>, batch: &[(Group, String)]) -> Option<Dura
         let holds = entry::holds(held);
         for hold in &holds {
             if let Some(waiter) = desk.waiters.get(&hold.attempt) {
-                waiter.answer_the_call(shared);
+                waiter.answer_the_call(shared, None);
+            }
+        }
+        // Those who were there before we looked still stand in line.
+        for waiter in desk.lines.get(spot).into_iter().flatten() {
+            let mut claim = waiter.claim();
+            if claim.order.is_some() && holds.iter().all(|hold| hold.attempt != waiter.attempt) {
+                claim.since = claim.since.max(since);
             }
         }
         let foreign = value != b"lockkeeper" && !holds.iter().any(|hold| entry::names(value, &hold.attempt));

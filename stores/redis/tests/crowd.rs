@@ -161,3 +161,37 @@ async fn locks_that_end_without_a_word_are_swept_out() {
     })
     .await;
 }
+
+/// A message is believed only if it can be no older than what we know: one from before, which was held up on its way, tells
+/// of a lock that may be somebody else's by now.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_message_lets_nobody_in() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let url = format!("redis://{}", server.addr());
+    let (store, waiting) = (open(&url).await, open(&url).await);
+    let before = take(&store, &ask("popular")).await;
+    give_back(&store, &before.claim).await;
+    let held = take(&store, &ask("popular")).await;
+    let patient = with(ask("popular"), |ask| ask.wait = Wait::Forever);
+    let (waiting2, patient2) = (waiting.clone(), patient.clone());
+    let waiter = tokio::spawn(async move { waiting2.acquire(&patient2).await });
+    let listens = || {
+        let channels = redis_call(server.addr(), &["PUBSUB", "CHANNELS", "lockkeeper:wake:*"]).unwrap();
+        channels.lines().next().map(str::to_owned)
+    };
+    eventually("it listens", || async { listens().is_some() }).await;
+    let channel = listens().unwrap();
+    for fence in [before.fence, held.fence] {
+        let message = format!("{}{fence}", patient.claim.attempt.to_hex());
+        assert_eq!(redis_call(server.addr(), &["PUBLISH", &channel, &message]).unwrap(), "1");
+        // It asks the server about it, over the connection that brought the message; this is answered after that.
+        waiting.inspect(&name("popular")).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert!(!waiter.is_finished(), "two hold it: {:?}", waiter.await);
+    }
+    give_back(&store, &held.claim).await;
+    let served = tokio::time::timeout(Duration::from_secs(20), waiter).await.expect("it is let in").unwrap();
+    let Ok(Acquired::Granted(served)) = served else { panic!("not served: {served:?}") };
+    assert!(served.fence > held.fence && served.lease <= served.ttl);
+    assert_eq!(waiting.renew(&[served]).await.unwrap(), [Renewal::Renewed]);
+}

@@ -138,7 +138,10 @@ impl Pair {
         let expected = self.table.handle_renew(self.now(), &claim.attempt);
         let (fence, mode, ttl, sent_at) = (Fence::MAX, Mode::Exclusive, UNIT, Moment::default());
         let place = self.any_store();
-        let answers = self.stores[place].renew(&[Grant { claim, fence, mode, ttl, sent_at }]).await.unwrap();
+        let answers = self.stores[place]
+            .renew(&[Grant { claim, fence, mode, ttl, sent_at, lease: ttl }])
+            .await
+            .unwrap();
         assert_eq!(answers, [expected]);
     }
 
@@ -173,8 +176,10 @@ impl Pair {
         }
         while let Some(effect) = self.table.poll_effect() {
             let Effect::Answer(attempt, expected) = effect else { continue };
-            let (_, waiter) = self.waiting.remove(&attempt).expect("it waits");
+            let (place, waiter) = self.waiting.remove(&attempt).expect("it waits");
             let got = soon("a waiter is answered", waiter).await.unwrap();
+            // What its store says for it has arrived before this is answered.
+            self.stores[place].inspect(&name("a")).await.unwrap();
             self.same(got, expected);
             self.served += 1;
         }

@@ -165,7 +165,7 @@ impl Shared {
         if let Verdict::Granted(fence) = verdict {
             self.seen(fence);
             let (claim, mode, ttl) = (ask.claim.clone(), ask.mode, ask.ttl);
-            return Ok(Outcome::Granted(Grant { claim, fence, mode, ttl, sent_at }));
+            return Ok(Outcome::Granted(Grant { claim, fence, mode, ttl, sent_at, lease: ttl }));
         }
         round.tidy(clock, patience).await;
         match verdict {

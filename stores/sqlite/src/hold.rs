@@ -97,7 +97,7 @@ impl Tx<'_> {
         }
         self.after.changed.extend(claim.names.iter().cloned());
         self.tell(claim.names.as_slice(), &EventKind::Granted { fence }, Some(holder))?;
-        Ok(Grant { claim: claim.clone(), fence, mode: *mode, ttl: *ttl, sent_at: self.sent })
+        Ok(Grant { claim: claim.clone(), fence, mode: *mode, ttl: *ttl, sent_at: self.sent, lease: *ttl })
     }
 
     /// Counts the lease anew, unless it is over. Whoever renews it is its process from now on.

@@ -68,7 +68,7 @@ impl Hold {
 
     pub fn grant(&self, sent_at: Moment) -> Grant {
         let claim = Claim { attempt: self.attempt, names: self.names.clone() };
-        Grant { claim, fence: self.fence, mode: self.mode, ttl: self.ttl, sent_at }
+        Grant { claim, fence: self.fence, mode: self.mode, ttl: self.ttl, sent_at, lease: self.ttl }
     }
 
     pub fn view(&self, now: Moment) -> Held {

@@ -140,6 +140,7 @@ impl Pair {
             mode: Mode::Exclusive,
             ttl: Duration::from_secs(1),
             sent_at: Moment::default(),
+            lease: Duration::from_secs(1),
         };
         assert_eq!(self.store().renew(&[grant]).await.unwrap(), [expected]);
     }

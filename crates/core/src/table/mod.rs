@@ -157,6 +157,7 @@ impl Table {
             mode: hold.mode,
             ttl: hold.ttl(),
             sent_at: now.moment,
+            lease: hold.ttl(),
         }
     }
 

@@ -312,7 +312,7 @@ impl World {
         }
         let sent = if self.bug == Some(Bug::CountsFromTheReply) { self.now } else { sent };
         let terms = Terms { ttl: TTL, max_hold: None, progress_within: None, jitter: 0 };
-        let lease = Lease::new(sent, terms);
+        let lease = Lease::new(sent, TTL, terms);
         // A grant that waited for too long is lost on arrival. Asking again counts it anew.
         if !matches!(lease.state(self.now), lease::State::Lost(_)) {
             let place = self.grants.iter().rposition(|grant| *grant == (id, fence)).unwrap_or(0);
@@ -331,7 +331,7 @@ impl World {
         }
         if self.bug == Some(Bug::LostIsRevived) && *lost && answer == Some(Renewal::Renewed) {
             let terms = Terms { ttl: TTL, max_hold: None, progress_within: None, jitter: 0 };
-            **lease = Lease::new(sent, terms);
+            **lease = Lease::new(sent, TTL, terms);
         }
         lease.handle_renewal(sent, self.now, answer);
         if let Phase::Holding { renewing, .. } = phase {

@@ -6,7 +6,7 @@ use lockkeeper_core::{Busy, Grant, Held, Holder, LockPage, LockView, Page, Queue
 impl Hold {
     pub fn grant(&self, now: Now) -> Grant {
         let Ask { claim, mode, ttl, .. } = self.ask.clone();
-        Grant { claim, fence: self.fence, mode, ttl, sent_at: now.moment }
+        Grant { claim, fence: self.fence, mode, ttl, sent_at: now.moment, lease: ttl }
     }
 
     fn show(&self, now: Moment) -> Held {

@@ -56,6 +56,7 @@ impl Bugged {
             mode: ask.mode,
             ttl: ask.ttl,
             sent_at: lockkeeper_core::Moment::from_nanos(0),
+            lease: ask.ttl,
         }
     }
 

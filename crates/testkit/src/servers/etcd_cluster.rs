@@ -45,7 +45,7 @@ pub fn etcd_cluster(members: usize, options: EtcdOptions) -> Result<EtcdCluster,
 /// # Panics
 /// As [`etcd_cluster`].
 pub fn etcd_islands(members: usize, options: EtcdOptions) -> Result<EtcdCluster, Skip> {
-    start(members, options, Islands::new(members as u8)?)
+    start(members, options, Islands::raise(members as u8)?)
 }
 
 fn start(members: usize, options: EtcdOptions, islands: Vec<Island>) -> Result<EtcdCluster, Skip> {

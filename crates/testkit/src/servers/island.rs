@@ -35,7 +35,7 @@ impl Islands {
     ///
     /// # Panics
     /// If the kernel does not do it.
-    pub fn new(count: u8) -> Result<Vec<Island>, Skip> {
+    pub fn raise(count: u8) -> Result<Vec<Island>, Skip> {
         demand("root", rustix::process::geteuid().is_root(), "to be run by root")?;
         let program = require("iproute2", "ip", "iproute2")?;
         static NEXT: AtomicU8 = AtomicU8::new(0);

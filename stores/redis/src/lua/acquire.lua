@@ -78,7 +78,8 @@ local function ask(keys, attempt, terms)
   end
   flush()
   return { waits and 2 or 0, what, redis.call('GET', what) or '', redis.call('PTTL', what),
-    redis.call('HGET', HELD, what) or '', redis.call('ZCARD', BASE .. 'line:' .. what), now }
+    redis.call('HGET', HELD, what) or '', redis.call('ZCARD', BASE .. 'line:' .. what), now,
+    tonumber(redis.call('GET', COUNTER) or '0') }
 end
 
 for _, one in ipairs(rest) do

@@ -224,7 +224,7 @@ local function serve(keys)
         admit(all, { attempt = attempt, owner = owner, fence = fence, expires = now + math.min(ttl, CLAIM),
           since = now_us, stays = hold > 0 and now + hold or 0, ttl = ttl, delay = delay, mode = mode, flags = PENDING,
           names = names, info = info })
-        redis.pcall('PUBLISH', 'lockkeeper:wake:' .. client, attempt)
+        redis.pcall('PUBLISH', 'lockkeeper:wake:' .. client, attempt .. string.format('%.0f', fence))
         again = mode > 0
       end
     end
