@@ -11,6 +11,7 @@ use crate::base::fence_at;
 use crate::book::Caller;
 use crate::entry::{Line, State};
 use crate::fault::Failure;
+use crate::hold::Search;
 use crate::judge::{self, Said};
 use crate::lane::Answer;
 use crate::layout::Mark;
@@ -29,6 +30,8 @@ pub struct Asking<'a> {
     pub joined: bool,
     /// Asks that may wait write themselves down at once.
     pub joins: bool,
+    /// Nobody is thought to be there: all that is asked is whether that is so.
+    pub hopes: bool,
     /// When its place in line was made.
     pub created: i64,
     /// The line is long, and its two ends are not enough.
@@ -66,7 +69,10 @@ impl Shared {
         let caller = self.book.begin(mark, ask, self.clock.now());
         let mut entered = Entered { shared: self, mark, caller: caller.clone(), nothing: false };
         let joins = ask.wait != Wait::No;
-        let mut asking = Asking { shared: self, ask, mark, joined: false, joins, created: 0, all: false };
+        // What it is known to have is looked at; it does not stand in line behind itself.
+        let hopes = !self.crowded.has(&ask.claim.names);
+        let joined = self.book.open().holds.get(&mark).is_some_and(|hold| hold.known.is_some());
+        let mut asking = Asking { shared: self, ask, mark, joined, joins, hopes, created: 0, all: false };
         let answer = asking.run(&caller).await;
         let open = asking.joined || matches!(answer, Ok(Acquired::Granted(_)) | Err(Error::Unknown(_)));
         entered.nothing = !open;
@@ -125,17 +131,29 @@ impl Asking<'_> {
         let ask = self.ask;
         let lease = self.shared.lease(ask.ttl + ask.lock_delay).await?;
         let (floor, base) = (self.shared.floor(), self.shared.base());
-        let answer = match self.send(&lease, base).await {
-            Err(failure) if failure.lease_is_gone() => {
-                self.shared.check_leases(&lease).await?;
-                return Ok(Step::Again);
-            }
-            answer => answer?,
+        let answer = match self.joined {
+            true => self.look().await?,
+            false => match self.try_at_once(&lease, base).await {
+                Ok((answer, Some(seat))) => {
+                    if !self.hopes {
+                        self.shared.crowded.remove(&ask.claim.names);
+                    }
+                    let fence = fence_at(base, answer.revision)?;
+                    return self.granted(&lease, seat.into(), &answer, fence, floor, None).await;
+                }
+                Ok((_, None)) if self.hopes => {
+                    self.hopes = false;
+                    self.shared.crowded.add(&ask.claim.names);
+                    return Ok(Step::Again);
+                }
+                Ok((answer, None)) => answer,
+                Err(failure) if failure.lease_is_gone() => {
+                    self.shared.check_leases(&lease).await?;
+                    return Ok(Step::Again);
+                }
+                Err(failure) => return Err(failure.into()),
+            },
         };
-        if answer.txn.succeeded && !self.joined {
-            let fence = fence_at(base, answer.revision)?;
-            return self.granted(&lease, &answer, fence, floor, None).await;
-        }
         let revision = answer.revision;
         let mut ranges = answer.txn.clone().ranges().into_iter();
         let found = ranges.next().and_then(|range| range.kvs.into_iter().next());
@@ -172,14 +190,16 @@ impl Asking<'_> {
             return Ok(Step::Blocked { lines, revision });
         }
         let granted = mine.iter().filter(|one| one.is(State::Granted)).count();
-        if granted == lines.len() {
+        // Granted together, they stand under one place.
+        let apart = mine.iter().any(|one| one.place != mine[0].place);
+        if granted == lines.len() && !apart {
             let fence = mine[0].fence(self.shared.base());
             return self.resume(lease, answer, &lines, fence).await;
         }
-        if granted > 0 || (!mine.is_empty() && mine.len() < lines.len()) {
+        if granted > 0 || apart || (!mine.is_empty() && mine.len() < lines.len()) {
             // Somebody deleted a part of it: what is left is worth nothing.
             self.joined = false;
-            self.shared.take_out(&self.ask.claim.names, &self.mark).await?;
+            self.shared.take_out(&self.ask.claim.names, &self.mark, Search::Everywhere).await?;
             return Ok(Step::Again);
         }
         let was_joined = std::mem::replace(&mut self.joined, !mine.is_empty());
@@ -202,7 +222,7 @@ impl Asking<'_> {
     /// Gives its place in line up.
     async fn leave(&mut self) -> Result<(), Failure> {
         if self.joined {
-            self.shared.take_out(&self.ask.claim.names, &self.mark).await?;
+            self.shared.take_out(&self.ask.claim.names, &self.mark, Search::Line).await?;
             self.joined = false;
         }
         Ok(())

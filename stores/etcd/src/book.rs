@@ -10,8 +10,10 @@ use lockkeeper_core::{Ask, Fence, Moment, Names};
 use tokio::sync::Notify;
 
 use crate::entry::Entry;
+use crate::hold::Search;
 use crate::layout::Mark;
 use crate::lease::Lease;
+use crate::seat::Seat;
 use crate::store::Shared;
 
 /// How long until an end that could not be told is told again.
@@ -33,12 +35,43 @@ pub struct Hold {
 /// What is known of a grant.
 #[derive(Clone, Debug)]
 pub struct Known {
+    pub place: Place,
     /// Which write of its keys it is.
     pub written: i64,
     pub fence: Fence,
     pub since: Moment,
     pub lease: Arc<Lease>,
     pub entry: Entry,
+}
+
+/// Where a grant stands.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// What its keys are called after.
+    pub mark: Mark,
+    /// `Some`: it is a seat of ours.
+    pub seat: Option<Arc<Seat>>,
+}
+
+impl Place {
+    /// Its keys are gone.
+    pub fn leave(&self) {
+        if let Some(seat) = &self.seat {
+            seat.leave();
+        }
+    }
+}
+
+impl From<Mark> for Place {
+    fn from(mark: Mark) -> Self {
+        Place { mark, seat: None }
+    }
+}
+
+impl From<Seat> for Place {
+    fn from(seat: Seat) -> Self {
+        Place { mark: seat.mark(), seat: Some(Arc::new(seat)) }
+    }
 }
 
 /// The ask that stands behind an entry of the book.
@@ -171,8 +204,8 @@ impl Shared {
                 return;
             }
             let done = match &hold.known {
-                Some(known) => self.expire(&mark, &hold, known).await,
-                None => self.take_out(&hold.names, &mark).await.map(|_| ()),
+                Some(known) => self.expire(&hold, known).await,
+                None => self.take_out(&hold.names, &mark, Search::Everywhere).await.map(|_| ()),
             };
             match done {
                 Ok(()) => break,

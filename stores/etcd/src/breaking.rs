@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper_core::{Error, Fence, LockName, Names, Result};
+use lockkeeper_core::{Fence, LockName, Result};
 
 use crate::base::fence_at;
 use crate::entry::{Line, One, State};
@@ -44,8 +44,8 @@ impl Shared {
             let mut keys = vec![one.clone()];
             if one.is(State::Granted) {
                 for other in self.other_names(one, name).await? {
-                    let Some(mark) = one.mark else { continue };
-                    let held = self.one_at(&other, &mark).await?;
+                    let Some(place) = one.place else { continue };
+                    let held = self.one_at(&other, &place).await?;
                     keys.extend(held.filter(|held| held.is(State::Granted)));
                     touched.push(other);
                 }
@@ -81,11 +81,11 @@ impl Shared {
 
     /// A grant of several names is lost as a whole: which are the others?
     async fn other_names(&self, one: &One, name: &LockName) -> Result<Vec<LockName>> {
-        let (Some(entry), Some(mark)) = (&one.entry, one.mark) else { return Ok(Vec::new()) };
+        let (Some(entry), Some(place)) = (&one.entry, one.place) else { return Ok(Vec::new()) };
         let mut names = entry.names.clone();
         if let Some(first) = &entry.first {
             names = self
-                .one_at(first, &mark)
+                .one_at(first, &place)
                 .await?
                 .and_then(|one| one.entry)
                 .map_or(Vec::new(), |entry| entry.names);
@@ -94,9 +94,9 @@ impl Shared {
         Ok(names)
     }
 
-    async fn one_at(&self, name: &LockName, mark: &Mark) -> Result<Option<One>> {
-        let names = Names::from(name.clone());
-        let found = self.find_own(&names, mark).await.map_err(Error::from)?;
-        Ok(found.into_iter().next())
+    async fn one_at(&self, name: &LockName, place: &Mark) -> Result<Option<One>> {
+        let look = txn(Vec::new(), vec![get(&self.layout.key(name, place))], Vec::new());
+        let found = self.lane.send(look, Vec::new()).await?.txn.one();
+        Ok(found.and_then(|kv| One::read(&self.layout, name, kv)))
     }
 }

@@ -1,7 +1,7 @@
 //! What is written under a key of a lock, and the line that these keys make up.
 
 use lockkeeper_core::rules::Stake;
-use lockkeeper_core::{Ask, Fence, Held, Holder, LockName, Mode, Owner, Queued, Wall};
+use lockkeeper_core::{Ask, Attempt, Fence, Held, Holder, LockName, Mode, Owner, Queued, Wall};
 use serde::{Deserialize, Serialize};
 
 use crate::layout::{self, Layout, Mark};
@@ -32,6 +32,9 @@ pub struct Entry {
     /// The owner's mark.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
+    /// Whose it is, if its key is not called after its attempt but after a seat.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attempt: Option<String>,
     /// Only if it is another one than what the key's last revision says: of a hold that is a re-entry, or that was
     /// written again since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -61,6 +64,7 @@ impl Entry {
             state,
             mode: ask.mode,
             owner: ask.owner.as_ref().map(|owner| layout::owner_mark(owner).to_hex()),
+            attempt: None,
             fence,
             ttl_ms: millis(ask.ttl),
             lock_delay_ms: millis(ask.lock_delay),
@@ -70,6 +74,11 @@ impl Entry {
             names: Vec::new(),
             first: None,
         }
+    }
+
+    /// As it stands under a key that is not called after its attempt.
+    pub fn of(self, mark: &Mark) -> Self {
+        Entry { attempt: Some(Attempt::from_bytes(*mark).to_hex()), ..self }
     }
 
     /// As it stands under one of its names.
@@ -97,7 +106,10 @@ impl Entry {
 #[derive(Clone, Debug)]
 pub struct One {
     pub key: Vec<u8>,
+    /// Of its attempt, if it is one of ours.
     pub mark: Option<Mark>,
+    /// What its key is called after: the same, or a seat.
+    pub place: Option<Mark>,
     pub created: i64,
     pub written: i64,
     pub lease: i64,
@@ -111,10 +123,11 @@ impl One {
         if whose != *name {
             return None;
         }
-        let mark = layout::mark_in(rest);
-        let entry = mark.and_then(|_| serde_json::from_slice(&kv.value).ok());
+        let place = layout::mark_in(rest);
+        let entry: Option<Entry> = place.and_then(|_| serde_json::from_slice(&kv.value).ok());
+        let seated = entry.as_ref().and_then(|entry| layout::mark_in(entry.attempt.as_ref()?));
         let (created, written, lease) = (kv.create_revision, kv.mod_revision, kv.lease);
-        Some(One { mark, created, written, lease, entry, key: kv.key })
+        Some(One { mark: seated.or(place), place, created, written, lease, entry, key: kv.key })
     }
 
     pub fn is(&self, state: State) -> bool {

@@ -6,13 +6,16 @@ use lockkeeper_core::{Fence, Grant, LockName, Result};
 
 use crate::acquire::{Asking, PAUSE, Step};
 use crate::base::fence_at;
-use crate::book::{Hold, Known};
-use crate::entry::{Entry, Line, State};
+use crate::book::{Hold, Known, Place};
+use crate::entry::{Entry, Line, One, State};
 use crate::fault::Failure;
+use crate::hold::Search;
 use crate::lane::Answer;
+use crate::layout::Mark;
 use crate::lease::Lease;
-use crate::proto::RequestOp;
+use crate::proto::{Compare, RequestOp};
 use crate::script::{created, empty, get, head, nested, put, tail, txn, unwritten, written};
+use crate::seat::Seat;
 
 /// How much of a long line is read at its beginning, where the holders are.
 const HEAD: i64 = 32;
@@ -26,51 +29,79 @@ impl Asking<'_> {
         self.shared.layout.key(name, &self.mark)
     }
 
-    fn puts(&self, entry: &Entry, lease: i64) -> Vec<RequestOp> {
+    /// What is written under all keys of a place.
+    fn puts(&self, place: &Mark, entry: Entry, lease: i64) -> Vec<RequestOp> {
         let names = self.ask.claim.names.as_slice();
-        names.iter().map(|name| put(&self.key(name), entry.under(name, names), lease)).collect()
+        let entry = if *place == self.mark { entry } else { entry.of(&self.mark) };
+        let key = |name| self.shared.layout.key(name, place);
+        names.iter().map(|name| put(&key(name), entry.under(name, names), lease)).collect()
     }
 
     fn entry(&self, state: State, fence: Option<Fence>) -> Entry {
         Entry::new(self.ask, state, fence, self.shared.clock.wall())
     }
 
-    /// One transaction: granted if nobody is there; else in line if it may wait; and what the lines are then.
-    pub async fn send(&self, lease: &Lease, base: u64) -> Result<Answer, Failure> {
-        let shared = self.shared;
+    /// Of a long line its beginning and its end, with the one before ours.
+    fn read(&self, name: &LockName) -> Vec<RequestOp> {
+        let prefix = self.shared.layout.queue(name);
+        let limit = if self.all { 0 } else { HEAD };
+        vec![head(&prefix, limit), tail(&prefix, if self.joined { self.created } else { 0 })]
+    }
+
+    /// What the lines are, for one that stands there.
+    pub async fn look(&self) -> Result<Answer, Failure> {
+        let mut look = vec![get(&self.shared.layout.base())];
+        // Each a transaction of its own, so that many names are not too many operations.
+        let names = &self.ask.claim.names;
+        look.extend(names.iter().map(|name| nested(txn(Vec::new(), self.read(name), Vec::new()))));
+        // Read only: it need not stand behind what others of this process want of the name.
+        self.shared.lane.send(txn(Vec::new(), look, Vec::new()), Vec::new()).await
+    }
+
+    /// In line, if it may wait, and what the lines are then.
+    async fn join(&self) -> Result<Vec<RequestOp>, Failure> {
         let names = self.ask.claim.names.as_slice();
-        let mut look = vec![get(&shared.layout.base())];
-        // Of a long line its beginning and its end, with the one before ours.
-        let read = |name: &LockName| {
-            let prefix = shared.layout.queue(name);
-            let limit = if self.all { 0 } else { HEAD };
-            [head(&prefix, limit), tail(&prefix, if self.joined { self.created } else { 0 })]
-        };
-        if self.joined {
-            // Each a transaction of its own, so that many names are not too many operations.
-            let each = names.iter().map(|name| nested(txn(Vec::new(), read(name).to_vec(), Vec::new())));
-            look.extend(each);
-            // Read only: it need not stand behind what others of this process want of the name.
-            return shared.lane.send(txn(Vec::new(), look, Vec::new()), Vec::new()).await;
-        }
-        let line = if self.joins { Some(shared.line_lease().await?) } else { None };
+        let mut look = vec![get(&self.shared.layout.base())];
+        let line = if self.joins { Some(self.shared.line_lease().await?) } else { None };
         let waiting = self.entry(State::Waiting, None);
         for name in names {
-            let read = read(name);
-            match &line {
-                None => look.push(nested(txn(Vec::new(), read.to_vec(), Vec::new()))),
+            let read = self.read(name);
+            look.push(nested(match &line {
+                None => txn(Vec::new(), read, Vec::new()),
                 Some(line) => {
                     let key = self.key(name);
                     let write = put(&key, waiting.under(name, names), line.id);
-                    let join = [vec![write], read.to_vec()].concat();
-                    look.push(nested(txn(vec![created(&key, 0)], join, read.to_vec())));
+                    txn(vec![created(&key, 0)], [vec![write], read.clone()].concat(), read)
                 }
-            }
+            }));
         }
-        let mut free = vec![shared.base_stands(base)];
-        free.extend(names.iter().map(|name| empty(&shared.layout.queue(name))));
-        let grant = self.puts(&self.entry(State::Granted, None), lease.id);
-        shared.lane.send(txn(free, grant, look), self.about()).await
+        Ok(look)
+    }
+
+    /// One transaction: granted, under a seat, if nobody is there; else it joins the line, unless it hoped that nobody is.
+    pub async fn try_at_once(&self, lease: &Lease, base: u64) -> Result<(Answer, Option<Seat>), Failure> {
+        let shared = self.shared;
+        let names = self.ask.claim.names.as_slice();
+        let seat = shared.seats.take(&self.ask.claim.names);
+        let mut free: Vec<Compare> = names.iter().map(|name| empty(&shared.layout.queue(name))).collect();
+        let grant = self.puts(&seat.mark(), self.entry(State::Granted, None), lease.id);
+        let stands = shared.base_stands(base);
+        // Dropped here, or never answered, the seat is spoilt.
+        let answer = if self.hopes {
+            shared.lane.hope(free, grant, Some(stands), self.about()).await
+        } else {
+            free.push(stands);
+            shared.lane.send(txn(free, grant, self.join().await?), self.about()).await
+        };
+        let answer = match answer {
+            Err(failure @ Failure::Unheard(_)) => return Err(failure),
+            answer => answer,
+        };
+        if answer.as_ref().is_ok_and(|answer| answer.txn.succeeded) {
+            return Ok((answer?, Some(seat)));
+        }
+        seat.leave();
+        Ok((answer?, None))
     }
 
     /// Takes what was seen to be free at `revision`, unless anything was written there since. What was deleted since is
@@ -94,7 +125,7 @@ impl Asking<'_> {
                 still.push(created(&self.key(&line.name), place));
             }
         }
-        let grant = self.puts(&self.entry(State::Granted, fence), lease.id);
+        let grant = self.puts(&self.mark, self.entry(State::Granted, fence), lease.id);
         let order = txn(still, grant, vec![get(&shared.layout.base())]);
         let answer = match shared.lane.send(order, self.about()).await {
             Err(failure) if failure.lease_is_gone() => {
@@ -112,7 +143,7 @@ impl Asking<'_> {
         };
         // A re-entry has the fence that it has.
         let floor = if fence.is_some() { 0 } else { floor };
-        self.granted(lease, &answer, told, floor, fence).await
+        self.granted(lease, self.mark.into(), &answer, told, floor, fence).await
     }
 
     /// The same attempt has it already: its lease counts anew.
@@ -129,34 +160,61 @@ impl Asking<'_> {
             return Ok(Step::Again);
         }
         let mine: Vec<_> = lines.iter().filter_map(|line| line.mine(&self.mark)).collect();
-        let at = mine[0].written;
+        self.leave_behind(lines, &mine).await?;
+        let (at, place) = (mine[0].written, self.place(mine[0]));
         if mine.iter().all(|one| one.lease == lease.id && one.written == at) {
             let explicit = mine[0].entry.as_ref().and_then(|entry| entry.fence);
             let answer = Answer { revision: at, ..answer.clone() };
-            return self.granted(lease, &answer, fence, 0, explicit).await;
+            return self.granted(lease, place, &answer, fence, 0, explicit).await;
         }
         // Granted under a lease that is not ours, or not any more.
         let same = mine.iter().map(|one| written(&one.key, one.written)).collect();
-        let order = txn(same, self.puts(&self.entry(State::Granted, Some(fence)), lease.id), Vec::new());
-        let answer = self.shared.lane.send(order, self.about()).await?;
+        let grant = self.puts(&place.mark, self.entry(State::Granted, Some(fence)), lease.id);
+        let answer = self.shared.lane.send(txn(same, grant, Vec::new()), self.about()).await?;
         match answer.txn.succeeded {
-            true => self.granted(lease, &answer, fence, 0, Some(fence)).await,
+            true => self.granted(lease, place, &answer, fence, 0, Some(fence)).await,
             false => Ok(Step::Again),
         }
+    }
+
+    /// Where one of ours stands: the seat is still ours if it was before.
+    fn place(&self, one: &One) -> Place {
+        let mark = one.place.unwrap_or(self.mark);
+        let pages = self.shared.book.open();
+        let known = pages.holds.get(&self.mark).and_then(|hold| hold.known.as_ref());
+        let place = known.map(|known| &known.place).filter(|place| place.mark == mark);
+        place.cloned().unwrap_or_else(|| mark.into())
+    }
+
+    /// An ask that has it under a seat, and did not hear of it, has asked again and joined the line behind itself.
+    async fn leave_behind(&self, lines: &[Line], mine: &[&One]) -> Result<(), Failure> {
+        let mut behind = lines
+            .iter()
+            .flat_map(|line| &line.all)
+            .filter(|one| one.mark == Some(self.mark) && mine.iter().all(|known| known.key != one.key));
+        if behind.next().is_some() && mine.iter().all(|one| one.place != Some(self.mark)) {
+            self.shared.take_out(&self.ask.claim.names, &self.mark, Search::Line).await?;
+        }
+        Ok(())
     }
 
     /// Writes it down, and makes sure that the lease lasts for as long as the guard will believe.
     pub async fn granted(
         &mut self,
         lease: &Arc<Lease>,
+        place: Place,
         answer: &Answer,
         fence: Fence,
         floor: u64,
         explicit: Option<Fence>,
     ) -> Result<Step> {
         let (shared, ask, sent_at) = (self.shared, self.ask, answer.sent_at);
-        let entry = self.entry(State::Granted, explicit);
-        let known = Known { written: answer.revision, fence, since: sent_at, lease: lease.clone(), entry };
+        let mut entry = self.entry(State::Granted, explicit);
+        if place.mark != self.mark {
+            entry = entry.of(&self.mark);
+        }
+        let known =
+            Known { place, written: answer.revision, fence, since: sent_at, lease: lease.clone(), entry };
         shared.book.write(
             self.mark,
             Hold {

@@ -8,17 +8,26 @@ use futures_util::future::join_all;
 use lockkeeper_core::{Fence, Grant, Moment, Names, Release, Renewal, Result};
 
 use crate::book::{Hold, Known};
-use crate::entry::{Line, One, State};
+use crate::entry::{One, State};
 use crate::fault::Failure;
 use crate::layout::{self, Mark};
 use crate::lease::Lease;
 use crate::proto::RequestOp;
-use crate::script::{delete, get, put, txn, written};
+use crate::script::{delete, get, head, nested, put, txn, written};
 use crate::store::Shared;
 use crate::watch::Why;
 
 /// How late a request may arrive that nobody heard of again.
 const LATE: Duration = Duration::from_secs(10);
+
+/// Where to look for what an attempt has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Search {
+    /// In line, under its own key.
+    Line,
+    /// Also under a seat of whatever process: what was granted there at once is older than all the others in the line.
+    Everywhere,
+}
 
 impl Shared {
     fn own_keys(&self, names: &Names, mark: &Mark) -> Vec<Vec<u8>> {
@@ -87,13 +96,14 @@ impl Shared {
             if pages.ending.contains(mark) {
                 return Ok(false);
             }
-            pages.holds.get(mark).and_then(|hold| hold.known.as_ref()).map(|known| known.written)
+            let known = pages.holds.get(mark).and_then(|hold| hold.known.as_ref());
+            known.map(|known| (known.place.mark, known.written))
         };
         match known {
-            Some(at) => {
-                let keys = self.own_keys(&grant.claim.names, mark);
+            Some((place, at)) => {
+                let keys = self.own_keys(&grant.claim.names, &place);
                 let same = keys.iter().map(|key| written(key, at)).collect();
-                let answer = self.lane.send(txn(same, Vec::new(), Vec::new()), Vec::new()).await?;
+                let answer = self.lane.hope(same, Vec::new(), None, Vec::new()).await?;
                 Ok(answer.txn.succeeded)
             }
             None => self.adopt(grant, mark).await,
@@ -102,13 +112,16 @@ impl Shared {
 
     /// A grant that another open store was given: it goes on under a lease of ours.
     async fn adopt(&self, grant: &Grant, mark: &Mark) -> Result<bool> {
-        let found = self.find_own(&grant.claim.names, mark).await?;
+        let found = self.find_own(&grant.claim.names, mark, Search::Everywhere).await?;
         let granted: Vec<&One> = found.iter().filter(|one| one.is(State::Granted)).collect();
-        let (Some(entry), true) =
-            (granted.first().and_then(|one| one.entry.clone()), granted.len() == grant.claim.names.count())
+        let Some((place, entry)) = granted.first().and_then(|one| Some((one.place?, one.entry.clone()?)))
         else {
             return Ok(false);
         };
+        let together = granted.iter().all(|one| one.place == Some(place));
+        if !together || granted.len() != grant.claim.names.count() {
+            return Ok(false);
+        }
         let needed = grant.ttl + Duration::from_millis(entry.lock_delay_ms);
         let (lease, now) = (self.lease(needed).await?, self.clock.now());
         let same = granted.iter().map(|one| written(&one.key, one.written)).collect();
@@ -121,7 +134,8 @@ impl Shared {
         if !answer.txn.succeeded || !self.cover(&lease, now + needed).await? {
             return Ok(false);
         }
-        let known = Known { written: answer.revision, fence: grant.fence, since: now, lease, entry };
+        let place = place.into();
+        let known = Known { place, written: answer.revision, fence: grant.fence, since: now, lease, entry };
         self.book.write(
             *mark,
             Hold {
@@ -147,7 +161,7 @@ impl Shared {
         }
         let done = match hold.as_ref().and_then(|hold| hold.known.as_ref()) {
             Some(known) => self.give_back(names, &mark, known).await,
-            None => self.take_out(names, &mark).await,
+            None => self.take_out(names, &mark, Search::Everywhere).await,
         };
         if let Some(hold) = hold {
             let open = hold.known.is_none() && hold.caller.is_none();
@@ -169,34 +183,53 @@ impl Shared {
     async fn give_back(&self, names: &Names, mark: &Mark, known: &Known) -> Result<Release, Failure> {
         let stays = known.since + Duration::from_millis(known.entry.min_hold_ms);
         if stays > self.clock.now() {
-            return self.take_out(names, mark).await;
+            return self.take_out(names, mark, Search::Everywhere).await;
         }
-        let keys = self.own_keys(names, mark);
+        let keys = self.own_keys(names, &known.place.mark);
         let same = keys.iter().map(|key| written(key, known.written)).collect();
-        let order = txn(same, keys.iter().map(|key| delete(key)).collect(), Vec::new());
-        let answer = self.lane.send(order, self.about(names)).await?;
+        let gone = keys.iter().map(|key| delete(key)).collect();
+        let answer = self.lane.hope(same, gone, None, self.about(names)).await?;
         match answer.txn.succeeded {
-            true => Ok(Release::Released),
+            true => {
+                known.place.leave();
+                Ok(Release::Released)
+            }
             // Somebody wrote there: it was taken away, or a part of it was deleted.
-            false => self.take_out(names, mark).await,
+            false => self.take_out(names, mark, Search::Everywhere).await,
         }
     }
 
-    /// What stands under the keys of an attempt.
-    pub async fn find_own(&self, names: &Names, mark: &Mark) -> Result<Vec<One>, Failure> {
-        let reads = self.own_keys(names, mark).iter().map(|key| get(key)).collect();
-        let answer = self.lane.send(txn(Vec::new(), reads, Vec::new()), self.about(names)).await?;
-        let ranges = answer.txn.ranges().into_iter();
-        let lines = names.iter().zip(ranges).map(|(name, range)| Line::read(&self.layout, name, range));
-        Ok(lines.flat_map(|line| line.all).collect())
+    /// What an attempt has.
+    async fn find_own(&self, names: &Names, mark: &Mark, search: Search) -> Result<Vec<One>, Failure> {
+        let each = names.iter().map(|name| {
+            let mut reads = vec![get(&self.layout.key(name, mark))];
+            if search == Search::Everywhere {
+                reads.push(head(&self.layout.queue(name), 1));
+            }
+            nested(txn(Vec::new(), reads, Vec::new()))
+        });
+        let order = txn(Vec::new(), each.collect(), Vec::new());
+        let mut ranges = self.lane.send(order, self.about(names)).await?.txn.ranges().into_iter();
+        let mut found: Vec<One> = Vec::new();
+        for name in names {
+            let reads = if search == Search::Everywhere { 2 } else { 1 };
+            let kvs = ranges.by_ref().take(reads).flat_map(|range| range.kvs);
+            let ones = kvs.filter_map(|kv| One::read(&self.layout, name, kv));
+            found.extend(ones.filter(|one| one.mark.as_ref() == Some(mark)));
+        }
+        found.sort_by(|a, b| a.key.cmp(&b.key));
+        found.dedup_by(|a, b| a.key == b.key);
+        Ok(found)
     }
 
     /// Takes whatever an attempt has out of the lines: it is looked for first.
-    pub async fn take_out(&self, names: &Names, mark: &Mark) -> Result<Release, Failure> {
+    pub async fn take_out(&self, names: &Names, mark: &Mark, search: Search) -> Result<Release, Failure> {
         loop {
-            let mut found = self.find_own(names, mark).await?;
+            let mut found = self.find_own(names, mark, search).await?;
             found.retain(|one| one.is(State::Granted) || one.is(State::Waiting));
-            let Some(first) = found.first() else { return Ok(Release::AlreadyGone) };
+            // What waits, beside what is granted, is an ask that had not heard of it.
+            let granted = found.iter().find(|one| one.is(State::Granted));
+            let Some(first) = granted.or(found.first()) else { return Ok(Release::AlreadyGone) };
             let same = found.iter().map(|one| written(&one.key, one.written)).collect();
             let lingers = self.lingers(first);
             let lease = match lingers {
@@ -204,7 +237,8 @@ impl Shared {
                 None => None,
             };
             let fence = first.fence(self.base());
-            let ends = found.iter().map(|one| end(one, lease, State::Lingering, fence)).collect();
+            let stays = |one: &One| lease.filter(|_| one.is(State::Granted));
+            let ends = found.iter().map(|one| end(one, stays(one), State::Lingering, fence)).collect();
             let answer = self.lane.send(txn(same, ends, Vec::new()), self.about(names)).await?;
             if answer.txn.succeeded {
                 return Ok(Release::Released);
@@ -222,13 +256,13 @@ impl Shared {
     }
 
     /// Its time is over, and it was not renewed.
-    pub async fn expire(&self, mark: &Mark, hold: &Hold, known: &Known) -> Result<(), Failure> {
+    pub async fn expire(&self, hold: &Hold, known: &Known) -> Result<(), Failure> {
         let delay = known.entry.lock_delay_ms;
         let lease = match delay {
             0 => None,
             _ => Some(self.link.grant_lease(seconds(Duration::from_millis(delay))).await?.0),
         };
-        let keys = self.own_keys(&hold.names, mark);
+        let keys = self.own_keys(&hold.names, &known.place.mark);
         let same = keys.iter().map(|key| written(key, known.written)).collect();
         let mut ends: Vec<RequestOp> = hold
             .names
@@ -250,7 +284,11 @@ impl Shared {
         ends.push(put(&why, Why::Expired { names: hold.names.as_slice().to_vec() }.to_bytes(), 0));
         let mut about = self.about(&hold.names);
         about.push(why);
-        self.lane.send(txn(same, ends, Vec::new()), about).await.map(|_| ())
+        let answer = self.lane.send(txn(same, ends, Vec::new()), about).await?;
+        if answer.txn.succeeded && lease.is_none() {
+            known.place.leave();
+        }
+        Ok(())
     }
 }
 

@@ -1,5 +1,9 @@
 //! What is asked by many tasks at once travels in one transaction: the first leaves at once, and those that come while it
-//! is under way leave together. Each is a transaction of its own inside, with an answer of its own.
+//! is under way leave together, each with an answer of its own.
+//!
+//! Those that are expected to happen (a lock that is thought to be free, a hold that is given back) are put into it as they
+//! are: all of them happen or none. If none does, they go again, each as a transaction of its own inside, as the others always
+//! do. That costs etcd more.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -11,20 +15,24 @@ use prost::Message;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::fault::Failure;
-use crate::proto::{Response, TxnRequest, TxnResponse};
+use crate::proto::{Compare, Request, RequestOp, Response, TxnRequest, TxnResponse};
 use crate::script::{nested, txn};
 use crate::store::Shared;
 
 /// How many transactions are under way at once: one that the cluster works on, and one on its way to it.
 const FLIGHTS: usize = 2;
-/// How many are in one of them, and how many bytes: etcd takes 128 operations and 1.5 MiB.
-const BATCH: usize = 32;
+/// How many operations are in one of them, and how many bytes: etcd takes 128 and 1.5 MiB.
+const BATCH: usize = 100;
 const BYTES: usize = 512 << 10;
 
 /// A transaction, and what it is about: two that have something in common are never under way together, so that those of
 /// one name happen in the order in which they were handed in.
 struct Order {
     txn: TxnRequest,
+    /// It is expected to happen, and says nothing for the case that it does not.
+    hopes: bool,
+    /// What must be true as well: the same for many, so that it is looked at once.
+    base: Option<Compare>,
     about: Vec<Vec<u8>>,
     answer: oneshot::Sender<Result<Answer, Failure>>,
 }
@@ -51,9 +59,30 @@ pub fn lane() -> (Lane, Depot) {
 
 impl Lane {
     pub async fn send(&self, txn: TxnRequest, about: Vec<Vec<u8>>) -> Result<Answer, Failure> {
+        self.hand_in(txn, None, false, about).await
+    }
+
+    /// The same for what is expected to happen. `base`: only if that is true as well.
+    pub async fn hope(
+        &self,
+        compare: Vec<Compare>,
+        then: Vec<RequestOp>,
+        base: Option<Compare>,
+        about: Vec<Vec<u8>>,
+    ) -> Result<Answer, Failure> {
+        self.hand_in(txn(compare, then, Vec::new()), base, true, about).await
+    }
+
+    async fn hand_in(
+        &self,
+        txn: TxnRequest,
+        base: Option<Compare>,
+        hopes: bool,
+        about: Vec<Vec<u8>>,
+    ) -> Result<Answer, Failure> {
         let (answer, answered) = oneshot::channel();
         let closed = || Failure::Away("the store is closed".into());
-        self.0.send(Order { txn, about, answer }).map_err(|_| closed())?;
+        self.0.send(Order { txn, hopes, base, about, answer }).map_err(|_| closed())?;
         answered.await.unwrap_or_else(|_| Err(closed()))
     }
 }
@@ -63,17 +92,22 @@ pub async fn attend(shared: Arc<Shared>, Depot(mut orders): Depot) {
     let mut flights = FuturesUnordered::new();
     let mut waiting: VecDeque<Order> = VecDeque::new();
     let mut under_way: HashSet<Vec<u8>> = HashSet::new();
+    let mut in_the_air = 0;
     let mut fresh = Vec::new();
     loop {
-        while flights.len() < FLIGHTS {
+        // A second leaves only if it is no smaller than the first: so those that are answered together ask together again,
+        // instead of one by one, and nobody waits for longer than one of them takes.
+        while flights.len() < FLIGHTS && waiting.len() >= in_the_air {
             let batch = load(&mut waiting, &mut under_way);
             if batch.is_empty() {
                 break;
             }
+            in_the_air += batch.len();
             flights.push(fly(&shared, batch));
         }
         tokio::select! {
-            Some(about) = flights.next(), if !flights.is_empty() => {
+            Some((count, about)) = flights.next(), if !flights.is_empty() => {
+                in_the_air -= count;
                 for one in about {
                     under_way.remove(&one);
                 }
@@ -90,7 +124,7 @@ pub async fn attend(shared: Arc<Shared>, Depot(mut orders): Depot) {
 
 /// Takes out what may leave now.
 fn load(waiting: &mut VecDeque<Order>, under_way: &mut HashSet<Vec<u8>>) -> Vec<Order> {
-    let (mut batch, mut bytes) = (Vec::new(), 0);
+    let (mut batch, mut bytes, mut operations) = (Vec::new(), 0, 0);
     let mut held_up: HashSet<Vec<u8>> = HashSet::new();
     let mut rest = VecDeque::new();
     while let Some(order) = waiting.pop_front() {
@@ -98,8 +132,8 @@ fn load(waiting: &mut VecDeque<Order>, under_way: &mut HashSet<Vec<u8>>) -> Vec<
             // Whoever lost interest before it was sent has not asked.
             continue;
         }
-        let size = order.txn.encoded_len();
-        let full = batch.len() == BATCH || (bytes + size > BYTES && !batch.is_empty());
+        let (size, weight) = (order.txn.encoded_len(), order.weight());
+        let full = !batch.is_empty() && (operations + weight > BATCH || bytes + size > BYTES);
         let blocked = order.about.iter().any(|one| under_way.contains(one) || held_up.contains(one));
         if full || blocked {
             // Those behind it that are about the same stay behind it.
@@ -110,7 +144,7 @@ fn load(waiting: &mut VecDeque<Order>, under_way: &mut HashSet<Vec<u8>>) -> Vec<
             }
             continue;
         }
-        bytes += size;
+        (bytes, operations) = (bytes + size, operations + weight);
         under_way.extend(order.about.iter().cloned());
         batch.push(order);
     }
@@ -119,41 +153,192 @@ fn load(waiting: &mut VecDeque<Order>, under_way: &mut HashSet<Vec<u8>>) -> Vec<
     batch
 }
 
-async fn fly(shared: &Shared, mut batch: Vec<Order>) -> Vec<Vec<u8>> {
+/// Says how many they were, and what they were about.
+async fn fly(shared: &Shared, mut batch: Vec<Order>) -> (usize, Vec<Vec<u8>>) {
+    let count = batch.len();
     let about = batch.iter_mut().flat_map(|order| std::mem::take(&mut order.about)).collect();
-    if batch.len() == 1 {
-        alone(shared, batch.remove(0)).await;
-        return about;
-    }
-    let sent_at = shared.clock.now();
-    let together = batch.iter().map(|order| nested(order.txn.clone())).collect();
-    match shared.link.txn(&txn(Vec::new(), together, Vec::new())).await {
-        Ok(answer) => hand_out(sent_at, answer, batch),
-        // Refused as a whole because of one of them, and nothing happened: each for itself, then.
-        Err(Failure::Refused(..)) => {
+    if let Some(batch) = together(shared, batch).await {
+        // Nothing happened, because of one of them.
+        if let Some(batch) = side_by_side(shared, batch).await {
+            // Not even that is allowed: each for itself, then.
             for order in batch {
                 alone(shared, order).await;
             }
         }
-        Err(failure) => batch.into_iter().for_each(|order| _ = order.answer.send(Err(failure.clone()))),
     }
-    about
+    (count, about)
 }
 
-async fn alone(shared: &Shared, order: Order) {
+/// Sends what is expected to happen as one. `Some`: nothing happened.
+async fn together(shared: &Shared, mut batch: Vec<Order>) -> Option<Vec<Order>> {
+    if batch.len() == 1 {
+        alone(shared, batch.remove(0)).await;
+        return None;
+    }
+    if batch.iter().all(|order| !order.hopes) {
+        return Some(batch);
+    }
+    let sent_at = shared.clock.now();
+    let shapes: Vec<Shape> = batch.iter().map(Order::shape).collect();
+    let order = put_together(&mut batch);
+    match shared.link.txn(&order).await {
+        Ok(answer) if answer.succeeded => hand_out(sent_at, answer, &shapes, batch),
+        Ok(_) | Err(Failure::Refused(..)) => {
+            take_apart(order, &shapes, &mut batch);
+            return Some(batch);
+        }
+        Err(failure) => tell_all(&failure, batch),
+    }
+    None
+}
+
+/// Sends each as a transaction of its own inside of one. `Some`: that was refused, and nothing happened.
+async fn side_by_side(shared: &Shared, mut batch: Vec<Order>) -> Option<Vec<Order>> {
+    for order in &mut batch {
+        order.txn.compare.extend(order.base.take());
+        order.hopes = false;
+    }
+    let sent_at = shared.clock.now();
+    let shapes: Vec<Shape> = batch.iter().map(Order::shape).collect();
+    let order = put_together(&mut batch);
+    match shared.link.txn(&order).await {
+        Ok(answer) => hand_out(sent_at, answer, &shapes, batch),
+        Err(Failure::Refused(..)) => {
+            take_apart(order, &shapes, &mut batch);
+            return Some(batch);
+        }
+        Err(failure) => tell_all(&failure, batch),
+    }
+    None
+}
+
+async fn alone(shared: &Shared, mut order: Order) {
+    order.txn.compare.extend(order.base.take());
     let sent_at = shared.clock.now();
     let answer = shared.link.txn(&order.txn).await;
     _ = order.answer.send(answer.map(|txn| Answer { sent_at, revision: txn.revision(), txn }));
 }
 
-fn hand_out(sent_at: Moment, answer: TxnResponse, batch: Vec<Order>) {
+fn tell_all(failure: &Failure, batch: Vec<Order>) {
+    batch.into_iter().for_each(|order| _ = order.answer.send(Err(failure.clone())));
+}
+
+/// What an order takes up in a transaction of many.
+enum Shape {
+    /// So many comparisons and operations.
+    Flat(usize, usize),
+    /// A transaction of its own.
+    Nested,
+}
+
+impl Order {
+    fn shape(&self) -> Shape {
+        match self.hopes {
+            true => Shape::Flat(self.txn.compare.len(), self.txn.success.len()),
+            false => Shape::Nested,
+        }
+    }
+
+    fn weight(&self) -> usize {
+        match self.shape() {
+            Shape::Flat(compares, operations) => compares.max(operations),
+            Shape::Nested => 1,
+        }
+    }
+}
+
+fn put_together(batch: &mut [Order]) -> TxnRequest {
+    let mut all = TxnRequest::default();
+    for base in batch.iter().filter(|order| order.hopes).filter_map(|order| order.base.as_ref()) {
+        if !all.compare.contains(base) {
+            all.compare.push(base.clone());
+        }
+    }
+    for order in batch {
+        let txn = std::mem::take(&mut order.txn);
+        if order.hopes {
+            all.compare.extend(txn.compare);
+            all.success.extend(txn.success);
+        } else {
+            all.success.push(nested(txn));
+        }
+    }
+    all
+}
+
+/// Puts everything back where it came from.
+fn take_apart(all: TxnRequest, shapes: &[Shape], batch: &mut [Order]) {
+    let own: usize = shapes.iter().map(|shape| if let Shape::Flat(n, _) = shape { *n } else { 0 }).sum();
+    let mut compares = all.compare.into_iter();
+    // What they have in common stands in front.
+    let common = compares.len() - own;
+    compares.by_ref().take(common).for_each(drop);
+    let mut operations = all.success.into_iter();
+    for (shape, order) in shapes.iter().zip(batch) {
+        order.txn = match shape {
+            Shape::Flat(n, m) => {
+                let compare = compares.by_ref().take(*n).collect();
+                txn(compare, operations.by_ref().take(*m).collect(), Vec::new())
+            }
+            Shape::Nested => match operations.next().and_then(|op| op.request) {
+                Some(Request::Txn(txn)) => txn,
+                _ => TxnRequest::default(),
+            },
+        };
+    }
+}
+
+fn hand_out(sent_at: Moment, answer: TxnResponse, shapes: &[Shape], batch: Vec<Order>) {
     let revision = answer.revision();
     let mut each = answer.responses.into_iter();
-    for order in batch {
-        let one = match each.next().and_then(|op| op.response) {
-            Some(Response::Txn(txn)) => Ok(Answer { sent_at, revision, txn }),
-            _ => Err(Failure::Unheard("etcd gave an answer that makes no sense".into())),
+    for (shape, order) in shapes.iter().zip(batch) {
+        let txn = match shape {
+            Shape::Flat(_, operations) => {
+                let responses = each.by_ref().take(*operations).collect();
+                Some(TxnResponse { header: None, succeeded: true, responses })
+            }
+            Shape::Nested => match each.next().and_then(|op| op.response) {
+                Some(Response::Txn(txn)) => Some(txn),
+                _ => None,
+            },
         };
-        _ = order.answer.send(one);
+        let senseless = || Failure::Unheard("etcd gave an answer that makes no sense".into());
+        _ = order.answer.send(txn.map(|txn| Answer { sent_at, revision, txn }).ok_or_else(senseless));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::script::{created, delete, written};
+
+    fn order(hopes: bool, base: Option<&[u8]>, txn: TxnRequest) -> Order {
+        let (answer, _) = oneshot::channel();
+        let base = base.map(|base| created(base, 7));
+        Order { txn, hopes, base, about: Vec::new(), answer }
+    }
+
+    #[test]
+    fn what_was_put_together_comes_apart_as_it_was() {
+        let pair = |key: &[u8]| txn(vec![written(key, 1), written(key, 2)], vec![delete(key)], Vec::new());
+        let look = txn(Vec::new(), vec![delete(b"x")], vec![delete(b"y")]);
+        let make = || {
+            vec![
+                order(true, Some(b"base"), pair(b"a")),
+                order(false, None, look.clone()),
+                order(true, Some(b"base"), txn(vec![written(b"b", 3)], Vec::new(), Vec::new())),
+                order(true, None, pair(b"c")),
+            ]
+        };
+        let mut batch = make();
+        let shapes: Vec<Shape> = batch.iter().map(Order::shape).collect();
+        let all = put_together(&mut batch);
+        assert_eq!(all.compare.len(), 6, "the base is looked at once");
+        assert_eq!(all.success.len(), 3);
+        assert!(all.failure.is_empty());
+        take_apart(all, &shapes, &mut batch);
+        for (was, is) in make().iter().zip(&batch) {
+            assert_eq!((&was.txn, &was.base), (&is.txn, &is.base));
+        }
     }
 }

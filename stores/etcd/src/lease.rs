@@ -108,6 +108,9 @@ impl Shared {
 
     /// Makes sure that the lease lasts until then at least. False: it is gone.
     pub async fn cover(&self, lease: &Lease, until: Moment) -> Result<bool, Failure> {
+        if !lease.is_dead() && *lease.until.borrow() >= until {
+            return Ok(true);
+        }
         let mut told = lease.until.subscribe();
         let wait = async {
             loop {

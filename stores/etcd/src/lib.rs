@@ -31,6 +31,7 @@ mod open;
 mod proto;
 mod records;
 mod script;
+mod seat;
 mod spy;
 mod store;
 mod view;

@@ -1,17 +1,20 @@
 //! The connection to the cluster. One member at a time is talked to; when it is silent, or says that it cannot, the next
 //! one is. A channel that failed is thrown away, so that what a request means is never up to a hidden reconnect.
 
+use std::marker::PhantomData;
 use std::sync::Mutex;
 use std::time::Duration;
 
 use futures_core::Stream;
 use prost::Message;
+use prost::bytes::{BufMut, Bytes};
 use tokio::sync::watch;
 use tonic::client::Grpc;
+use tonic::codec::{Codec, EncodeBuf, Encoder};
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::metadata::MetadataValue;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Request, Streaming};
+use tonic::{Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 use crate::config::Options;
@@ -121,9 +124,10 @@ impl Link {
     /// One question, one answer. What was refused for want of a fresh login is asked again with one.
     pub async fn call<A, B>(&self, path: &'static str, ask: &A) -> Result<B, Failure>
     where
-        A: Message + Clone + Default + 'static,
+        A: Message,
         B: Message + Default + 'static,
     {
+        let ask = Bytes::from(ask.encode_to_vec());
         let mut tries = 0;
         loop {
             tries += 1;
@@ -149,9 +153,8 @@ impl Link {
         }
     }
 
-    async fn call_at<A, B>(&self, session: &Session, path: &'static str, ask: A) -> Result<B, Failure>
+    async fn call_at<B>(&self, session: &Session, path: &'static str, ask: Bytes) -> Result<B, Failure>
     where
-        A: Message + Default + 'static,
         B: Message + Default + 'static,
     {
         let mut grpc = Grpc::new(session.channel.clone()).max_decoding_message_size(LARGEST);
@@ -160,7 +163,7 @@ impl Link {
                 .await
                 .map_err(|error| Failure::Away(format!("{}: {}", session.name, why(&error))))?;
             let request = self.signed(ask);
-            let codec = ProstCodec::<A, B>::default();
+            let codec = Written(PhantomData::<B>);
             let answer = grpc.unary(request, PathAndQuery::from_static(path), codec).await;
             answer.map(tonic::Response::into_inner).map_err(|status| Failure::of(&status, &session.name))
         };
@@ -208,7 +211,7 @@ impl Link {
         }
         let ask = AuthenticateRequest { name: user.clone(), password: password.clone() };
         let answer: AuthenticateResponse =
-            self.call_at(session, "/etcdserverpb.Auth/Authenticate", ask).await?;
+            self.call_at(session, "/etcdserverpb.Auth/Authenticate", ask.encode_to_vec().into()).await?;
         *self.token.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(answer.token);
         Ok(())
     }
@@ -229,6 +232,36 @@ impl Link {
             request.metadata_mut().insert("token", token);
         }
         request
+    }
+}
+
+/// Sends what is written already: asking again costs nothing then.
+struct Written<B>(PhantomData<B>);
+
+struct WrittenEncoder;
+
+impl<B: Message + Default + 'static> Codec for Written<B> {
+    type Encode = Bytes;
+    type Decode = B;
+    type Encoder = WrittenEncoder;
+    type Decoder = <ProstCodec<(), B> as Codec>::Decoder;
+
+    fn encoder(&mut self) -> WrittenEncoder {
+        WrittenEncoder
+    }
+
+    fn decoder(&mut self) -> Self::Decoder {
+        ProstCodec::<(), B>::default().decoder()
+    }
+}
+
+impl Encoder for WrittenEncoder {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn encode(&mut self, item: Bytes, to: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        to.put(item);
+        Ok(())
     }
 }
 

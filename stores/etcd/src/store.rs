@@ -16,7 +16,9 @@ use crate::layout::{self, Layout};
 use crate::lease::{self, Lease, Leases};
 use crate::link::Link;
 use crate::open;
+use crate::seat::Seats;
 use crate::spy::{self, Spy};
+use crate::wait::Crowded;
 use crate::watch::{self, Watch};
 
 /// Locks and records in etcd. Clones share everything.
@@ -39,6 +41,8 @@ pub(crate) struct Shared {
     pub line: Mutex<Option<Arc<Lease>>>,
     pub spy: Spy,
     pub book: Book,
+    pub seats: Seats,
+    pub crowded: Crowded,
     pub watch: Watch,
     /// What is added to a revision to make it a fence.
     pub base: AtomicU64,
@@ -76,6 +80,8 @@ impl EtcdStore {
             line: Mutex::default(),
             spy,
             book: Book::default(),
+            seats: Seats::default(),
+            crowded: Crowded::default(),
             watch: Watch::default(),
             base: AtomicU64::new(0),
             floor: AtomicU64::new(0),

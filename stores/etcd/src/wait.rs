@@ -1,9 +1,10 @@
 //! Standing in line: what is worth waiting for, and the lease that keeps the place.
 
-use std::sync::Arc;
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::future::select_all;
-use lockkeeper_core::Mode;
+use lockkeeper_core::{LockName, Mode, Names};
 
 use crate::acquire::Asking;
 use crate::entry::{Line, State};
@@ -62,11 +63,43 @@ impl Asking<'_> {
     }
 }
 
+/// The names at which somebody was met lately. To ask there is to join the line in the same step, which costs etcd twice as
+/// much as to ask whether nobody is there: that is all that is asked elsewhere.
+#[derive(Default)]
+pub struct Crowded(Mutex<HashSet<LockName>>);
+
+/// How many of them are remembered.
+const MOST: usize = 10_000;
+
+impl Crowded {
+    fn open(&self) -> MutexGuard<'_, HashSet<LockName>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn has(&self, names: &Names) -> bool {
+        let crowded = self.open();
+        names.iter().any(|name| crowded.contains(name))
+    }
+
+    pub fn add(&self, names: &Names) {
+        let mut crowded = self.open();
+        if crowded.len() > MOST {
+            crowded.clear();
+        }
+        crowded.extend(names.iter().cloned());
+    }
+
+    pub fn remove(&self, names: &Names) {
+        let mut crowded = self.open();
+        names.iter().for_each(|name| _ = crowded.remove(name));
+    }
+}
+
 impl Shared {
     /// The lease of all places in line.
     pub async fn line_lease(&self) -> Result<Arc<Lease>, Failure> {
         let lease = self.lease(self.options.claim).await?;
-        *self.line.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(lease.clone());
+        *self.line.lock().unwrap_or_else(PoisonError::into_inner) = Some(lease.clone());
         Ok(lease)
     }
 
@@ -75,13 +108,13 @@ impl Shared {
         if !self.book.open().holds.values().any(|hold| hold.caller.is_some()) {
             return None;
         }
-        let line = self.line.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
         line.as_ref().map(|lease| lease.id)
     }
 
     /// Something named a lease that is gone: which one?
     pub async fn check_leases(&self, lease: &Lease) -> Result<(), Failure> {
-        let line = self.line.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
+        let line = self.line.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for one in line.iter().map(|line| &**line).chain([lease]) {
             if self.link.look_at_lease(one.id, false).await?.is_none() {
                 self.bury(one);
