@@ -10,7 +10,7 @@ use lockkeeper_core::Store;
 use lockkeeper_etcd::{EtcdStore, Options};
 use lockkeeper_host::{Clock, SystemClock};
 use lockkeeper_testkit::laws::Harness;
-use lockkeeper_testkit::servers::{self, EtcdCluster, EtcdOptions, Server};
+use lockkeeper_testkit::servers::{self, Cluster, EtcdOptions, Server};
 
 /// One of the laws' servers: it lives for as long as a law uses it.
 fn share<T>(shared: &Mutex<Weak<T>>, start: impl FnOnce() -> Option<T>) -> Option<Arc<T>> {
@@ -73,6 +73,6 @@ mod one_node {
 
 mod three_nodes {
     use super::*;
-    harness!(Three: EtcdCluster, || servers::etcd_cluster(3, EtcdOptions::default()).ok(), |cluster| cluster.hosts());
+    harness!(Three: Cluster, || servers::etcd_cluster(3, EtcdOptions::default()).ok(), |cluster| cluster.hosts());
     lockkeeper_testkit::conformance!(Three);
 }

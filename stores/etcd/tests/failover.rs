@@ -10,10 +10,10 @@ use std::time::Duration;
 use common::{Counter, keeper, open, try_open};
 use lockkeeper_core::{Error, Renewal, Store};
 use lockkeeper_testkit::laws::{ask, eventually, give_back, soon, take, with};
-use lockkeeper_testkit::servers::{self, EtcdCluster, EtcdOptions, TempDir};
+use lockkeeper_testkit::servers::{self, Cluster, EtcdOptions, TempDir};
 
 /// Contends from several clients while `faults` happen to the cluster, then checks what came of it.
-async fn contend(mut cluster: EtcdCluster, faults: impl FnOnce(&mut EtcdCluster) + Send + 'static) {
+async fn contend(mut cluster: Cluster, faults: impl FnOnce(&mut Cluster) + Send + 'static) {
     let dir = TempDir::new("failover");
     let counter = Arc::new(Counter::new(dir.path()));
     let (stop, sum, last) =

@@ -182,7 +182,9 @@ pub async fn racing_clients_never_hold_together<H: Harness>(h: H) {
                 lockkeeper_core::Acquired::Busy(_) => {}
             }
         }
-        assert_eq!(winners.len(), 1, "winners of one race: {winners:?}");
+        assert!(winners.len() <= 1, "winners of one race: {winners:?}");
+        // Where answers are lost, those who ask again may find what each other's first try has left behind.
+        assert!(!H::CALM || winners.len() == 1, "nobody has won");
     }
 }
 

@@ -15,6 +15,7 @@ pub mod modes;
 pub mod records;
 pub mod sight;
 pub mod storm;
+pub mod stormy;
 mod tools;
 
 pub use tools::*;
@@ -28,6 +29,9 @@ use lockkeeper::{Clock, Lockkeeper, Store};
 /// One store, set up for one law.
 #[async_trait]
 pub trait Harness: Send + Sync + Sized + 'static {
+    /// Whether nothing goes wrong meanwhile.
+    const CALM: bool = true;
+
     /// A fresh, empty store; `None` if the tests are to run without its server, which has been said loudly then.
     async fn start() -> Option<Self>;
 

@@ -16,6 +16,7 @@
 //! Another kind of server is one [`Program`]: what to prepare, what to run, and how to tell that it really answers.
 
 mod clock_shim;
+mod cluster;
 mod dir;
 mod etcd;
 mod etcd_cluster;
@@ -32,11 +33,13 @@ mod server;
 mod tls;
 mod wait;
 mod zookeeper;
+mod zookeeper_cluster;
 
 pub use clock_shim::ClockShim;
+pub use cluster::Cluster;
 pub use dir::TempDir;
 pub use etcd::{EtcdOptions, etcd, etcd_get, etcd_tls_addr};
-pub use etcd_cluster::{EtcdCluster, etcd_cluster, etcd_islands};
+pub use etcd_cluster::{etcd_cluster, etcd_islands};
 pub use island::{Island, Islands};
 pub use port::Port;
 pub use postgres::{PostgresOptions, postgres};
@@ -50,3 +53,4 @@ pub use rustix::process::Signal;
 pub use server::{Place, Program, Server};
 pub use tls::TlsFiles;
 pub use zookeeper::{ZooKeeperOptions, zookeeper};
+pub use zookeeper_cluster::{zookeeper_cluster, zookeeper_islands};

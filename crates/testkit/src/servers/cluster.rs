@@ -1,0 +1,79 @@
+use std::fmt;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+
+use super::wait::wait_for;
+use super::{Island, Program, Server};
+
+/// Servers that choose a leader among themselves. Dropping it kills all of them.
+pub struct Cluster {
+    nodes: Vec<Server>,
+    islands: Vec<Island>,
+    leads: fn(SocketAddr) -> bool,
+}
+
+impl Cluster {
+    /// Starts all members at once: the first cannot answer before it has heard of the others.
+    pub(super) fn start<P: Program + 'static>(
+        members: impl Iterator<Item = P>,
+        islands: Vec<Island>,
+        leads: fn(SocketAddr) -> bool,
+    ) -> Cluster {
+        let starting: Vec<_> =
+            members.map(|member| std::thread::spawn(move || Server::start(member))).collect();
+        let nodes = starting.into_iter().map(|node| node.join().expect("a member starts")).collect();
+        Cluster { nodes, islands, leads }
+    }
+
+    /// All members; the numbers of members here are places in this.
+    pub fn nodes(&self) -> &[Server] {
+        &self.nodes
+    }
+
+    /// One of them, to kill, pause or restart it.
+    pub fn node_mut(&mut self, nth: usize) -> &mut Server {
+        &mut self.nodes[nth]
+    }
+
+    /// All of them, to change several at once: without a majority a member does not answer.
+    pub fn nodes_mut(&mut self) -> &mut [Server] {
+        &mut self.nodes
+    }
+
+    /// Where one of them lives, to cut it off.
+    ///
+    /// # Panics
+    /// If they do not live on islands.
+    pub fn island(&self, nth: usize) -> &Island {
+        &self.islands[nth]
+    }
+
+    /// Where clients connect, as in the address of a store: `host:port,host:port`.
+    pub fn hosts(&self) -> String {
+        self.nodes.iter().map(|node| node.addr().to_string()).collect::<Vec<_>>().join(",")
+    }
+
+    /// The number of the member that leads now.
+    ///
+    /// # Panics
+    /// If there is none for a long time.
+    pub fn leader(&self) -> usize {
+        let running = |nth: &usize| self.nodes[*nth].pid().is_some();
+        let leads = |nth: &usize| (self.leads)(self.nodes[*nth].addr());
+        wait_for("a leader of the cluster", || {
+            let found = (0..self.nodes.len()).filter(running).find(leads);
+            found.ok_or_else(|| io::Error::other("nobody leads"))
+        })
+    }
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Cluster({:?})", self.nodes)
+    }
+}
+
+/// Where a member listens: on its island, or here if it has none.
+pub(super) fn host_of(islands: &[Island], nth: usize) -> Ipv4Addr {
+    islands.get(nth).map_or(Ipv4Addr::LOCALHOST, Island::addr)
+}
