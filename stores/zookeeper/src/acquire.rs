@@ -200,6 +200,14 @@ impl Asking<'_> {
     }
 
     async fn judge(&mut self, session: &Arc<Session>, mut lines: Vec<Line>) -> Result<Step, Stop> {
+        let again = |(line, own): (&Line, &String)| {
+            line.all.iter().any(|one| one.mark == Some(self.mark) && one.path != *own)
+        };
+        if lines.iter().zip(&self.own).any(again) {
+            // A request of ours that nobody had heard of has arrived after all: it would wait for itself.
+            self.leave().await?;
+            return Ok(Step::Again);
+        }
         let here = lines.iter().zip(&self.own).filter(|(line, own)| line.place(own).is_some()).count();
         if here < lines.len() {
             // Somebody deleted it, or a part of it. Nothing may be granted to what is not there, and what is left is

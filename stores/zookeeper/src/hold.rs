@@ -208,8 +208,10 @@ impl Shared {
         Ok(done)
     }
 
-    /// What an attempt has in the lines of these names.
+    /// What an attempt has in the lines of these names. What was sent on a connection that is gone may be there without the
+    /// server that we talk to now knowing of it yet: a write, which a majority has to take, makes that catch up first.
     pub async fn find_own(&self, session: &Session, names: &Names, mark: &Mark) -> Result<Own, Failure> {
+        Failure::gone(session.set(&self.layout.bases(), b"", ANY).await)?;
         let lines = self.list_all(session, names.as_slice()).await?;
         let mut own = Own { places: Vec::new(), noted: false };
         for mut line in lines {
