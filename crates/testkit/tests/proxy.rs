@@ -246,6 +246,17 @@ async fn a_server_that_is_gone_refuses_until_it_is_healed() {
 }
 
 #[tokio::test]
+async fn a_server_that_is_gone_for_a_moment_is_there_again() {
+    let (_server, proxy, mut client) = world().await;
+    for round in 0..200 {
+        assert_eq!(client.ping(round).await, Some(round));
+        proxy.cut_all();
+        proxy.heal();
+        client = Client::connect(&proxy).await;
+    }
+}
+
+#[tokio::test]
 async fn a_slow_line_is_slow_and_can_be_healed() {
     let (_server, proxy, mut client) = world().await;
     proxy.throttle(40);

@@ -57,10 +57,11 @@ async fn per_hand_off(waiters: usize) -> Option<f64> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hand_off_costs_the_same_however_many_wait() {
-    // Two thousand join one by one.
+    // They join one by one, which takes two thousand of them most of a minute.
     set_patience(Duration::from_secs(180));
-    let (Some(few), Some(many)) = (per_hand_off(100).await, per_hand_off(2000).await) else { return };
-    println!("transactions per hand-off: {few:.2} with 100 waiters, {many:.2} with 2000");
+    let crowd = if std::env::var_os("LOCKKEEPER_FULL").is_some() { 2000 } else { 500 };
+    let (Some(few), Some(many)) = (per_hand_off(100).await, per_hand_off(crowd).await) else { return };
+    println!("transactions per hand-off: {few:.2} with 100 waiters, {many:.2} with {crowd}");
     // One to give back, one to look, one to take it.
     assert!(few < 3.3 && many < 3.3, "{few} {many}");
 }

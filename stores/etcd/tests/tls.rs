@@ -23,3 +23,18 @@ async fn a_server_is_believed_only_if_somebody_vouches_for_it() {
         assert!(matches!(error, Error::Unavailable(_) | Error::Unknown(_)), "{wrong}: {error:?}");
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_shows_who_it_is_where_that_is_asked_for() {
+    let tls = TlsFiles::new();
+    let extra = vec!["--client-cert-auth".into(), format!("--trusted-ca-file={}", tls.ca_path().display())];
+    let Ok(server) = servers::etcd(EtcdOptions { tls: Some(tls.clone()), extra }) else { return };
+    let addr = etcd_tls_addr(&server);
+    let anonymous = format!("etcds://{addr}?ca={}&timeout=2s", tls.ca_path().display());
+    let error = try_open(&anonymous).await.err().expect("nobody knows who it is");
+    assert!(matches!(error, Error::Unavailable(_) | Error::Unknown(_)), "{error:?}");
+    let known = format!("{anonymous}&cert={}&key={}", tls.cert_path().display(), tls.key_path().display());
+    let store = try_open(&known).await.unwrap();
+    let held = take(&store, &ask("x")).await;
+    give_back(&store, &held.claim).await;
+}

@@ -73,7 +73,22 @@ struct Order {
     claim: lockkeeper_core::Claim,
     keys: Vec<String>,
     args: Vec<Vec<u8>>,
-    ttl: Duration,
+}
+
+/// What a message says to one that is let in: its fence, and for how long the server keeps the lock for it unless it is heard.
+/// That is up to whoever gave the lock back, whose claim may be another one than ours.
+#[derive(Clone, Copy)]
+struct Word {
+    fence: Fence,
+    lease: Duration,
+}
+
+impl Word {
+    fn read(text: &str) -> Option<Word> {
+        let (fence, lease) = text.split_once(' ')?;
+        let fence = Fence::new(fence.parse().ok()?).ok()?;
+        Some(Word { fence, lease: Duration::from_millis(lease.parse().ok()?) })
+    }
 }
 
 /// What became of a call.
@@ -89,30 +104,30 @@ impl Waiter {
         self.claim.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says that it is there, if it stands in line and has not said so already; else lets it ask by itself. `fence` is
-    /// what a message named.
-    fn answer_the_call(self: &Arc<Self>, shared: &Arc<Shared>, fence: Option<Fence>) {
+    /// Says that it is there, if it stands in line and has not said so already; else lets it ask by itself. `word` is
+    /// what a message said.
+    fn answer_the_call(self: &Arc<Self>, shared: &Arc<Shared>, word: Option<Word>) {
         let mut claim = self.claim();
         if claim.under_way.is_some() {
             return;
         }
         let Some(order) = claim.order.take() else { return self.called.notify_one() };
-        let (Since { sent_at, fence: before }, lease) = (claim.since, order.ttl.min(shared.options.claim));
+        let Since { sent_at, fence: before } = claim.since;
         let (waiter, shared, now) = (self.clone(), shared.clone(), shared.options.clock.now());
         // Good for a while yet, no message from long ago, and newer than all that we know of: a server that has forgotten
         // must be asked.
-        let good = |fence: &Fence| {
-            let newest = fence.get() > before.max(shared.floor());
-            newest && shared.grants.is_none() && now < sent_at + lease / 2
+        let good = |word: &Word| {
+            let newest = word.fence.get() > before.max(shared.floor());
+            newest && shared.grants.is_none() && now < sent_at + word.lease / 2
         };
-        let known = fence.filter(good);
+        let known = word.filter(good);
         let handle = shared.fleet.reactor().clone();
         let task = handle.spawn(async move {
             let tell = |called| {
                 waiter.claim().answer = Some(called);
                 waiter.called.notify_one();
             };
-            let Some(fence) = known else {
+            let Some(Word { fence, lease }) = known else {
                 let answer = shared.asks.send(order.group, order.keys, order.args, waiter.kept.clone()).await;
                 return tell(Called::Asked(now, answer));
             };
@@ -159,16 +174,16 @@ impl Line {
         }
     }
 
-    /// The server has let somebody in: the attempt, and behind it the fence.
+    /// The server has let somebody in: the attempt, and behind it the fence and the lease.
     pub fn call(&self, shared: &Arc<Shared>, message: &[u8]) {
-        let Some((attempt, fence)) =
+        let Some((attempt, word)) =
             std::str::from_utf8(message).ok().and_then(|text| text.split_at_checked(32))
         else {
             return;
         };
         let waiter = self.desk().waiters.get(attempt).cloned();
         if let Some(waiter) = waiter {
-            waiter.answer_the_call(shared, fence.parse().ok().and_then(|fence| Fence::new(fence).ok()));
+            waiter.answer_the_call(shared, Word::read(word));
         }
     }
 
@@ -201,8 +216,7 @@ impl Place<'_> {
         since: Since,
         ends: Option<Duration>,
     ) {
-        let (claim, ttl) = (ask.claim.clone(), ask.ttl);
-        let order = Order { group, claim, keys: keys.to_vec(), args: called, ttl };
+        let order = Order { group, claim: ask.claim.clone(), keys: keys.to_vec(), args: called };
         let mut claim = self.waiter.claim();
         (claim.order, claim.under_way, claim.answer) = (Some(order), None, None);
         claim.since = claim.since.max(since);

@@ -5,9 +5,11 @@ use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{Acquired, Renewal, Store, Wait};
+use lockkeeper_core::{Acquired, Mode, Renewal, Store, Wait};
 use lockkeeper_redis::{Options, RedisStore};
-use lockkeeper_testkit::laws::{ask, eventually, give_back, is_free, name, take, with};
+use lockkeeper_testkit::laws::{
+    ask, eventually, give_back, granted, is_free, name, stand_in_line, take, with,
+};
 use lockkeeper_testkit::servers::{self, RedisOptions, Server, redis_call};
 
 async fn open(url: &str) -> Arc<dyn Store> {
@@ -182,7 +184,7 @@ async fn a_late_message_lets_nobody_in() {
     eventually("it listens", || async { listens().is_some() }).await;
     let channel = listens().unwrap();
     for fence in [before.fence, held.fence] {
-        let message = format!("{}{fence}", patient.claim.attempt.to_hex());
+        let message = format!("{}{fence} 5000", patient.claim.attempt.to_hex());
         assert_eq!(redis_call(server.addr(), &["PUBLISH", &channel, &message]).unwrap(), "1");
         // It asks the server about it, over the connection that brought the message; this is answered after that.
         waiting.inspect(&name("popular")).await.unwrap();
@@ -194,4 +196,29 @@ async fn a_late_message_lets_nobody_in() {
     let Ok(Acquired::Granted(served)) = served else { panic!("not served: {served:?}") };
     assert!(served.fence > held.fence && served.lease <= served.ttl);
     assert_eq!(waiting.renew(&[served]).await.unwrap(), [Renewal::Renewed]);
+}
+
+/// How long the lock is kept for one that is let in is up to whoever gave it back: a waiter with a longer claim of its own
+/// must not believe for longer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_believes_no_longer_than_the_server_keeps_it() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let holder = open(&format!("redis://{}?poll=1s&claim=2s", server.addr())).await;
+    let patient = open(&format!("redis://{}?poll=1s&claim=10m", server.addr())).await;
+    let mut by_message = 0;
+    // By the short way of a release, and by the long one.
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        for _ in 0..5 {
+            let held = take(&holder, &ask("popular")).await;
+            let waiter = stand_in_line(&patient, &with(ask("popular"), |ask| ask.mode = mode), 1).await;
+            give_back(&holder, &held.claim).await;
+            let served = granted(waiter).await;
+            if served.lease < served.ttl {
+                assert!(served.lease <= Duration::from_secs(2), "{served:?}");
+                by_message += 1;
+            }
+            give_back(&patient, &served.claim).await;
+        }
+    }
+    assert!(by_message > 0, "nobody was let in by a message");
 }

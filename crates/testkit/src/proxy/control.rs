@@ -152,8 +152,11 @@ async fn accept(script: Arc<Script>, upstream: Arc<Upstream>, listener: TcpListe
         let fresh = listener.try_clone().and_then(tokio::net::TcpListener::from_std);
         let fresh = fresh.expect("a listener can be watched");
         tokio::select! {
-            () = take(&script, &upstream, &fresh) => {}
+            // The weather first: it changes before the listener is shut down, and one that was shut down and listens again
+            // is ready for ever in tokio's eyes, with nobody to take: it would try without end.
+            biased;
             _ = weather.changed() => {}
+            () = take(&script, &upstream, &fresh) => {}
         }
     }
 }

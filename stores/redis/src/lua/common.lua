@@ -221,10 +221,11 @@ local function serve(keys)
         end
         redis.call('HDEL', BASE .. 'client:' .. client, attempt)
         -- It has as long as its claim lasts to say that it is still there; then it has the whole of its ttl.
-        admit(all, { attempt = attempt, owner = owner, fence = fence, expires = now + math.min(ttl, CLAIM),
+        local lease = math.min(ttl, CLAIM)
+        admit(all, { attempt = attempt, owner = owner, fence = fence, expires = now + lease,
           since = now_us, stays = hold > 0 and now + hold or 0, ttl = ttl, delay = delay, mode = mode, flags = PENDING,
           names = names, info = info })
-        redis.pcall('PUBLISH', 'lockkeeper:wake:' .. client, attempt .. string.format('%.0f', fence))
+        redis.pcall('PUBLISH', 'lockkeeper:wake:' .. client, attempt .. string.format('%.0f %.0f', fence, lease))
         again = mode > 0
       end
     end

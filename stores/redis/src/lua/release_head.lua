@@ -47,7 +47,7 @@ elseif #freed > 0 then
       redis.call('HSET', HELD, key, struct.pack('>c1dddd', 'P', fence, math.floor(us / 1000) + lease, us, 0)
         .. string.sub(ask, 18, 93) .. '\1' .. string.sub(ask, 95))
       if redis.call('PTTL', HELD) < lease then redis.call('PEXPIRE', HELD, 2 * lease) end
-      redis.pcall('PUBLISH', 'lockkeeper:wake:' .. string.sub(member, 33), who .. string.format('%.0f', fence))
+      redis.pcall('PUBLISH', 'lockkeeper:wake:' .. string.sub(member, 33), who .. string.format('%.0f %.0f', fence, lease))
     else
       redis.call('DEL', key)
       redis.call('HDEL', HELD, key)

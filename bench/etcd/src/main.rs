@@ -1,9 +1,8 @@
-//! The etcd and ZooKeeper stores against their peers, each in one run on one server: only ratios count.
+//! The etcd store against its peers, in one run on one server: only ratios count.
 //!
-//!     cargo run --release -p bench-consensus [ROUNDS]
+//!     cargo run --release -p bench-etcd [ROUNDS]
 
 mod etcd;
-mod zookeeper;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -20,7 +19,6 @@ const ROUND: Duration = Duration::from_millis(700);
 async fn main() {
     let rounds = std::env::args().nth(1).map_or(9, |text| text.parse().expect("ROUNDS is a number"));
     etcd::run(rounds).await;
-    zookeeper::run(rounds).await;
 }
 
 /// Who waits for its work, and for how long it goes on.
