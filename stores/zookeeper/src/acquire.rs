@@ -1,5 +1,5 @@
-//! Asking. A node is made, and the line is read behind it in the same breath: if nobody was there when it was made, it is
-//! granted by having been made. Otherwise it stands in line, and the grant is a write of its own when its turn has come.
+//! Asking. A node is made, and the same transaction tells how many there are: if there is no other, it is granted by having
+//! been made. Otherwise it stands in line, and the grant is a write of its own when its turn has come.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -184,18 +184,16 @@ impl Asking<'_> {
             }
             self.known = false;
         }
-        let lines = match self.own.is_empty() {
-            true => match self.join(&session).await? {
-                Joined::At(lines, sent_at, zxid) => {
-                    if let Some(step) = self.granted_at_once(&session, &lines, sent_at, zxid).await? {
-                        return Ok(step);
-                    }
-                    lines
+        if self.own.is_empty() {
+            match self.join(&session).await? {
+                Joined::Alone { sent_at, zxid } => {
+                    return self.granted_at_once(&session, sent_at, zxid).await;
                 }
+                Joined::InLine => {}
                 Joined::Not => return Ok(Step::Again),
-            },
-            false => self.shared.list_all(&session, self.ask.claim.names.as_slice()).await?,
-        };
+            }
+        }
+        let lines = self.shared.list_all(&session, self.ask.claim.names.as_slice()).await?;
         self.judge(&session, lines).await
     }
 
@@ -246,8 +244,10 @@ impl Asking<'_> {
 
 /// What came of standing in line.
 pub enum Joined {
-    /// It stands there: the lines, when that was sent, and which write it was.
-    At(Vec<Line>, Moment, i64),
+    /// Nobody else does: when that was sent, and which write it was.
+    Alone { sent_at: Moment, zxid: i64 },
+    /// Others may come first.
+    InLine,
     /// Something was missing, and is there now.
     Not,
 }

@@ -13,10 +13,11 @@ use crate::line::{Back, Line};
 use crate::link::Session;
 use crate::store::Shared;
 
-/// For how long a lock is to be held back when its holder's session ends: a guard believes for its whole ttl, and the
-/// session may end before that.
-pub fn back_after_death(session: &Session, ttl: Duration, lock_delay: Duration) -> u64 {
-    millis(ttl.saturating_sub(session.lasts()) + lock_delay)
+/// The note of a grant, if it needs one: for how long the lock is to be held back when the session of its holder ends. A guard
+/// believes for its whole ttl, and the session may end before that.
+pub fn note_of(session: &Session, entry: &Entry) -> Option<Vec<u8>> {
+    let ms = entry.ttl_ms.saturating_sub(millis(session.lasts())) + entry.lock_delay_ms;
+    (ms > 0).then(|| Note::of(entry, Kind::Held, ms, None))
 }
 
 impl Shared {
@@ -75,9 +76,4 @@ impl Shared {
             }
         });
     }
-}
-
-/// The note of a grant, if it needs one.
-pub fn note_of(entry: &Entry, ms: u64) -> Option<Vec<u8>> {
-    (ms > 0).then(|| Note::of(entry, Kind::Held, ms, None))
 }

@@ -42,6 +42,8 @@ pub struct Known {
     pub entry: Entry,
     /// It has notes that outlive the session.
     pub noted: bool,
+    /// It may have: a renewal that writes them is under way, or was not heard of.
+    pub noting: bool,
 }
 
 /// The ask that stands behind an entry of the book.

@@ -7,7 +7,7 @@ use lockkeeper_core::{Error, Fence, Grant, LockName, Moment};
 use zookeeper_client as zk;
 
 use crate::acquire::{Asking, Joined, PAUSE, Step, Stop};
-use crate::back::{back_after_death, note_of};
+use crate::back::note_of;
 use crate::base::fence_at;
 use crate::book::{Hold, Known};
 use crate::entry::{Entry, State};
@@ -16,6 +16,10 @@ use crate::line::Line;
 use crate::link::Session;
 use crate::script::{ANY, check, create, set, stand};
 use crate::watch::Word;
+
+fn strange() -> Error {
+    Error::Unknown("ZooKeeper gave a strange answer".into())
+}
 
 impl Asking<'_> {
     fn names(&self) -> &[LockName] {
@@ -33,12 +37,13 @@ impl Asking<'_> {
         Entry::new(self.ask, state, fence, self.shared.clock.wall())
     }
 
-    /// The notes of a grant: what outlives the session.
-    fn notes(&self, session: &Session, entry: &Entry) -> Option<Vec<u8>> {
-        note_of(entry, back_after_death(session, self.ask.ttl, self.ask.lock_delay))
+    /// The note of a grant: what outlives the session. A lock-delay needs one from the first moment on. A long ttl does
+    /// not: the first lease is no longer than the session lasts, and the renewal writes the note. Most holds end before that.
+    fn note(&self, session: &Session, entry: &Entry) -> Option<Vec<u8>> {
+        if self.ask.lock_delay.is_zero() { None } else { note_of(session, entry) }
     }
 
-    /// Stands in line, and reads the lines. All of it is on its way before the first answer comes.
+    /// Stands in line. The answer says how many nodes are below the line then: whoever is alone there need not look.
     pub async fn join(&mut self, session: &Arc<Session>) -> Result<Joined, Stop> {
         let (shared, names, base) = (self.shared, self.ask.claim.names.as_slice(), self.shared.base());
         self.floor = shared.floor();
@@ -51,7 +56,7 @@ impl Asking<'_> {
                 entry.under(name, names),
             ));
         }
-        let note = if plain { self.notes(session, &entry) } else { None };
+        let note = if plain { self.note(session, &entry) } else { None };
         if let Some(note) = &note {
             ops.push(create(shared.layout.back(&names[0], &self.mark), note.clone()));
         }
@@ -62,8 +67,7 @@ impl Asking<'_> {
         let parents = join_all(parents.map(|name| async move {
             session.make_parent(&shared.layout.line(name), shared.link.acls()).await
         }));
-        let (parents, done, lines) =
-            tokio::join!(parents, shared.write(session, &ops), shared.list_all(session, names));
+        let (parents, done) = tokio::join!(parents, shared.write_together(session, ops, &[]));
         if let Err(Failure::Unheard(_)) = &done {
             // It may be there.
             self.known = true;
@@ -79,8 +83,10 @@ impl Asking<'_> {
         names.iter().for_each(|name| shared.know_line(name));
         self.own = done.created().take(names.len()).map(str::to_owned).collect();
         (self.version, self.noted) = (0, note.is_some());
-        let zxid = done.stat().map_or(0, |stat| stat.mzxid);
-        Ok(Joined::At(lines?, done.sent_at, zxid))
+        let stat = done.stat().ok_or_else(strange)?;
+        // All that is below the line was made here, so there is nobody else, and nothing that holds the lock back.
+        let alone = plain && usize::try_from(stat.num_children) == Ok(done.created().count());
+        Ok(if alone { Joined::Alone { sent_at: done.sent_at, zxid: stat.mzxid } } else { Joined::InLine })
     }
 
     /// Makes what was missing.
@@ -118,22 +124,16 @@ impl Asking<'_> {
         }
     }
 
-    /// Nobody was there when it was made, and nothing has happened to the line since: it is granted by having been made.
+    /// Nobody else was there when it was made: it is granted by having been made.
     pub async fn granted_at_once(
         &mut self,
         session: &Arc<Session>,
-        lines: &[Line],
         sent_at: Moment,
         zxid: i64,
-    ) -> Result<Option<Step>, Stop> {
-        let line = &lines[0];
-        let alone = self.is_plain() && line.place(&self.own[0]) == Some(0) && line.changed == zxid;
-        if !alone || line.orphans.iter().any(|(_, mark)| *mark != self.mark) {
-            return Ok(None);
-        }
+    ) -> Result<Step, Stop> {
         let fence = fence_at(self.shared.base().number, zxid)?;
         let entry = self.entry(State::Asked, None);
-        self.granted(session, sent_at, fence, entry).await.map(Some)
+        self.granted(session, sent_at, fence, entry).await
     }
 
     /// The lines are free: takes them, in one write that fails if one of its own nodes is gone.
@@ -146,7 +146,7 @@ impl Asking<'_> {
         let (shared, names, base) = (self.shared, self.ask.claim.names.as_slice(), self.shared.base());
         self.floor = shared.floor();
         let entry = self.entry(State::Granted, fence);
-        let note = self.notes(session, &entry);
+        let note = self.note(session, &entry);
         let mut ops = vec![shared.base_stands(base)];
         for (line, own) in lines.iter().zip(&self.own) {
             if let Some(fence) = fence {
@@ -160,7 +160,7 @@ impl Asking<'_> {
             }
             ops.extend(shared.event(&line.name, Word::Granted, fence, Some(&entry.holder)));
         }
-        let done = match shared.write(session, &ops).await {
+        let done = match shared.write_together(session, ops, names).await {
             Ok(done) => done,
             Err(Failure::Refused(0, zk::Error::NoNode | zk::Error::BadVersion)) => {
                 shared.learn_base(session, false).await?;
@@ -182,8 +182,7 @@ impl Asking<'_> {
         };
         self.version += 1;
         self.noted = note.is_some();
-        let stat =
-            done.stat().copied().ok_or_else(|| Error::Unknown("ZooKeeper gave a strange answer".into()))?;
+        let stat = done.stat().copied().ok_or_else(strange)?;
         let told = match fence {
             Some(fence) => fence,
             None => fence_at(base.number, stat.mzxid)?,
@@ -243,7 +242,7 @@ impl Asking<'_> {
         entry: Entry,
     ) -> Result<Step, Stop> {
         self.write_down(session, sent_at, fence, entry);
-        Ok(self.told(sent_at, fence))
+        Ok(self.told(session, sent_at, fence))
     }
 
     async fn granted(
@@ -263,7 +262,7 @@ impl Asking<'_> {
             return Ok(Step::Again);
         }
         self.shared.note(fence);
-        Ok(self.told(sent_at, fence))
+        Ok(self.told(session, sent_at, fence))
     }
 
     fn forget_all(&mut self) {
@@ -280,6 +279,7 @@ impl Asking<'_> {
             since: sent_at,
             entry,
             noted: self.noted,
+            noting: false,
         };
         self.shared.book.write(
             self.mark,
@@ -293,9 +293,10 @@ impl Asking<'_> {
         );
     }
 
-    fn told(&self, sent_at: Moment, fence: Fence) -> Step {
+    fn told(&self, session: &Session, sent_at: Moment, fence: Fence) -> Step {
         let (claim, mode, ttl) = (self.ask.claim.clone(), self.ask.mode, self.ask.ttl);
-        Step::Granted(Grant { claim, fence, mode, ttl, sent_at, lease: ttl })
+        let lease = if self.noted { ttl } else { ttl.min(session.lasts()) };
+        Step::Granted(Grant { claim, fence, mode, ttl, sent_at, lease })
     }
 
     /// One that waits has nothing that could be held back after its death.

@@ -1,25 +1,20 @@
-//! Renewing, giving back, and letting go of what was not renewed.
+//! Giving back, and letting go of what was not renewed.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
-use lockkeeper_core::{Fence, Grant, Names, Release, Renewal, Result};
+use lockkeeper_core::{Fence, LockName, Names, Release, Result};
 use zookeeper_client as zk;
 
 use crate::book::{Hold, Known};
 use crate::entry::{Kind, Note, State, millis};
 use crate::fault::Failure;
-use crate::layout::{self, Mark};
+use crate::layout::Mark;
 use crate::line::One;
 use crate::link::{Done, Session};
-use crate::script::{ANY, Op, check, create, delete};
+use crate::script::{ANY, Op, create, delete};
 use crate::store::Shared;
 use crate::watch::Word;
-
-/// How many nodes are checked in one transaction.
-const BATCH: usize = 256;
 
 /// What an attempt has.
 pub struct Own {
@@ -28,77 +23,6 @@ pub struct Own {
 }
 
 impl Shared {
-    /// One write for many grants: it proves to us that the session lives, and that their nodes are there. It must be a
-    /// write: what a single server says may be long out of date.
-    pub async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
-        let now = self.clock.now();
-        let marks: Vec<Mark> = grants.iter().map(|grant| layout::mark(&grant.claim.attempt)).collect();
-        let known: HashMap<Mark, Known> = {
-            let pages = self.book.open();
-            let known = |mark: &Mark| Some((*mark, pages.holds.get(mark)?.known.clone()?));
-            marks.iter().filter(|mark| !pages.ending.contains(*mark)).filter_map(known).collect()
-        };
-        let mut kept: Vec<Mark> = Vec::new();
-        if known.values().any(|known| !known.session.is_over()) {
-            let session = self.link.session().await?;
-            let alive: Vec<(&Mark, &Known)> =
-                known.iter().filter(|(_, known)| known.session.id == session.id).collect();
-            for some in alive.chunks(BATCH) {
-                match self.still_there(&session, some).await {
-                    Ok(there) => kept.extend(there),
-                    Err(Failure::Ended) => break,
-                    Err(failure) => return Err(failure.into()),
-                }
-            }
-        }
-        let mut pages = self.book.open();
-        let answers = marks.iter().zip(grants).map(|(mark, grant)| {
-            match pages.holds.get_mut(mark).filter(|_| kept.contains(mark)) {
-                Some(hold) => {
-                    hold.expires = hold.expires.max(now + grant.ttl);
-                    Renewal::Renewed
-                }
-                None => {
-                    // A later good answer would not bring it back. What is left of it is taken away.
-                    if let Some(hold) = pages.holds.get_mut(mark).filter(|hold| hold.caller.is_none()) {
-                        (hold.known, hold.expires) = (None, now + grant.ttl);
-                    }
-                    Renewal::Lost
-                }
-            }
-        });
-        let answers = answers.collect();
-        drop(pages);
-        self.book.look();
-        Ok(answers)
-    }
-
-    async fn still_there(&self, session: &Session, some: &[(&Mark, &Known)]) -> Result<Vec<Mark>, Failure> {
-        let ops = |some: &[(&Mark, &Known)]| -> Vec<Op> {
-            some.iter()
-                .flat_map(|(_, known)| known.paths.iter().map(|path| check(path, known.version)))
-                .collect()
-        };
-        let mut some = some.to_vec();
-        while !some.is_empty() {
-            match session.multi(&ops(&some)).await {
-                Ok(_) => break,
-                Err(Failure::Refused(_, zk::Error::NoNode | zk::Error::BadVersion)) => {}
-                Err(failure) => return Err(failure),
-            }
-            // One is missing, at least: which are?
-            let looks = some.iter().map(|(_, known)| async move {
-                let looks = known.paths.iter().map(|path| session.hear(session.client.check_stat(path)));
-                let found = join_all(looks).await.into_iter().collect::<Result<Vec<_>, _>>()?;
-                Ok(found.iter().all(|stat| stat.is_some_and(|stat| stat.version == known.version)))
-            });
-            let there: Vec<bool> = join_all(looks).await.into_iter().collect::<Result<_, Failure>>()?;
-            let mut there = there.into_iter();
-            some.retain(|_| there.next().unwrap_or(false));
-        }
-        Ok(some.into_iter().map(|(mark, _)| *mark).collect())
-    }
-
     /// Gives back, or leaves the line.
     pub async fn release_mark(self: &Arc<Self>, names: &Names, mark: Mark) -> Result<Release, Failure> {
         let hold = {
@@ -161,7 +85,7 @@ impl Shared {
     /// The end of a grant, in one transaction: its nodes go, and a note stays where the lock is to be held back.
     async fn end(
         self: &Arc<Self>,
-        session: &Session,
+        session: &Arc<Session>,
         names: &Names,
         mark: &Mark,
         known: &Known,
@@ -174,7 +98,7 @@ impl Shared {
             for (name, own) in names.iter().zip(&known.paths) {
                 let path = self.layout.back(name, mark);
                 ops.push(delete(own, known.version));
-                if known.noted {
+                if known.noted || known.noting {
                     ops.push(delete(&path, ANY));
                 }
                 if let Some((kind, time)) = back {
@@ -184,7 +108,7 @@ impl Shared {
                 }
                 ops.extend(self.event(name, word, Some(known.fence), Some(&known.entry.holder)));
             }
-            match self.write(session, &ops).await {
+            match self.write_together(session, ops, &[]).await {
                 Err(Failure::Refused(0, zk::Error::NoNode | zk::Error::BadVersion))
                     if self.base_moved(session).await? => {}
                 Ok(_) => {
@@ -201,11 +125,27 @@ impl Shared {
     /// A write, and what is to be done after every write.
     pub async fn write(self: &Arc<Self>, session: &Session, ops: &[Op]) -> Result<Done, Failure> {
         let done = session.multi(ops).await?;
+        self.was_written(&done);
+        Ok(done)
+    }
+
+    /// The same, in company. `grants`: the names that it grants.
+    pub async fn write_together(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        ops: Vec<Op>,
+        grants: &[LockName],
+    ) -> Result<Done, Failure> {
+        let done = self.lane.send(session, ops, grants).await?;
+        self.was_written(&done);
+        Ok(done)
+    }
+
+    fn was_written(self: &Arc<Self>, done: &Done) {
         if let Some(stat) = done.stat() {
             self.link.heard(stat.mtime);
         }
-        self.forget_events_later(&done);
-        Ok(done)
+        self.forget_events_later(done);
     }
 
     /// What an attempt has in the lines of these names. What was sent on a connection that is gone may be there without the

@@ -151,6 +151,10 @@ impl Session {
         self.client.state().is_terminated()
     }
 
+    pub fn is_connected(&self) -> bool {
+        self.client.state() == SessionState::SyncConnected
+    }
+
     /// A guard may believe for this long after a write that a majority took. A server that follows tells the leader of us
     /// only now and then, and the leader ends the session by what it was told: so the whole timeout is too long.
     pub fn lasts(&self) -> Duration {
@@ -188,7 +192,7 @@ impl Session {
     }
 
     /// All of these steps, or none.
-    pub async fn multi(&self, ops: &[Op]) -> Result<Done, Failure> {
+    pub async fn multi<'a>(&self, ops: impl IntoIterator<Item = &'a Op>) -> Result<Done, Failure> {
         let sent_at = self.clock.now();
         let mut writer = self.client.new_multi_writer();
         for op in ops {

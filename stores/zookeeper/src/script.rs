@@ -13,6 +13,21 @@ pub enum Op {
     Delete(String, i32),
 }
 
+impl Op {
+    /// How many bytes it is, about.
+    pub fn size(&self) -> usize {
+        match self {
+            Op::Check(path, _) | Op::Delete(path, _) => path.len(),
+            Op::Create { path, data, .. } | Op::Set { path, data, .. } => path.len() + data.len(),
+        }
+    }
+
+    /// Both check the same, and write nothing.
+    pub fn is_same_check(&self, other: &Op) -> bool {
+        matches!((self, other), (Op::Check(a, i), Op::Check(b, j)) if a == b && i == j)
+    }
+}
+
 /// The node is there, in this version.
 pub fn check(path: impl Into<String>, version: i32) -> Op {
     Op::Check(path.into(), version)

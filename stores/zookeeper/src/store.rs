@@ -13,6 +13,7 @@ use lockkeeper_host::{Clock, Reactor, Task};
 use crate::base::Base;
 use crate::book::{self, Book};
 use crate::config::Options;
+use crate::lane::{self, Lane};
 use crate::layout::{self, Layout};
 use crate::link::Link;
 use crate::open;
@@ -26,7 +27,7 @@ const LINES: usize = 10_000;
 pub struct ZooKeeperStore {
     pub(crate) shared: Arc<Shared>,
     // Goes last: with it goes the thread, and everything that runs there.
-    reactor: Arc<(Reactor, [Task<()>; 2])>,
+    reactor: Arc<(Reactor, [Task<()>; 3])>,
 }
 
 /// What the store and the tasks on its thread have in common.
@@ -35,6 +36,7 @@ pub(crate) struct Shared {
     pub clock: Arc<dyn Clock>,
     pub layout: Layout,
     pub link: Link,
+    pub lane: Lane,
     pub book: Book,
     pub watch: Watch,
     /// What is added to a zxid to make it a fence.
@@ -81,10 +83,12 @@ impl ZooKeeperStore {
         options.check()?;
         let reactor = Reactor::start("lockkeeper-zookeeper")
             .map_err(|error| Error::Unavailable(format!("no thread for the connection: {error}")))?;
+        let (lane, depot) = lane::lane();
         let shared = Arc::new(Shared {
             clock: options.clock.clone(),
             layout: Layout::new(&options.base),
             link: Link::new(&options),
+            lane,
             options,
             book: Book::default(),
             watch: Watch::default(),
@@ -93,8 +97,11 @@ impl ZooKeeperStore {
             lines: Mutex::default(),
             profile: OnceLock::new(),
         });
-        let tasks =
-            [reactor.spawn(book::attend(shared.clone())), reactor.spawn(watch::attend(shared.clone()))];
+        let tasks = [
+            reactor.spawn(book::attend(shared.clone())),
+            reactor.spawn(watch::attend(shared.clone())),
+            reactor.spawn(lane::attend(depot)),
+        ];
         let store = ZooKeeperStore { shared, reactor: Arc::new((reactor, tasks)) };
         let profile = store.run(async |shared| open::profile(&shared).await).await?;
         _ = store.shared.profile.set(profile);
