@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{keeper, say, try_open};
+use futures_util::future::join_all;
 use lockkeeper_core::{Acquired, Renewal, Store, Wait};
 use lockkeeper_testkit::laws::{ask, eventually, give_back, name, set_patience, take, with};
 use lockkeeper_testkit::servers::{self, Server, ZooKeeperOptions};
@@ -76,15 +77,27 @@ async fn a_hand_off_costs_the_same_however_many_wait() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_guards_are_renewed_together() {
+async fn many_guards_are_taken_renewed_and_given_back_together() {
     let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
     let store = patient(&server).await;
-    let asks: Vec<_> = (0..640).map(|i| ask(&format!("guard/{i}"))).collect();
-    let grants = futures_util::future::join_all(asks.iter().map(|ask| take(&store, ask))).await;
+    let asks = || -> Vec<_> { (0..640).map(|i| ask(&format!("guard/{i}"))).collect() };
+    let take_all = async || join_all(asks().iter().map(|ask| take(&store, ask))).await;
+    // Each name needs a node for its line once.
+    for grant in take_all().await {
+        give_back(&store, &grant.claim).await;
+    }
+    let before = handled(&server);
+    let grants = take_all().await;
+    let taken = handled(&server) - before;
+    assert!(taken <= 60, "{taken} requests for 640 grants");
     let before = handled(&server);
     assert!(store.renew(&grants).await.unwrap().iter().all(|answer| *answer == Renewal::Renewed));
     let renewed = handled(&server) - before;
     assert!(renewed <= 24, "{renewed} requests for 640 renewals");
+    let before = handled(&server);
+    join_all(grants.iter().map(|grant| give_back(&store, &grant.claim))).await;
+    let given_back = handled(&server) - before;
+    assert!(given_back <= 60, "{given_back} requests for 640 releases");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

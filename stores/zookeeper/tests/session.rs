@@ -83,17 +83,23 @@ async fn a_guard_that_is_cut_off_is_lost_before_anybody_else_gets_in() {
     let proxy = Proxy::start(server.addr(), Framing::ZooKeeper);
     let cut_off = try_open(&format!("zk://{}?timeout=500ms&session=2s", proxy.addr())).await.unwrap();
     let other = open(server.addr()).await;
-    // A ttl that is longer than the session lasts: what the session does not keep, the note does.
-    for ttl in [Duration::from_secs(1), Duration::from_secs(5)] {
+    // A ttl that is longer than the session lasts: it is believed once it is renewed. What the session does not keep, the
+    // note does.
+    for (ttl, renewed) in [(1, false), (5, false), (5, true)] {
         let keeper = keeper(&cut_off);
-        let guard = keeper.lock("x").ttl(ttl).acquire().await.unwrap();
+        let guard = keeper.lock("x").ttl(Duration::from_secs(ttl)).acquire().await.unwrap();
+        let first = guard.deadline();
+        if renewed {
+            eventually("it is renewed", || async { guard.deadline() > first }).await;
+            assert!(guard.deadline().since(first) > Duration::from_secs(3));
+        }
         proxy.hold(Direction::Requests);
         let waiter = {
             let other = other.clone();
             tokio::spawn(async move { other.acquire(&with(ask("x"), |ask| ask.wait = Wait::Forever)).await })
         };
         let next = granted(waiter).await;
-        assert!(!guard.is_held(), "two hold it, with a ttl of {ttl:?}");
+        assert!(!guard.is_held(), "two hold it, with a ttl of {ttl} s");
         soon("the loss is told", guard.lost()).await;
         assert!(next.fence > guard.fence());
         give_back(&other, &next.claim).await;
