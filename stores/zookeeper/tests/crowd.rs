@@ -51,6 +51,18 @@ async fn per_hand_off(waiters: usize) -> Option<f64> {
         store.inspect(&name("popular")).await.unwrap().is_some_and(|view| view.waiting == waiters)
     })
     .await;
+    // They stand there; but many have not looked yet whom to wait for.
+    let mut before = handled(&server);
+    eventually("everybody has looked, and waits", || {
+        let server = &server;
+        let last = std::mem::replace(&mut before, handled(server));
+        let quiet = before - last < 5;
+        async move {
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            quiet
+        }
+    })
+    .await;
     let before = handled(&server);
     give_back(&store, &held.claim).await;
     let mut fences = Vec::new();
@@ -73,7 +85,7 @@ async fn a_hand_off_costs_the_same_however_many_wait() {
     let (Some(few), Some(many)) = (per_hand_off(20).await, per_hand_off(crowd).await) else { return };
     println!("requests per hand-off: {few:.2} with 20 waiters, {many:.2} with {crowd}");
     // One to give back, one to look, one to take it; and now and then a ping.
-    assert!(few < 4.0 && many < 4.0, "{few} {many}");
+    assert!(few < 4.0 && many < 3.3, "{few} {many}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
