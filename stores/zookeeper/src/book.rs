@@ -183,7 +183,7 @@ impl Shared {
             }
             let done = match &hold.known {
                 Some(known) => self.expire(&mark, &hold, known).await,
-                None => self.take_out(&hold.names, &mark).await.map(|_| ()),
+                None => self.take_out_lost(&hold.names, &mark).await.map(|_| ()),
             };
             match done {
                 Ok(()) => break,

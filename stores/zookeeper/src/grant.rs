@@ -14,7 +14,7 @@ use crate::entry::{Entry, State};
 use crate::fault::Failure;
 use crate::line::Line;
 use crate::link::Session;
-use crate::script::{ANY, check, create, set, stand};
+use crate::script::{ANY, Op, check, create, set, stand};
 use crate::watch::Word;
 
 fn strange() -> Error {
@@ -49,7 +49,8 @@ impl Asking<'_> {
         self.floor = shared.floor();
         let plain = self.is_plain();
         let entry = self.entry(if plain { State::Asked } else { State::Waiting }, None);
-        let mut ops = vec![shared.base_stands(base)];
+        let gate = shared.through_gate(session).await?;
+        let mut ops = vec![shared.base_stands(base), gate.clone()];
         for name in names {
             ops.push(stand(
                 shared.layout.place(name, &self.mark, self.ask.owner.is_some()),
@@ -76,7 +77,7 @@ impl Asking<'_> {
             Ok(done) => done,
             Err(failure) => {
                 names.iter().for_each(|name| shared.forget_line(name));
-                self.mend(session, failure, parents).await?;
+                self.mend(session, failure, &gate, parents).await?;
                 return Ok(Joined::Not);
             }
         };
@@ -94,12 +95,14 @@ impl Asking<'_> {
         &self,
         session: &Arc<Session>,
         failure: Failure,
+        gate: &Op,
         parents: Vec<Result<(), Failure>>,
     ) -> Result<(), Stop> {
         match failure {
             Failure::Refused(0, zk::Error::NoNode | zk::Error::BadVersion) => {
                 Ok(self.shared.learn_base(session, false).await?)
             }
+            Failure::Refused(1, zk::Error::NoNode) => Ok(self.shared.mend_gate(session, gate).await?),
             Failure::Refused(_, zk::Error::NoNode) => {
                 // The node of a line, which the servers took away just now; or everything.
                 let refused =
@@ -198,6 +201,7 @@ impl Asking<'_> {
             tokio::time::sleep(PAUSE).await;
             return Ok(Some(Step::Again));
         }
+        self.shared.close_gate(session).await?;
         let sent_at = self.shared.clock.now();
         let found = self.shared.find_own(session, &self.ask.claim.names, &self.mark).await?;
         let (alive, dead): (Vec<_>, Vec<_>) = found

@@ -35,7 +35,9 @@ impl Shared {
         }
         let done = match hold.as_ref().and_then(|hold| hold.known.as_ref()) {
             Some(known) if !known.session.is_over() => self.give_back(names, &mark, known).await,
-            _ => self.take_out(names, &mark).await,
+            // The ask is still under way, and knows itself what it has lost.
+            _ if hold.as_ref().is_some_and(|hold| hold.caller.is_some()) => self.take_out(names, &mark).await,
+            _ => self.take_out_lost(names, &mark).await,
         };
         if let (Some(hold), Err(_)) = (hold, &done) {
             // Nobody may come back to it: the process sees to it that it is gone in the end.
@@ -148,8 +150,8 @@ impl Shared {
         self.forget_events_later(done);
     }
 
-    /// What an attempt has in the lines of these names. What was sent on a connection that is gone may be there without the
-    /// server that we talk to now knowing of it yet: a write, which a majority has to take, makes that catch up first.
+    /// What an attempt has in the lines of these names. What was written on a connection that is gone may be there without
+    /// the server that we talk to now knowing of it yet: a write, which a majority has to take, makes that catch up first.
     pub async fn find_own(&self, session: &Session, names: &Names, mark: &Mark) -> Result<Own, Failure> {
         Failure::gone(session.set(&self.layout.bases(), b"", ANY).await)?;
         let lines = self.list_all(session, names.as_slice()).await?;
@@ -161,6 +163,15 @@ impl Shared {
             own.noted |= line.notes.contains(mark) || line.orphans.iter().any(|(_, orphan)| orphan == mark);
         }
         Ok(own)
+    }
+
+    /// The same for an ask that may be on its way yet.
+    pub async fn take_out_lost(self: &Arc<Self>, names: &Names, mark: &Mark) -> Result<Release, Failure> {
+        match self.close_gate(&*self.link.session().await?).await {
+            // What was sent in a session that has ended does not arrive.
+            Ok(()) | Err(Failure::Ended) => self.take_out(names, mark).await,
+            Err(failure) => Err(failure),
+        }
     }
 
     /// Takes whatever an attempt has out of the lines: it is looked for first. A grant goes as a whole.

@@ -115,10 +115,9 @@ fn load(waiting: &mut VecDeque<Order>) -> Vec<Order> {
     batch
 }
 
-/// The check of the base, if it is the same one. Nothing that travels here writes the base, so once is enough.
+/// The checks of the base and of the gate, if they are the same. Nothing that travels here writes these, so once is enough.
 fn in_common(first: &Order, order: &Order) -> usize {
-    let same = first.ops.first().zip(order.ops.first()).is_some_and(|(one, other)| one.is_same_check(other));
-    usize::from(same)
+    first.ops.iter().zip(&order.ops).take_while(|(one, other)| one.is_same_check(other)).count()
 }
 
 async fn fly(batch: Vec<Order>) {

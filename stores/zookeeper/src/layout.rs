@@ -70,6 +70,16 @@ impl Layout {
         format!("{}/=base/{base}", self.base)
     }
 
+    /// Where sessions have their gates.
+    pub fn gates(&self) -> String {
+        format!("{}/=gates", self.base)
+    }
+
+    /// What the gate of a session is called, before its sequence.
+    pub fn gate(&self, session: i64) -> String {
+        format!("{}/=gates/{session:x}-", self.base)
+    }
+
     /// What happened, for those who watch.
     pub fn events(&self) -> String {
         format!("{}/=events", self.base)

@@ -21,6 +21,7 @@ mod breaking;
 mod config;
 mod entry;
 mod fault;
+mod gate;
 mod grant;
 mod hold;
 mod judge;

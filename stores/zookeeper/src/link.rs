@@ -13,6 +13,7 @@ use zookeeper_client::{
 
 use crate::config::Options;
 use crate::fault::Failure;
+use crate::gate::Gate;
 use crate::script::{self, Op};
 
 pub struct Link {
@@ -30,6 +31,7 @@ pub struct Link {
 pub struct Session {
     pub client: Client,
     pub id: i64,
+    pub gate: Gate,
     timeout: Duration,
     clock: Arc<dyn Clock>,
     login: bool,
@@ -98,6 +100,7 @@ impl Link {
         };
         Ok(Session {
             id: client.session_id().0,
+            gate: Gate::default(),
             client,
             timeout: self.timeout,
             clock: self.clock.clone(),
