@@ -1,0 +1,1 @@
+//! What often makes a lock unnecessary: conditional writes of the database itself.
