@@ -71,3 +71,16 @@ mod direct {
     harness!(Direct: Server, || servers::postgres(PostgresOptions::default()).ok(), |server| server.addr().to_string());
     lockkeeper_testkit::conformance!(Direct);
 }
+
+mod pooled {
+    use super::*;
+
+    fn start() -> Option<(Server, Server)> {
+        let server = servers::postgres(PostgresOptions::default()).ok()?;
+        let pooler = servers::pgbouncer(server.addr()).ok()?;
+        Some((pooler, server))
+    }
+
+    harness!(Pooled: (Server, Server), start, |pair| pair.0.addr().to_string());
+    lockkeeper_testkit::conformance!(Pooled);
+}
