@@ -47,7 +47,11 @@ impl Shared {
         let mut stands = false;
         loop {
             let waits = place.is_some() && clock.now() < until;
-            let kind = if waits { Kind::Patient } else { Kind::Hasty };
+            let kind = match waits {
+                true if stands => Kind::Called,
+                true => Kind::Patient,
+                false => Kind::Hasty,
+            };
             let ends = match self.ask(ask, kind).await {
                 Ok((sent_at, Answer::Granted(fence))) => {
                     let (claim, mode, ttl) = (ask.claim.clone(), ask.mode, ask.ttl);

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use futures_util::StreamExt;
-use futures_util::future::{join_all, ready};
+use futures_util::future::{join, join_all};
 use futures_util::stream::FuturesUnordered;
 use lockkeeper_core::Moment;
 use tokio::sync::{mpsc, oneshot};
@@ -30,6 +30,8 @@ pub(crate) enum Kind {
     Patient = 1,
     /// To give one back, or to leave the line.
     Release = 2,
+    /// A lock, of one that stands in line already.
+    Called = 3,
 }
 
 /// One request.
@@ -112,8 +114,7 @@ async fn fly(shared: Arc<Shared>, live: Live, mut batch: Vec<Parcel>) {
             deliver(shared, live, single).await;
         }
     };
-    futures_util::future::join(together, join_all(alone)).await;
-    ready(()).await
+    join(together, join_all(alone)).await;
 }
 
 async fn deliver(shared: &Shared, live: &Live, batch: Vec<Parcel>) {
@@ -147,7 +148,7 @@ async fn say(shared: &Shared, live: &Live, batch: &[Parcel]) -> Result<Vec<Row>,
     let orders = || batch.iter().map(|parcel| &parcel.order);
     if let [Parcel { order, .. }] = batch {
         let Order { kind, names, attempt, ttl, terms, holder } = order;
-        let (number, patient) = (&(*kind as i32), &(*kind == Kind::Patient));
+        let (number, patient) = (&(*kind as i32), &(*kind != Kind::Hasty));
         return match (&names[..], kind) {
             ([name], _) => {
                 let params: [crate::link::Param<'_>; 9] =

@@ -43,14 +43,14 @@ BEGIN
   RETURN _first;
 END $$;
 
--- Calls the first in line: one process, one waiter.
+-- Calls the first in line: one process, one waiter. If there is none, the line is over.
 CREATE FUNCTION @S.wake(_name text, _now bigint) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE _first @S.waiter := @S.front(_name, _now);
 BEGIN
-  IF _first.client IS NULL THEN
+  PERFORM pg_notify('lockkeeper_' || w.client, encode(w.attempt, 'hex')) FROM @S.waiter w
+    JOIN @S.client c ON c.id = w.client AND c.gone > _now WHERE w.name = _name ORDER BY w.place LIMIT 1;
+  IF NOT FOUND THEN
+    DELETE FROM @S.waiter WHERE name = _name;
     UPDATE @S.lock SET flags = flags & ~1 WHERE name = _name AND flags & 1 = 1;
-  ELSE
-    PERFORM pg_notify('lockkeeper_' || _first.client, encode(_first.attempt, 'hex'));
   END IF;
 END $$;
 

@@ -3,12 +3,12 @@
 
 CREATE TABLE @S.migration(version int PRIMARY KEY, at timestamptz NOT NULL DEFAULT now());
 
--- The one counter of fences: a fence is `base` and the next number. Numbers come from a sequence, which nobody has to wait
--- for; `base` is raised to the clock now and then, so that a counter that was lost or restored never begins where it was.
-CREATE SEQUENCE @S.number;
-CREATE TABLE @S.state(one bool PRIMARY KEY DEFAULT true CHECK (one), base bigint NOT NULL, watched bigint NOT NULL,
-  tidied bigint NOT NULL) WITH (fillfactor = 10);
-INSERT INTO @S.state(base, watched, tidied) VALUES (0, 0, 0);
+-- The one counter of fences, in microseconds like the clock (see `next_fence`). Nobody waits for a sequence.
+CREATE SEQUENCE @S.fence;
+
+-- Until when somebody watches, and when it was last tidied up.
+CREATE TABLE @S.state(watched bigint NOT NULL, tidied bigint NOT NULL) WITH (fillfactor = 10);
+INSERT INTO @S.state VALUES (0, 0);
 
 -- One row for each name, which is updated in place: no column but the name is indexed, and each page has room to spare. An
 -- exclusive hold is in the row itself. `expires`: it is held until then. `free`: and nobody else gets it before this, because
