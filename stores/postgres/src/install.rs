@@ -7,16 +7,25 @@ use crate::fault::Failure;
 use crate::link::Live;
 use crate::script::{MIGRATIONS, Sql, VERSION};
 
-static STANDBY: Sql = Sql { text: "SELECT pg_is_in_recovery()", types: &[] };
+static SERVER: Sql =
+    Sql { text: "SELECT pg_is_in_recovery(), current_setting('server_encoding')", types: &[] };
 static THERE: Sql = Sql { text: "SELECT to_regclass('@S.migration') IS NOT NULL", types: &[] };
 static FOUND: Sql = Sql { text: "SELECT coalesce(max(version), 0) FROM @S.migration", types: &[] };
 
 /// Looks whether the server is one to keep locks in, and whether our tables are there in our version; if not, makes them.
 pub(crate) async fn ready(live: &Live, options: &Options) -> Result<(), Failure> {
-    if live.rows(&STANDBY, &[]).await?.first().is_some_and(|row| row.get(0)) {
+    let server = live.rows(&SERVER, &[]).await?;
+    if server.first().is_some_and(|row| row.get(0)) {
         return Err(Failure::Told(Error::Unavailable(format!(
             "{} is a standby: locks are taken at the primary. Name that, or a name that follows it",
             options.door
+        ))));
+    }
+    let encoding = server.first().map_or("", |row| row.get(1));
+    if encoding != "UTF8" {
+        return Err(Failure::Told(Error::Unsupported(format!(
+            "the database {} has the encoding {encoding}: names are UTF-8. Make one with CREATE DATABASE ... ENCODING 'UTF8'",
+            options.database
         ))));
     }
     let told = |failure| explain(failure, options);
@@ -69,7 +78,7 @@ pub(crate) fn explain(failure: Failure, options: &Options) -> Failure {
         Failure::Refused { code, text } if code == "42501" => Failure::Told(Error::Denied(format!(
             "PostgreSQL says {text}. Let somebody who may run this SQL: CREATE SCHEMA IF NOT EXISTS {schema}; GRANT USAGE, \
              CREATE ON SCHEMA {schema} TO \"{user}\"; or, if the tables are there already: GRANT USAGE ON SCHEMA {schema} TO \
-             \"{user}\"; GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO \"{user}\"; GRANT USAGE ON \
+             \"{user}\"; GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO \"{user}\"; GRANT USAGE, UPDATE ON \
              ALL SEQUENCES IN SCHEMA {schema} TO \"{user}\";"
         ))),
         Failure::Refused { code, text } if code == "25006" => Failure::Told(Error::Denied(format!(

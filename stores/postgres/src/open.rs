@@ -13,8 +13,7 @@ use crate::script::{FENCE, NOTIFY, Sql};
 use crate::store::Shared;
 
 static SETTINGS: Sql = Sql {
-    text: "SELECT current_setting('server_version_num')::int, current_setting('server_encoding'), \
-           current_setting('default_transaction_isolation'), current_setting('synchronous_commit'), \
+    text: "SELECT current_setting('server_version_num')::int, current_setting('default_transaction_isolation'), current_setting('synchronous_commit'), \
            current_setting('fsync'), current_setting('synchronous_standby_names'), \
            (SELECT count(*) FROM pg_stat_replication), inet_client_port()",
     types: &[],
@@ -23,7 +22,6 @@ static SETTINGS: Sql = Sql {
 /// What matters of the server.
 struct Found {
     version: i32,
-    encoding: String,
     isolation: String,
     synchronous_commit: String,
     fsync: String,
@@ -38,13 +36,12 @@ async fn look(shared: &Shared) -> Result<Found> {
     let row = rows.first().ok_or_else(odd)?;
     Ok(Found {
         version: row.get(0),
-        encoding: row.get(1),
-        isolation: row.get(2),
-        synchronous_commit: row.get(3),
-        fsync: row.get(4),
-        synchronous_standbys: row.get(5),
-        standbys: row.get(6),
-        port: row.get(7),
+        isolation: row.get(1),
+        synchronous_commit: row.get(2),
+        fsync: row.get(3),
+        synchronous_standbys: row.get(4),
+        standbys: row.get(5),
+        port: row.get(6),
     })
 }
 
@@ -109,12 +106,6 @@ fn check(found: &Found, shared: &Shared) -> Result<()> {
         let version = found.version / 10_000;
         return Err(Error::Unsupported(format!(
             "{door} is PostgreSQL {version}: version 12 or newer is needed"
-        )));
-    }
-    if found.encoding != "UTF8" {
-        return Err(Error::Unsupported(format!(
-            "the database {} has the encoding {}: names are UTF-8. Make one with CREATE DATABASE … ENCODING 'UTF8'",
-            shared.options.database, found.encoding
         )));
     }
     if found.isolation != "read committed" {

@@ -6,17 +6,17 @@ use std::time::Duration;
 
 use common::{Client, ask_for, client_of, keeper, number, open, sql, try_open, url};
 use lockkeeper_core::{Acquired, Error, Grant, Promise, Renewal, Wait};
-use lockkeeper_testkit::laws::{ask, eventually, give_back, granted, is_free, refused, soon, stand_in_line, take, with};
+use lockkeeper_testkit::laws::{
+    ask, eventually, give_back, granted, is_free, refused, soon, stand_in_line, take, with,
+};
 use lockkeeper_testkit::servers::{self, ClockShim, PostgresOptions, Server};
 
 const TTL: Duration = Duration::from_secs(60);
 
 async fn renewed(store: &Client, grant: &Grant) -> Renewal {
     let mut answer = Renewal::Lost;
-    eventually("a renewal is answered", || async {
-        store.renew(std::slice::from_ref(grant)).await.is_ok()
-    })
-    .await;
+    eventually("a renewal is answered", || async { store.renew(std::slice::from_ref(grant)).await.is_ok() })
+        .await;
     if let Ok(answers) = store.renew(std::slice::from_ref(grant)).await {
         answer = answers[0];
     }
@@ -55,7 +55,8 @@ async fn a_guard_and_a_waiter_live_through_a_restart() {
     let (a, b) = (keeper(&a), keeper(&b));
     let guard = a.lock("x").ttl(TTL).acquire().await.unwrap();
     let waiter = tokio::spawn(async move { b.lock("x").ttl(TTL).acquire().await });
-    eventually("it waits", || async { a.inspect("x").await.unwrap().is_some_and(|view| view.waiting == 1) }).await;
+    eventually("it waits", || async { a.inspect("x").await.unwrap().is_some_and(|view| view.waiting == 1) })
+        .await;
     tokio::task::block_in_place(|| server.restart());
     assert!(guard.is_held());
     guard.release().await.unwrap();
@@ -70,18 +71,20 @@ async fn a_standby_that_missed_the_last_grant_gives_it_again() {
     let Ok(mut primary) = servers::postgres(PostgresOptions::default()) else { return };
     let a = client_of(&primary).await;
     let early = take(&a, &ask_for("early", TTL)).await;
-    let Ok(standby) = servers::postgres_standby(&primary, PostgresOptions::default()) else { return };
+    let Ok(mut standby) = servers::postgres_standby(&primary, PostgresOptions::default()) else { return };
     let says = try_open(&url(standby.addr())).await.map(|_| ()).unwrap_err();
     assert!(matches!(&says, Error::Unavailable(text) if text.contains("standby")), "{says:?}");
     // Whoever opens now is told.
     let profile = client_of(&primary).await.profile();
     assert_eq!((profile.fence, profile.durable), (Promise::Likely, Promise::Likely));
     assert!(profile.notes[0].contains("standby"), "{:?}", profile.notes);
-    // It is cut off, and the primary goes on for a moment.
-    standby.pause();
+    // It is away for a moment, in which the primary goes on, and dies.
+    tokio::task::block_in_place(|| standby.stop());
     let late = take(&a, &ask_for("late", TTL)).await;
-    primary.kill9();
-    standby.resume();
+    tokio::task::block_in_place(|| {
+        primary.kill9();
+        standby.restart();
+    });
     sql(&standby, "SELECT pg_promote()");
     let b = client_of(&standby).await;
     refused(&b, &ask("early")).await;
@@ -153,7 +156,9 @@ async fn a_clock_that_is_set_back_keeps_nobody_out_for_longer_than_a_ttl() {
     for lock in ["x", "s"] {
         let patient = with(ask(lock), |ask| ask.wait = Wait::For(Duration::from_secs(20)));
         match soon("the lock comes free", store.acquire(&patient)).await {
-            Ok(Acquired::Granted(next)) => assert!(next.fence > held.fence, "the fence went back with the clock"),
+            Ok(Acquired::Granted(next)) => {
+                assert!(next.fence > held.fence, "the fence went back with the clock")
+            }
             other => panic!("an hour is not a ttl: {other:?}"),
         }
     }

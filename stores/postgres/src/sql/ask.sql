@@ -1,5 +1,5 @@
--- An ask for one name or several, in all its variety. The answers: a fence; `{"waits": true, …}` it stands in line;
--- `{"refused": "upgrade" | "mixed" | "self" | "stale", …}`; else it is busy, and this is who is in the way.
+-- An ask for one name or several, in all its variety. The answers: a fence; `{"waits": true, ...}` it stands in line;
+-- `{"refused": "upgrade" | "mixed" | "self" | "stale", ...}`; else it is busy, and this is who is in the way.
 CREATE FUNCTION @S.ask(_client text, _epoch int, _claim bigint, _patient bool, _names text[], _attempt bytea, _ttl bigint,
   _terms jsonb, _holder text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
