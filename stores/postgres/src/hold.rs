@@ -11,11 +11,12 @@ use crate::entry::{self, Shown, hash, holder_text, micros, odd, terms};
 use crate::fault::Failure;
 use crate::lane::{self, Kind, Order};
 use crate::line::Place;
+use crate::link::first;
 use crate::script::{BREAK, RENEW};
 use crate::store::Shared;
 
 /// What is said to an ask.
-enum Answer {
+enum Said {
     Granted(Fence),
     Busy(Busy),
     /// It stands in line; something changes by itself after this long.
@@ -44,7 +45,7 @@ impl Shared {
             Wait::Forever => Moment::NEVER,
         };
         let mut place = (ask.wait != Wait::No).then(|| self.line.join(&ask.claim));
-        let mut stands = false;
+        let (mut stands, mut told) = (false, None);
         loop {
             let waits = place.is_some() && clock.now() < until;
             let kind = match waits {
@@ -52,13 +53,17 @@ impl Shared {
                 true => Kind::Patient,
                 false => Kind::Hasty,
             };
-            let ends = match self.ask(ask, kind).await {
-                Ok((sent_at, Answer::Granted(fence))) => {
+            let answer = match told.take() {
+                Some(answer) => answer,
+                None => self.lane.send(order(ask, kind)).await,
+            };
+            let ends = match answer.map_err(Error::from).and_then(|answer| read(answer, ask)) {
+                Ok((sent_at, Said::Granted(fence))) => {
                     let (claim, mode, ttl) = (ask.claim.clone(), ask.mode, ask.ttl);
                     return Ok(Acquired::Granted(Grant { claim, fence, mode, ttl, sent_at, lease: ttl }));
                 }
-                Ok((_, Answer::Busy(busy))) => return Ok(Acquired::Busy(busy)),
-                Ok((_, Answer::InLine(ends))) => ends,
+                Ok((_, Said::Busy(busy))) => return Ok(Acquired::Busy(busy)),
+                Ok((_, Said::InLine(ends))) => ends,
                 // Whoever waits goes on waiting while the server is away; the place may be kept all the same.
                 Err(error @ (Error::Unavailable(_) | Error::Unknown(_))) if stands && waits => {
                     tracing::debug!(%error, "still in line, as far as we know");
@@ -70,15 +75,21 @@ impl Shared {
             };
             stands = true;
             let Some(place) = &mut place else { return Err(odd()) };
-            place.stand(ends);
-            self.wait(place, ask, until).await;
+            place.stand(order(ask, Kind::Called), ends);
+            told = self.wait(place, ask, until).await;
             if place.left() {
                 return Err(Error::Unknown("the ask left the line".into()));
             }
         }
     }
 
-    async fn wait(&self, place: &Place<'_>, ask: &Ask, until: Moment) {
+    /// Waits until it is worth asking again, or somebody has asked for us, with this answer.
+    async fn wait(
+        &self,
+        place: &Place<'_>,
+        ask: &Ask,
+        until: Moment,
+    ) -> Option<Result<lane::Answer, Failure>> {
         let clock = &*self.options.clock;
         // An owner may get in past the line once it has the lock elsewhere, and nobody tells it.
         let look = if ask.owner.is_some() { clock.now() + self.options.poll } else { Moment::NEVER };
@@ -86,20 +97,13 @@ impl Shared {
             () = place.called() => {}
             () = sleep_until(clock, until.min(look)) => {}
         }
-    }
-
-    async fn ask(&self, ask: &Ask, kind: Kind) -> Result<(Moment, Answer)> {
-        let names: Vec<String> = ask.claim.names.iter().map(|name| name.as_str().to_owned()).collect();
-        let order = Order {
-            kind,
-            names,
-            attempt: hash(&ask.claim.attempt),
-            ttl: Some(micros(ask.ttl)),
-            terms: terms(ask),
-            holder: Some(holder_text(&ask.holder)),
-        };
-        let lane::Answer { sent_at, text } = self.lane.send(order).await?;
-        Ok((sent_at, read(&text, ask)?))
+        loop {
+            let answer = place.answer();
+            if answer.is_some() || place.left() || place.ask() {
+                return answer;
+            }
+            place.called().await;
+        }
     }
 
     pub(crate) async fn release(&self, claim: &Claim) -> Result<Release> {
@@ -137,7 +141,7 @@ impl Shared {
                 return Err(odd());
             }
             for ((_, i), row) in batch.iter().zip(rows) {
-                if !row.get::<_, bool>(0) {
+                if !row.try_get::<_, bool>(0).map_err(|_| odd())? {
                     answers[*i] = Renewal::Lost;
                 }
             }
@@ -147,13 +151,28 @@ impl Shared {
 
     pub(crate) async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {
         let rows = self.link.rows(&BREAK, &[&name.as_str(), &reason]).await?;
-        entry::fence(rows.first().ok_or_else(odd)?.get(0))
+        entry::fence(first(&rows, 0)?)
     }
 }
 
-fn read(text: &str, ask: &Ask) -> Result<Answer> {
+fn order(ask: &Ask, kind: Kind) -> Order {
+    Order {
+        kind,
+        names: ask.claim.names.iter().map(|name| name.as_str().to_owned()).collect(),
+        attempt: hash(&ask.claim.attempt),
+        ttl: Some(micros(ask.ttl)),
+        terms: terms(ask),
+        holder: Some(holder_text(&ask.holder)),
+    }
+}
+
+fn read(lane::Answer { sent_at, text }: lane::Answer, ask: &Ask) -> Result<(Moment, Said)> {
+    Ok((sent_at, understand(&text, ask)?))
+}
+
+fn understand(text: &str, ask: &Ask) -> Result<Said> {
     if let Ok(fence) = text.parse::<i64>() {
-        return Ok(Answer::Granted(entry::fence(fence)?));
+        return Ok(Said::Granted(entry::fence(fence)?));
     }
     let other: Other = serde_json::from_str(text).map_err(|_| odd())?;
     match other.refused.as_deref() {
@@ -174,7 +193,7 @@ fn read(text: &str, ask: &Ask) -> Result<Answer> {
         None => {}
     }
     if other.waits == Some(true) {
-        return Ok(Answer::InLine(other.ends.map(Duration::from_micros)));
+        return Ok(Said::InLine(other.ends.map(Duration::from_micros)));
     }
-    Shown::read(text)?.busy().map(Answer::Busy)
+    Shown::read(text)?.busy().map(Said::Busy)
 }

@@ -4,7 +4,7 @@ use lockkeeper_core::Error;
 
 use crate::config::Options;
 use crate::fault::Failure;
-use crate::link::Live;
+use crate::link::{Live, first};
 use crate::script::{MIGRATIONS, Sql, VERSION};
 
 static SERVER: Sql =
@@ -15,13 +15,13 @@ static FOUND: Sql = Sql { text: "SELECT coalesce(max(version), 0) FROM @S.migrat
 /// Looks whether the server is one to keep locks in, and whether our tables are there in our version; if not, makes them.
 pub(crate) async fn ready(live: &Live, options: &Options) -> Result<(), Failure> {
     let server = live.rows(&SERVER, &[]).await?;
-    if server.first().is_some_and(|row| row.get(0)) {
+    if first(&server, 0)? {
         return Err(Failure::Told(Error::Unavailable(format!(
             "{} is a standby: locks are taken at the primary. Name that, or a name that follows it",
             options.door
         ))));
     }
-    let encoding = server.first().map_or("", |row| row.get(1));
+    let encoding: String = first(&server, 1)?;
     if encoding != "UTF8" {
         return Err(Failure::Told(Error::Unsupported(format!(
             "the database {} has the encoding {encoding}: names are UTF-8. Make one with CREATE DATABASE ... ENCODING 'UTF8'",
@@ -44,11 +44,11 @@ pub(crate) async fn ready(live: &Live, options: &Options) -> Result<(), Failure>
 }
 
 async fn found(live: &Live) -> Result<i32, Failure> {
-    let there = live.rows(&THERE, &[]).await?.first().is_some_and(|row| row.get(0));
+    let there: bool = first(&live.rows(&THERE, &[]).await?, 0)?;
     if !there {
         return Ok(0);
     }
-    Ok(live.rows(&FOUND, &[]).await?.first().map_or(0, |row| row.get(0)))
+    first(&live.rows(&FOUND, &[]).await?, 0)
 }
 
 /// What brings the schema to our version, from whatever it is. Many may try at once: one does it, and the others find it done.

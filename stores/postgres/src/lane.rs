@@ -35,6 +35,7 @@ pub(crate) enum Kind {
 }
 
 /// One request.
+#[derive(Clone)]
 pub(crate) struct Order {
     pub kind: Kind,
     pub names: Vec<String>,
@@ -130,17 +131,24 @@ async fn deliver(shared: &Shared, live: &Live, batch: Vec<Parcel>) {
     }
     let rows = match rows {
         Ok(rows) if rows.len() == batch.len() => Ok(rows),
-        Ok(_) => Err(Failure::Unheard("PostgreSQL gave an answer that makes no sense".into())),
+        Ok(_) => Err(odd()),
         Err(failure) => Err(failure),
     };
     let mut rows = rows.map(Vec::into_iter);
     for Parcel { answer, .. } in batch {
         let one = match &mut rows {
-            Ok(rows) => Ok(Answer { sent_at, text: rows.next().map_or(String::new(), |row| row.get(0)) }),
+            Ok(rows) => {
+                let text = rows.next().and_then(|row| row.try_get(0).ok());
+                text.map(|text| Answer { sent_at, text }).ok_or_else(odd)
+            }
             Err(failure) => Err(failure.clone()),
         };
         _ = answer.send(one);
     }
+}
+
+fn odd() -> Failure {
+    Failure::Unheard("PostgreSQL gave an answer that makes no sense".into())
 }
 
 async fn say(shared: &Shared, live: &Live, batch: &[Parcel]) -> Result<Vec<Row>, Failure> {

@@ -9,8 +9,11 @@ use lockkeeper_core::Claim;
 use lockkeeper_host::random_128;
 use serde::Deserialize;
 use tokio::sync::Notify;
+use tokio::task::AbortHandle;
 
 use crate::entry::{hash, hex, micros};
+use crate::fault::Failure;
+use crate::lane::{Answer, Order};
 use crate::script::LOOK;
 use crate::store::Shared;
 
@@ -40,6 +43,38 @@ struct Waiter {
     key: String,
     called: Notify,
     left: AtomicBool,
+    turn: Mutex<Turn>,
+}
+
+/// How a waiter that is called takes its turn. Whoever hears the call does it, at once, on the thread where it is heard: the
+/// waiter's own task may be slow to wake.
+#[derive(Default)]
+struct Turn {
+    order: Option<Order>,
+    under_way: Option<AbortHandle>,
+    answer: Option<Result<Answer, Failure>>,
+}
+
+impl Waiter {
+    fn turn(&self) -> MutexGuard<'_, Turn> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes its turn if it stands in line and has not done so already; else lets it ask by itself.
+    fn take_turn(self: &Arc<Self>, shared: &Arc<Shared>) {
+        let mut turn = self.turn();
+        if turn.under_way.is_some() {
+            return;
+        }
+        let Some(order) = turn.order.take() else { return self.called.notify_one() };
+        let (waiter, shared2) = (self.clone(), shared.clone());
+        let task = shared.link.reactor().spawn(async move {
+            let answer = shared2.lane.send(order).await;
+            waiter.turn().answer = Some(answer);
+            waiter.called.notify_one();
+        });
+        turn.under_way = Some(task.abort_handle());
+    }
 }
 
 /// A place in line. Dropping it gives up waiting, not the place: that is what a release is for.
@@ -73,7 +108,8 @@ impl Line {
     /// Begins to listen for an attempt, before anything is sent: it may be called at once.
     pub fn join(&self, claim: &Claim) -> Place<'_> {
         let key = hex(&hash(&claim.attempt));
-        let waiter = Arc::new(Waiter { key, called: Notify::new(), left: AtomicBool::new(false) });
+        let (called, left, turn) = (Notify::new(), AtomicBool::new(false), Mutex::default());
+        let waiter = Arc::new(Waiter { key, called, left, turn });
         self.desk().waiters.insert(waiter.key.clone(), waiter.clone());
         let names = claim.names.iter().map(|name| name.as_str().to_owned()).collect();
         Place { line: self, waiter, names, stands: false }
@@ -92,9 +128,10 @@ impl Line {
     }
 
     /// One of us is the first in line, and nobody is in the way.
-    pub fn call(&self, key: &str) {
-        if let Some(waiter) = self.desk().waiters.get(key) {
-            waiter.called.notify_one();
+    pub fn call(&self, shared: &Arc<Shared>, key: &str) {
+        let waiter = self.desk().waiters.get(key).cloned();
+        if let Some(waiter) = waiter {
+            waiter.take_turn(shared);
         }
     }
 
@@ -108,8 +145,9 @@ impl Line {
 }
 
 impl Place<'_> {
-    /// It stands in line now; something changes by itself after `ends`.
-    pub fn stand(&mut self, ends: Option<Duration>) {
+    /// It stands in line now; something changes by itself after `ends`. `order` is what to send when it is called.
+    pub fn stand(&mut self, order: Order, ends: Option<Duration>) {
+        *self.waiter.turn() = Turn { order: Some(order), ..Turn::default() };
         let mut desk = self.line.desk();
         if !std::mem::replace(&mut self.stands, true) {
             for name in &self.names {
@@ -128,6 +166,24 @@ impl Place<'_> {
         self.waiter.called.notified().await;
     }
 
+    /// It asks by itself now: a call that comes meanwhile does not do it too. Unless that is done already: then it is to wait
+    /// for the answer.
+    pub fn ask(&self) -> bool {
+        let mut turn = self.waiter.turn();
+        turn.order = None;
+        turn.under_way.is_none()
+    }
+
+    /// What became of a call, if there was one.
+    pub fn answer(&self) -> Option<Result<Answer, Failure>> {
+        let mut turn = self.waiter.turn();
+        let answer = turn.answer.take();
+        if answer.is_some() {
+            turn.under_way = None;
+        }
+        answer
+    }
+
     /// Whether somebody took the ask back.
     pub fn left(&self) -> bool {
         self.waiter.left.load(Ordering::SeqCst)
@@ -136,6 +192,9 @@ impl Place<'_> {
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
+        if let Some(task) = self.waiter.turn().under_way.take() {
+            task.abort();
+        }
         let mut desk = self.line.desk();
         // The same attempt may have asked again meanwhile.
         if desk.waiters.get(&self.waiter.key).is_some_and(|other| Arc::ptr_eq(other, &self.waiter)) {
@@ -190,7 +249,7 @@ pub(crate) fn jitter(span: Duration) -> Duration {
 }
 
 /// Looks at everything that is waited for, once, whatever the number of those who wait.
-async fn look(shared: &Shared) -> Instant {
+async fn look(shared: &Arc<Shared>) -> Instant {
     let names: Vec<String> = {
         let mut desk = shared.line.desk();
         desk.due = None;
@@ -206,7 +265,7 @@ async fn look(shared: &Shared) -> Instant {
         Some(seen) => {
             for Spot { first, ready, ends } in seen.names {
                 if let Some(waiter) = desk.waiters.get(&first).filter(|_| ready) {
-                    waiter.called.notify_one();
+                    waiter.take_turn(shared);
                 }
                 if let Some(ends) = ends {
                     soonest = soonest.min(Duration::from_micros(ends) + Duration::from_millis(1));
@@ -227,7 +286,7 @@ async fn see(shared: &Shared, names: &[String]) -> Option<Seen> {
         live.rows(&LOOK, &[&shared.client, &live.epoch(), &claim, &names]).await
     };
     match told.await {
-        Ok(rows) => serde_json::from_str(rows.first()?.get(0)).ok(),
+        Ok(rows) => serde_json::from_str(rows.first()?.try_get(0).ok()?).ok(),
         Err(failure) => {
             if failure.is_missing() {
                 shared.link.hang_up();

@@ -13,7 +13,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio_postgres::config::SslMode;
-use tokio_postgres::types::ToSql;
+use tokio_postgres::types::{FromSqlOwned, ToSql};
 use tokio_postgres::{AsyncMessage, Client, Config, Connection, NoTls, Row, Statement};
 
 use crate::config::{Door, Options};
@@ -73,8 +73,10 @@ struct Wire {
     client: Client,
     gauge: Arc<Gauge>,
     epoch: i32,
-    port: Option<u16>,
     prepared: OnceLock<HashMap<&'static str, Statement>>,
+    /// Held while a statement is under way, where a pooler may stand in between: it could hand the answer to what was sent behind
+    /// another's to somebody else.
+    alone: tokio::sync::Mutex<()>,
     to: String,
     schema: String,
 }
@@ -199,15 +201,10 @@ impl Live {
         self.0.epoch
     }
 
-    /// Our end of it, if it is TCP.
-    pub fn port(&self) -> Option<u16> {
-        self.0.port
-    }
-
     /// Runs one statement and returns its rows. What is called first is sent first.
     pub async fn rows(&self, sql: &Sql, params: &[Param<'_>]) -> Result<Vec<Row>, Failure> {
-        let Wire { client, gauge, prepared, to, schema, .. } = &*self.0;
-        let under_way = UnderWay::new(gauge.clone());
+        let Wire { client, prepared, to, schema, .. } = &*self.0;
+        let mut under_way = self.begin().await;
         let answer = match prepared.get().and_then(|all| all.get(sql.text)) {
             Some(statement) => client.query(statement, params).await,
             None => {
@@ -216,43 +213,67 @@ impl Live {
                 client.query_typed(&text, &typed).await
             }
         };
-        drop(under_way);
+        under_way.heard();
         answer.map_err(|error| Failure::of_request(&error, to))
+    }
+
+    /// Begins a statement: behind others that are under way, or, where there may be a pooler, after them.
+    async fn begin(&self) -> UnderWay<'_> {
+        let alone = match self.0.prepared.get() {
+            Some(_) => None,
+            None => Some(self.0.alone.lock().await),
+        };
+        UnderWay::new(&self.0.gauge, alone)
     }
 
     /// Runs some statements that have no answer.
     pub async fn run(&self, text: &str) -> Result<(), Failure> {
-        let _under_way = UnderWay::new(self.0.gauge.clone());
-        self.0.client.batch_execute(text).await.map_err(|error| Failure::of_request(&error, &self.0.to))
+        let mut under_way = self.begin().await;
+        let done = self.0.client.batch_execute(text).await;
+        under_way.heard();
+        done.map_err(|error| Failure::of_request(&error, &self.0.to))
     }
 
     async fn prepare(&self) -> Result<(), Failure> {
-        let _under_way = UnderWay::new(self.0.gauge.clone());
+        let mut under_way = self.begin().await;
         let each = OFTEN.iter().map(|sql| async move {
             let text = sql.text.replace("@S", &self.0.schema);
             self.0.client.prepare_typed(&text, sql.types).await.map(|statement| (sql.text, statement))
         });
-        let all = try_join_all(each).await.map_err(|error| Failure::of_request(&error, &self.0.to))?;
+        let all = try_join_all(each).await;
+        under_way.heard();
+        let all = all.map_err(|error| Failure::of_request(&error, &self.0.to))?;
         _ = self.0.prepared.set(all.into_iter().collect());
         Ok(())
     }
 }
 
 /// One request on its way; also when whoever asked has lost interest.
-struct UnderWay(Arc<Gauge>);
+struct UnderWay<'a> {
+    gauge: &'a Gauge,
+    alone: Option<tokio::sync::MutexGuard<'a, ()>>,
+}
 
-impl UnderWay {
-    fn new(gauge: Arc<Gauge>) -> Self {
+impl<'a> UnderWay<'a> {
+    fn new(gauge: &'a Gauge, alone: Option<tokio::sync::MutexGuard<'a, ()>>) -> Self {
         if gauge.sent.fetch_add(1, Ordering::Relaxed) == gauge.done.load(Ordering::Relaxed) {
             gauge.begun.notify_one();
         }
-        UnderWay(gauge)
+        UnderWay { gauge, alone }
+    }
+
+    fn heard(&mut self) {
+        self.alone = None;
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        self.0.done.fetch_add(1, Ordering::Relaxed);
+        self.gauge.done.fetch_add(1, Ordering::Relaxed);
+        if self.alone.is_some() {
+            // Nobody waits for the answer, and nothing may be sent behind it: this connection is over.
+            self.gauge.end();
+        }
     }
 }
 
@@ -264,7 +285,7 @@ impl Gauge {
     }
 
     fn end(&self) {
-        self.done.fetch_add(Self::OVER, Ordering::Relaxed);
+        self.done.fetch_max(Self::OVER, Ordering::Relaxed);
     }
 
     /// Ends when requests wait and for `timeout` not one of them was answered. One timer for all requests: answers come
@@ -307,7 +328,6 @@ async fn connect(options: &Options, listener: Option<Listener>, epoch: i32) -> R
     }
     let gauge = Arc::new(Gauge::default());
     let (watched, timeout) = (gauge.clone(), options.timeout);
-    let mut port = None;
     let client = match &options.door {
         Door::Unix(..) => {
             let stream = UnixStream::connect(&to).await.map_err(away)?;
@@ -317,7 +337,6 @@ async fn connect(options: &Options, listener: Option<Listener>, epoch: i32) -> R
         }
         Door::Tcp(host, number) => {
             let stream = TcpStream::connect((host.as_str(), *number)).await.map_err(away)?;
-            port = stream.local_addr().ok().map(|addr| addr.port());
             stream.set_nodelay(true).map_err(away)?;
             // A peer that vanished without a word is noticed also while nothing is asked of it.
             let keep = socket2::TcpKeepalive::new()
@@ -340,7 +359,8 @@ async fn connect(options: &Options, listener: Option<Listener>, epoch: i32) -> R
         }
     };
     let (prepared, schema) = (OnceLock::new(), options.schema.clone());
-    Ok(Live(Arc::new(Wire { client, gauge, epoch, port, prepared, to, schema })))
+    let alone = tokio::sync::Mutex::new(());
+    Ok(Live(Arc::new(Wire { client, gauge, epoch, prepared, alone, to, schema })))
 }
 
 /// Moves what is said both ways until the connection ends, or nothing is answered any more.
@@ -370,4 +390,10 @@ async fn drive<S, T>(
     if let Some(tell) = listener {
         tell(Heard::Gone);
     }
+}
+
+/// One value of the first row. Never a panic, whatever the server says.
+pub(crate) fn first<T: FromSqlOwned>(rows: &[Row], at: usize) -> Result<T, Failure> {
+    let value = rows.first().and_then(|row| row.try_get(at).ok());
+    value.ok_or_else(|| Failure::Unheard("PostgreSQL gave an answer that makes no sense".into()))
 }

@@ -3,19 +3,18 @@
 use std::time::Duration;
 
 use lockkeeper_core::{Error, Profile, Promise, Result, Waiting};
-use lockkeeper_host::random_128;
 
-use crate::entry::{hex, odd};
 use crate::fault::Failure;
 use crate::install::explain;
 use crate::line::DEAF;
+use crate::link::first;
 use crate::script::{FENCE, NOTIFY, Sql};
 use crate::store::Shared;
 
 static SETTINGS: Sql = Sql {
     text: "SELECT current_setting('server_version_num')::int, current_setting('default_transaction_isolation'), current_setting('synchronous_commit'), \
            current_setting('fsync'), current_setting('synchronous_standby_names'), \
-           (SELECT count(*) FROM pg_stat_replication), inet_client_port()",
+           (SELECT count(*) FROM pg_stat_replication)",
     types: &[],
 };
 
@@ -27,21 +26,17 @@ struct Found {
     fsync: String,
     synchronous_standbys: String,
     standbys: i64,
-    /// Our port, as the server sees it.
-    port: Option<i32>,
 }
 
 async fn look(shared: &Shared) -> Result<Found> {
     let rows = shared.link.rows(&SETTINGS, &[]).await?;
-    let row = rows.first().ok_or_else(odd)?;
     Ok(Found {
-        version: row.get(0),
-        isolation: row.get(1),
-        synchronous_commit: row.get(2),
-        fsync: row.get(3),
-        synchronous_standbys: row.get(4),
-        standbys: row.get(5),
-        port: row.get(6),
+        version: first(&rows, 0)?,
+        isolation: first(&rows, 1)?,
+        synchronous_commit: first(&rows, 2)?,
+        fsync: first(&rows, 3)?,
+        synchronous_standbys: first(&rows, 4)?,
+        standbys: first(&rows, 5)?,
     })
 }
 
@@ -52,7 +47,7 @@ pub(crate) async fn profile(shared: &Shared) -> Result<Profile> {
     // The first fence: if the rights are not enough, this says so.
     shared.link.rows(&FENCE, &[]).await.map_err(|failure| Error::from(explain(failure, &shared.options)))?;
     let (mut grave, mut notes) = (Vec::new(), Vec::new());
-    if direct(shared, &found).await? {
+    if direct(shared).await? {
         shared.set_hears();
         shared.link.prepare().await?;
     } else {
@@ -118,26 +113,21 @@ fn check(found: &Found, shared: &Shared) -> Result<()> {
     Ok(())
 }
 
-/// Whether the server process at the other end is ours for as long as the connection lasts. Two ends of one TCP connection
-/// have the same port; else a message that we send to ourselves tells.
-async fn direct(shared: &Shared, found: &Found) -> Result<bool, Failure> {
-    let port = shared.link.live().await?.port();
-    if port.is_some() && port.map(i32::from) == found.port {
-        return Ok(true);
-    }
-    let channel = format!("lockkeeper_try_{}", hex(&random_128()[..8]));
+/// Whether the server process at the other end is ours for as long as the connection lasts: then a message that we send to
+/// ourselves comes. Nothing else tells: a pooler may even have the same port as we.
+async fn direct(shared: &Shared) -> Result<bool, Failure> {
+    let channel = shared.try_channel();
     if !shared.listen(&channel).await {
         return Ok(false);
     }
     shared.link.rows(&NOTIFY, &[&channel, &""]).await?;
     let patience = tokio::time::sleep(Duration::from_secs(1).min(shared.options.timeout));
-    let heard = shared.link.reactor().spawn(patience);
-    tokio::select! {
-        () = shared.tried.notified() => Ok(true),
-        _ = heard => {
-            // The connection is of no use: it may be anybody's.
-            shared.ear.hang_up();
-            Ok(false)
-        }
-    }
+    let over = shared.link.reactor().spawn(patience);
+    let heard = tokio::select! {
+        () = shared.tried.notified() => true,
+        _ = over => false,
+    };
+    // Whoever waits or watches makes a new one. This one may be anybody's.
+    shared.ear.hang_up();
+    Ok(heard)
 }

@@ -14,6 +14,7 @@ use tokio_postgres::{GenericClient, Row, Transaction};
 
 use crate::entry;
 use crate::fault::Failure;
+use crate::link::first;
 use crate::script::FENCE;
 use crate::store::PostgresStore;
 
@@ -131,7 +132,7 @@ pub async fn next_job(
     let Some(row) = tx.query_opt(&text, &[]).await.map_err(told)? else { return Ok(None) };
     // Counted since the row is locked: whoever had it before has a lower one.
     let rows = store.shared.link.rows(&FENCE, &[]).await?;
-    let fence = entry::fence(rows.first().ok_or_else(entry::odd)?.get(0))?;
+    let fence = entry::fence(first(&rows, 0)?)?;
     Ok(Some(Job { row, fence }))
 }
 

@@ -5,6 +5,7 @@ use lockkeeper_core::{Delete, Expect, LockName, Page, Record, RecordPage, Record
 use tokio_postgres::Row;
 
 use crate::entry::{micros, odd};
+use crate::link::first;
 use crate::script::{PUT, READ, SCAN};
 use crate::store::PostgresStore;
 
@@ -24,13 +25,14 @@ impl PostgresStore {
         };
         let params: [crate::link::Param<'_>; 4] = [&key.as_str(), &value, &expect, &ttl.map(micros)];
         let rows = self.shared.link.rows(&PUT, &params).await?;
-        let row = rows.first().ok_or_else(odd)?;
-        Ok(match row.get::<_, Option<i64>>(0) {
+        Ok(match first::<Option<i64>>(&rows, 0)? {
             Some(version) => Ok(self::version(version)?),
-            None => Err(match row.get::<_, Option<i64>>(2) {
-                Some(version) => {
-                    Some(Record { key: key.clone(), value: row.get(1), version: self::version(version)? })
-                }
+            None => Err(match first::<Option<i64>>(&rows, 2)? {
+                Some(version) => Some(Record {
+                    key: key.clone(),
+                    value: first(&rows, 1)?,
+                    version: self::version(version)?,
+                }),
                 None => None,
             }),
         })
@@ -42,7 +44,8 @@ fn version(number: i64) -> Result<Version> {
 }
 
 fn record(key: LockName, row: &Row, at: usize) -> Result<Record> {
-    Ok(Record { key, value: row.get(at), version: version(row.get(at + 1))? })
+    let number = row.try_get(at + 1).map_err(|_| odd())?;
+    Ok(Record { key, value: row.try_get(at).map_err(|_| odd())?, version: version(number)? })
 }
 
 #[async_trait]
@@ -78,8 +81,10 @@ impl Records for PostgresStore {
         let after = page.after.as_ref().map_or("", LockName::as_str);
         let wanted = page.size() as i64 + 1;
         let rows = self.shared.link.rows(&SCAN, &[&prefix, &after, &wanted]).await?;
-        let found =
-            rows.iter().take(page.size()).map(|row| record(LockName::new(row.get::<_, &str>(0))?, row, 1));
+        let found = rows
+            .iter()
+            .take(page.size())
+            .map(|row| record(LockName::new(row.try_get::<_, &str>(0).map_err(|_| odd())?)?, row, 1));
         let records: Vec<Record> = found.collect::<Result<_>>()?;
         let next = if rows.len() > page.size() { records.last().map(|last| last.key.clone()) } else { None };
         Ok(RecordPage { records, next })

@@ -111,20 +111,26 @@ impl Shared {
         }
     }
 
-    fn heard(&self, heard: Heard) {
+    fn heard(self: &Arc<Self>, heard: Heard) {
         match heard {
             Heard::Gone => {
                 self.line.deaf();
                 self.watch.deaf();
             }
-            Heard::Message { channel, text } if channel == self.wake_channel() => self.line.call(&text),
+            Heard::Message { channel, text } if channel == self.wake_channel() => self.line.call(self, &text),
             Heard::Message { channel, text } if channel == self.events_channel() => self.watch.tell(&text),
-            Heard::Message { .. } => self.tried.notify_one(),
+            Heard::Message { channel, .. } if channel == self.try_channel() => self.tried.notify_one(),
+            // Somebody else's, by way of a pooler.
+            Heard::Message { .. } => {}
         }
     }
 
     pub fn wake_channel(&self) -> String {
         format!("lockkeeper_{}", self.client)
+    }
+
+    pub fn try_channel(&self) -> String {
+        format!("lockkeeper_try_{}", self.client)
     }
 
     pub fn events_channel(&self) -> String {

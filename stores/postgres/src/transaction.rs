@@ -4,8 +4,9 @@ use lockkeeper_core::{Error, Fence, LockName, Result};
 use tokio_postgres::Transaction;
 use tokio_postgres::types::Type;
 
-use crate::entry::{self, Shown, odd};
+use crate::entry::{self, Shown};
 use crate::fault::Failure;
+use crate::link::first;
 use crate::script::FENCE;
 use crate::store::PostgresStore;
 
@@ -27,12 +28,12 @@ impl PostgresStore {
         let text = format!("SELECT {}.enter($1)", self.shared.options.schema);
         let rows = tx.query_typed(&text, &[(&name.as_str(), Type::TEXT)]).await;
         let rows = rows.map_err(|error| Error::from(Failure::of_request(&error, &to)))?;
-        if let Some(way) = rows.first().ok_or_else(odd)?.get::<_, Option<&str>>(0) {
-            return Err(Error::Busy(Box::new(Shown::read(way)?.busy()?)));
+        if let Some(way) = first::<Option<String>>(&rows, 0)? {
+            return Err(Error::Busy(Box::new(Shown::read(&way)?.busy()?)));
         }
         // From our own connection: the counter must not be held up until your transaction ends. It is ours alone since we
         // are in, so it is higher than every one before.
         let rows = self.shared.link.rows(&FENCE, &[]).await?;
-        entry::fence(rows.first().ok_or_else(odd)?.get(0))
+        entry::fence(first(&rows, 0)?)
     }
 }

@@ -3,13 +3,14 @@
 use lockkeeper_core::{LockName, LockPage, LockView, Page, Result};
 
 use crate::entry::{Shown, odd};
+use crate::link::first;
 use crate::script::{INSPECT, LIST};
 use crate::store::Shared;
 
 impl Shared {
     pub(crate) async fn view(&self, name: &LockName) -> Result<Option<LockView>> {
         let rows = self.link.rows(&INSPECT, &[&name.as_str(), &(LockView::LINE as i32)]).await?;
-        Shown::read(rows.first().ok_or_else(odd)?.get(0))?.view()
+        Shown::read(&first::<String>(&rows, 0)?)?.view()
     }
 
     pub(crate) async fn page(&self, prefix: &str, page: &Page) -> Result<LockPage> {
@@ -21,7 +22,7 @@ impl Shared {
             let rows = self.link.rows(&LIST, &[&prefix, &after, &wanted, &(LockView::LINE as i32)]).await?;
             let more = rows.len() as i64 == wanted;
             for row in &rows {
-                let shown = Shown::read(row.get(0))?;
+                let shown = Shown::read(row.try_get(0).map_err(|_| odd())?)?;
                 after = shown.name().to_owned();
                 locks.extend(shown.view()?);
             }
