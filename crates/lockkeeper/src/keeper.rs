@@ -20,6 +20,9 @@ pub(crate) struct Inner {
     pub clock: Arc<dyn Clock>,
     pub profile: Profile,
     pub host: String,
+    /// For what only this store can do.
+    #[cfg(feature = "postgres")]
+    pub postgres: Option<lockkeeper_postgres::PostgresStore>,
     driver: OnceLock<Driver>,
 }
 
@@ -40,19 +43,39 @@ impl Lockkeeper {
     /// Opens the store that `url` names and checks that it can be used. See [`crate::schemes`] for the ones known.
     pub async fn open(url: &str) -> Result<Self> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        #[cfg(feature = "postgres")]
+        if crate::postgres::is(url) {
+            return Ok(Self::with_postgres(crate::postgres::open(url, clock.clone()).await?, clock));
+        }
         let store = open::open(url, clock.clone()).await?;
         Ok(Self::with_store(store, clock))
     }
 
     /// A keeper of a store that is open already, going by `clock`.
     pub fn with_store(store: Arc<dyn Store>, clock: Arc<dyn Clock>) -> Self {
+        Lockkeeper(Arc::new(Inner::new(store, clock)))
+    }
+}
+
+impl Inner {
+    pub fn new(store: Arc<dyn Store>, clock: Arc<dyn Clock>) -> Self {
         let profile = store.profile();
         for note in &profile.notes {
             tracing::debug!(store = profile.store, "{note}");
         }
-        Lockkeeper(Arc::new(Inner { store, clock, profile, host: host_name(), driver: OnceLock::new() }))
+        Inner {
+            store,
+            clock,
+            profile,
+            host: host_name(),
+            #[cfg(feature = "postgres")]
+            postgres: None,
+            driver: OnceLock::new(),
+        }
     }
+}
 
+impl Lockkeeper {
     /// What the store keeps and what it does not.
     pub fn profile(&self) -> &Profile {
         &self.0.profile

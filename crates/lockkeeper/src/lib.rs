@@ -41,6 +41,8 @@ mod driver;
 mod guard;
 mod keeper;
 mod open;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 
 pub use builder::LockBuilder;
 pub use guard::Guard;

@@ -11,6 +11,9 @@ pub fn schemes() -> Vec<&'static str> {
     if cfg!(feature = "sqlite") {
         known.push("sqlite:PATH");
     }
+    if cfg!(feature = "postgres") {
+        known.push("postgres://[USER@]HOST[:PORT]/DATABASE");
+    }
     if cfg!(feature = "redis") {
         known.extend(["redis://HOST[:PORT]", "redis+sentinel://HOSTS/MASTER", "redis+cluster://HOSTS"]);
     }
@@ -51,6 +54,8 @@ pub(crate) async fn open(url: &str, clock: Arc<dyn Clock>) -> Result<Arc<dyn Sto
             options.create_dir = default_url().is_ok_and(|default| default == url);
             Ok(Arc::new(lockkeeper_sqlite::SqliteStore::open(options)?))
         }
+        #[cfg(feature = "postgres")]
+        "postgres" | "postgresql" => Ok(Arc::new(crate::postgres::open(url, clock).await?)),
         #[cfg(feature = "redis")]
         _ if matches!(scheme.split('+').next(), Some("redis" | "rediss")) => {
             let mut options = lockkeeper_redis::Options::from_url(url)?;

@@ -125,7 +125,10 @@ impl Session {
 #[test]
 fn postgres_starts_stops_and_its_sessions_are_paused_and_killed_with_it() {
     let settings = vec![("max_connections".to_owned(), "10".to_owned())];
-    let Ok(mut postgres) = servers::postgres(PostgresOptions { settings }) else { return };
+    let Ok(mut postgres) = servers::postgres(PostgresOptions { settings, ..PostgresOptions::default() })
+    else {
+        return;
+    };
     let addr = postgres.addr();
     let mut session = Session::open(&postgres);
     postgres.pause();

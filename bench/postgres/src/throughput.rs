@@ -1,0 +1,105 @@
+//! Taking and giving back free locks, one task or many at once, each with names of its own.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use lockkeeper_core::{Acquired, Ask, Attempt, Holder, LockName, Locks};
+use lockkeeper_postgres::{Options, PostgresStore};
+use tokio_postgres::Client;
+
+use crate::bare::{self, Words};
+use crate::median;
+
+const ROUND: Duration = Duration::from_millis(500);
+/// How many connections a usual pool has.
+const POOL: usize = 10;
+
+pub async fn run(addr: SocketAddr, tasks: usize, goal: f64, rounds: usize) {
+    let mut pool = Vec::new();
+    for _ in 0..tasks.min(POOL) {
+        let client = Arc::new(bare::connect(addr).await);
+        let words = Words::of(&client).await;
+        pool.push((client, words));
+    }
+    let url = format!("postgres://postgres@{addr}/postgres");
+    let options = Options::from_url(&url).expect("an address");
+    let store = Arc::new(PostgresStore::open(options).await.expect("a store"));
+    let (mut ours, mut bare, mut pooled) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        let by = |count: usize| {
+            let pool = pool.clone();
+            move |task: usize, stop, done| {
+                let (client, words) = pool[task % count.min(pool.len())].clone();
+                by_hand(client, words, task, stop, done)
+            }
+        };
+        bare.push(measure(tasks, by(1)).await);
+        pooled.push(measure(tasks, by(POOL)).await);
+        ours.push(measure(tasks, |task, stop, done| fenced(store.clone(), task, stop, done)).await);
+    }
+    // Each round beside its neighbour: what else the machine does hits both.
+    let ratio = |others: &[f64]| median(ours.iter().zip(others).map(|(ours, other)| ours / other).collect());
+    let (to_bare, to_pool) = (ratio(&bare), ratio(&pooled));
+    let (ours, bare, pooled) = (median(ours), median(bare), median(pooled));
+    println!("acquire+release, {tasks} tasks: bare upsert on one connection {bare:.0}/s, fenced {ours:.0}/s");
+    println!("  ratio {to_bare:.2} (goal: at least {goal})");
+    if tasks > 1 {
+        println!("  bare on {POOL} connections {pooled:.0}/s, ratio {to_pool:.2}");
+    }
+}
+
+/// Cycles per second of all tasks together.
+async fn measure<F: Future<Output = ()> + Send + 'static>(
+    tasks: usize,
+    work: impl Fn(usize, Arc<AtomicBool>, Arc<AtomicU64>) -> F,
+) -> f64 {
+    let (stop, count) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let tasks: Vec<_> =
+        (0..tasks).map(|task| tokio::spawn(work(task, stop.clone(), count.clone()))).collect();
+    tokio::time::sleep(ROUND / 5).await;
+    let (began, before) = (Instant::now(), count.load(Ordering::Relaxed));
+    tokio::time::sleep(ROUND).await;
+    let rate = (count.load(Ordering::Relaxed) - before) as f64 / began.elapsed().as_secs_f64();
+    stop.store(true, Ordering::Relaxed);
+    for task in tasks {
+        task.await.expect("the task ends well");
+    }
+    rate
+}
+
+fn attempt(task: usize, turn: u64) -> [u8; 16] {
+    ((task as u128) << 64 | u128::from(turn)).to_be_bytes()
+}
+
+async fn by_hand(
+    client: Arc<Client>,
+    words: Words,
+    task: usize,
+    stop: Arc<AtomicBool>,
+    count: Arc<AtomicU64>,
+) {
+    let name = format!("task/{task}");
+    let mut turn = 0;
+    while !stop.load(Ordering::Relaxed) {
+        turn += 1;
+        words.take(&client, &name, &attempt(task, turn)).await;
+        words.give(&client, &name, &attempt(task, turn)).await;
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+async fn fenced(store: Arc<PostgresStore>, task: usize, stop: Arc<AtomicBool>, count: Arc<AtomicU64>) {
+    let name = LockName::new(format!("task/{task}")).expect("a name");
+    let holder = Arc::new(Holder::new("bench", 1, None).expect("a holder"));
+    let mut turn = 0;
+    while !stop.load(Ordering::Relaxed) {
+        turn += 1;
+        let attempt = Attempt::from_bytes(attempt(task, turn));
+        let ask = Ask::new(attempt, name.clone(), Duration::from_secs(30), holder.clone());
+        let Ok(Acquired::Granted(grant)) = store.acquire(&ask).await else { panic!("not granted") };
+        store.release(&grant.claim).await.expect("an answer");
+        count.fetch_add(1, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,47 @@
+//! What only the PostgreSQL store can do: a lock for a transaction of yours, and conditional writes that need no lock.
+
+use std::sync::Arc;
+
+use lockkeeper_core::{Error, Fence, Result};
+use lockkeeper_host::Clock;
+pub use lockkeeper_postgres::{Options, PostgresStore, Tls, plain, tokio_postgres};
+
+use crate::Lockkeeper;
+use crate::keeper::Inner;
+
+pub(crate) fn is(url: &str) -> bool {
+    matches!(url.split_once(':'), Some(("postgres" | "postgresql", _)))
+}
+
+pub(crate) async fn open(url: &str, clock: Arc<dyn Clock>) -> Result<PostgresStore> {
+    let mut options = Options::from_url(url)?;
+    options.clock = clock;
+    PostgresStore::open(options).await
+}
+
+impl Lockkeeper {
+    /// A keeper of a PostgreSQL store that is open already, going by `clock`.
+    pub fn with_postgres(store: PostgresStore, clock: Arc<dyn Clock>) -> Self {
+        let mut inner = Inner::new(Arc::new(store.clone()), clock);
+        inner.postgres = Some(store);
+        Lockkeeper(Arc::new(inner))
+    }
+
+    /// Takes a lock for the rest of a transaction of yours in the same database: see [`PostgresStore::in_transaction`].
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the store is another one; the others as there.
+    pub async fn in_transaction(
+        &self,
+        tx: &tokio_postgres::Transaction<'_>,
+        name: impl AsRef<str>,
+    ) -> Result<Fence> {
+        match &self.0.postgres {
+            Some(store) => store.in_transaction(tx, name).await,
+            None => Err(Error::Unsupported(format!(
+                "the {} store has no transactions: postgres://HOST/DATABASE has",
+                self.0.profile.store
+            ))),
+        }
+    }
+}

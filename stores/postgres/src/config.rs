@@ -1,0 +1,229 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_core::{Address, Error, Result};
+use lockkeeper_host::{Clock, SystemClock};
+
+use crate::tls::Tls;
+
+/// Where the server listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Door {
+    /// A host and a port.
+    Tcp(String, u16),
+    /// A socket in this directory, with the number of a port in its name.
+    Unix(String, u16),
+}
+
+impl std::fmt::Display for Door {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Door::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Door::Tcp(host, port) => write!(f, "{host}:{port}"),
+            Door::Unix(dir, port) => write!(f, "{dir}/.s.PGSQL.{port}"),
+        }
+    }
+}
+
+/// How to open a store.
+///
+/// ```
+/// # use lockkeeper_postgres::{Door, Options};
+/// let options = Options::from_url("postgres://app:secret@10.0.0.7/orders?schema=locks")?;
+/// assert_eq!((options.user.as_str(), options.database.as_str()), ("app", "orders"));
+/// let options = Options::from_url("postgres://app@/orders?host=/run/postgresql")?;
+/// assert_eq!(options.door, Door::Unix("/run/postgresql".into(), 5432));
+/// # Ok::<(), lockkeeper_core::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Options {
+    /// Where the server is.
+    pub door: Door,
+    /// Who logs in.
+    pub user: String,
+    /// The password.
+    pub password: Option<String>,
+    /// The database.
+    pub database: String,
+    /// The schema that our tables are in: `lockkeeper` by default. It is made if it is not there.
+    pub schema: String,
+    /// Encryption, if wanted.
+    pub tls: Option<Tls>,
+    /// How long the server may be silent, with a request waiting, before it counts as gone.
+    pub timeout: Duration,
+    /// How often a process that waits looks for itself, whatever it is told: a lost message costs this much at most.
+    pub poll: Duration,
+    /// How long the places in line of a silent process are kept.
+    pub claim: Duration,
+    /// Where time comes from.
+    pub clock: Arc<dyn Clock>,
+}
+
+// The password is not shown.
+impl std::fmt::Debug for Options {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "postgres://{}@{}/{}?schema={}", self.user, self.door, self.database, self.schema)
+    }
+}
+
+const OPTIONS: [&str; 9] = ["host", "schema", "sslmode", "ca", "cert", "key", "timeout", "poll", "claim"];
+
+impl Options {
+    /// From an address: `postgres://USER:PASSWORD@HOST:PORT/DATABASE` or `postgresql://…`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] with what is wrong.
+    pub fn from_url(url: &str) -> Result<Self> {
+        let mut address = Address::parse(url)?;
+        if !matches!(address.scheme.as_str(), "postgres" | "postgresql") {
+            let scheme = &address.scheme;
+            return Err(Error::invalid(format!("{scheme}:// is not the address of a PostgreSQL store")));
+        }
+        let door = door(&mut address)?;
+        let tls = tls(&mut address, &door)?;
+        let user = address.user.clone().filter(|user| !user.is_empty());
+        let Some(user) = user.or_else(|| std::env::var("USER").ok().filter(|user| !user.is_empty())) else {
+            return Err(Error::invalid("the user is missing in the address: postgres://USER@HOST/DATABASE"));
+        };
+        let database = if address.path.is_empty() { user.clone() } else { address.path.clone() };
+        let mut options = Options::new(door, user, database);
+        options.password = address.password.clone();
+        options.tls = tls;
+        if let Some(schema) = address.option("schema") {
+            options.schema = schema;
+        }
+        options.timeout = address.span("timeout")?.unwrap_or(options.timeout);
+        options.poll = address.span("poll")?.unwrap_or(options.poll);
+        options.claim = address.span("claim")?.unwrap_or(options.claim);
+        address.finish(&OPTIONS)?;
+        options.check()?;
+        Ok(options)
+    }
+
+    /// This server, this user, this database, and everything else as usual.
+    pub fn new(door: Door, user: impl Into<String>, database: impl Into<String>) -> Self {
+        Options {
+            door,
+            user: user.into(),
+            password: None,
+            database: database.into(),
+            schema: "lockkeeper".into(),
+            tls: None,
+            timeout: Duration::from_secs(3),
+            poll: Duration::from_secs(1),
+            claim: Duration::from_secs(5),
+            clock: Arc::new(SystemClock),
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+        let first = self.schema.chars().next();
+        // It becomes a part of SQL: nothing that needs quoting gets in.
+        if !first.is_some_and(|c| c.is_ascii_lowercase() || c == '_')
+            || !self.schema.chars().all(plain)
+            || self.schema.len() > 40
+            || self.schema.starts_with("pg_")
+        {
+            return Err(Error::invalid(format!(
+                "the schema {:?} is not possible: a-z, 0-9 and _, at most 40, not beginning with a digit or pg_",
+                self.schema
+            )));
+        }
+        if self.poll < Duration::from_millis(50)
+            || self.claim < self.poll * 2
+            || self.claim > Duration::from_secs(600)
+        {
+            return Err(Error::invalid(
+                "poll is at least 50ms, and claim at least twice as long as poll and at most 10m",
+            ));
+        }
+        if self.timeout < Duration::from_millis(50) {
+            return Err(Error::invalid("the timeout is at least 50ms"));
+        }
+        Ok(())
+    }
+}
+
+fn door(address: &mut Address) -> Result<Door> {
+    let dir = address.option("host");
+    let (host, port) = match &address.hosts[..] {
+        [] => (None, 5432),
+        [(host, port)] => (Some(host.clone()), port.unwrap_or(5432)),
+        _ => {
+            return Err(Error::invalid(
+                "a PostgreSQL store is one database: name its primary, or a name that leads to it",
+            ));
+        }
+    };
+    match (host.filter(|host| !host.is_empty()), dir) {
+        (Some(_), Some(_)) => Err(Error::invalid("the host is given twice: before the slash and as ?host=")),
+        (None, None) => Err(Error::invalid("the host is missing: postgres://USER@HOST/DATABASE")),
+        (Some(host), None) | (None, Some(host)) => {
+            Ok(if host.starts_with('/') { Door::Unix(host, port) } else { Door::Tcp(host, port) })
+        }
+    }
+}
+
+fn tls(address: &mut Address, door: &Door) -> Result<Option<Tls>> {
+    let (ca, cert, key) = (address.option("ca"), address.option("cert"), address.option("key"));
+    let identity = match (cert.as_deref(), key.as_deref()) {
+        (None, None) => None,
+        (Some(cert), Some(key)) => Some((cert, key)),
+        _ => return Err(Error::invalid("?cert= and ?key= go together, and one of them is missing")),
+    };
+    match address.option("sslmode").as_deref() {
+        None | Some("disable") if ca.is_none() && identity.is_none() => Ok(None),
+        None | Some("disable") => {
+            Err(Error::invalid("?ca=, ?cert= and ?key= are for TLS: add sslmode=verify-full"))
+        }
+        Some("require" | "verify-full") if matches!(door, Door::Unix(..)) => {
+            Err(Error::invalid("a socket of this machine is not encrypted: leave sslmode out"))
+        }
+        Some("require" | "verify-full") => Tls::new(ca.as_deref(), identity).map(Some),
+        Some(other) => Err(Error::invalid(format!(
+            "sslmode={other} is not possible: disable, require or verify-full are (both of these check the \
+             certificate and its name)"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_of_address_is_read() {
+        let door = |url: &str| Options::from_url(url).unwrap().door;
+        assert_eq!(door("postgres://u@h/d"), Door::Tcp("h".into(), 5432));
+        assert_eq!(door("postgresql://u@[::1]:7/d"), Door::Tcp("::1".into(), 7));
+        assert_eq!(door("postgres://u@%2Frun%2Fpg:7/d"), Door::Unix("/run/pg".into(), 7));
+        assert_eq!(Options::from_url("postgres://u@h").unwrap().database, "u");
+        assert!(Options::from_url("postgres://u@h?sslmode=require").unwrap().tls.is_some());
+        let shown = format!("{:?}", Options::from_url("postgres://u:secret@h/d").unwrap());
+        assert!(!shown.contains("secret"), "{shown}");
+    }
+
+    #[test]
+    fn half_given_addresses_are_refused() {
+        for bad in [
+            "postgres://",
+            "postgres://u@a,b/d",
+            "postgres://u@h/d?host=/run",
+            "postgres://u@h/d?schema=Locks",
+            "postgres://u@h/d?schema=a;b",
+            "postgres://u@h/d?schema=",
+            "postgres://u@h/d?sslmode=prefer",
+            "postgres://u@h/d?ca=/x",
+            "postgres://u@h/d?sslmode=require&cert=/x",
+            "postgres://u@h/d?sslmode=require&ca=/nowhere",
+            "postgres://u@/d?host=/run&sslmode=require",
+            "postgres://u@h/d?poll=1ms",
+            "postgres://u@h/d?poll=10s",
+            "postgres://u@h/d?application_name=x",
+            "redis://h",
+        ] {
+            assert!(matches!(Options::from_url(bad), Err(Error::Invalid(_))), "{bad:?}");
+        }
+    }
+}

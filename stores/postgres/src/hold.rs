@@ -1,0 +1,199 @@
+//! Asking, renewing, giving back.
+
+use lockkeeper_core::{
+    Acquired, Ask, Busy, Claim, Error, Fence, Grant, LockName, Moment, Release, Renewal, Result, Wait,
+};
+use lockkeeper_host::sleep_until;
+use serde::Deserialize;
+use std::time::Duration;
+
+use crate::entry::{self, Shown, hash, holder_text, micros, odd, terms};
+use crate::fault::Failure;
+use crate::lane::{self, Kind, Order};
+use crate::line::Place;
+use crate::link::first;
+use crate::script::{BREAK, RENEW};
+use crate::store::Shared;
+
+/// What is said to an ask.
+enum Said {
+    Granted(Fence),
+    Busy(Busy),
+    /// It stands in line; something changes by itself after this long.
+    InLine(Option<Duration>),
+}
+
+/// What is neither a grant nor busy.
+#[derive(Deserialize)]
+struct Other {
+    waits: Option<bool>,
+    ends: Option<u64>,
+    refused: Option<String>,
+    names: Option<Vec<String>>,
+}
+
+/// How many holds one statement renews: few enough not to keep others from their rows for long.
+const RENEWALS: usize = 10_000;
+
+impl Shared {
+    /// Asks, and stands in line for as long as the ask says.
+    pub(crate) async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
+        let clock = &*self.options.clock;
+        let until = match ask.wait {
+            Wait::No => clock.now(),
+            Wait::For(time) => clock.now() + time,
+            Wait::Forever => Moment::NEVER,
+        };
+        let mut place = (ask.wait != Wait::No).then(|| self.line.join(&ask.claim));
+        let (mut stands, mut told) = (false, None);
+        loop {
+            let waits = place.is_some() && clock.now() < until;
+            let kind = match waits {
+                true if stands => Kind::Called,
+                true => Kind::Patient,
+                false => Kind::Hasty,
+            };
+            let answer = match told.take() {
+                Some(answer) => answer,
+                None => self.lane.send(order(ask, kind)).await,
+            };
+            let ends = match answer.map_err(Error::from).and_then(|answer| read(answer, ask)) {
+                Ok((sent_at, Said::Granted(fence))) => {
+                    let (claim, mode, ttl) = (ask.claim.clone(), ask.mode, ask.ttl);
+                    return Ok(Acquired::Granted(Grant { claim, fence, mode, ttl, sent_at, lease: ttl }));
+                }
+                Ok((_, Said::Busy(busy))) => return Ok(Acquired::Busy(busy)),
+                Ok((_, Said::InLine(ends))) => ends,
+                // Whoever waits goes on waiting while the server is away; the place may be kept all the same.
+                Err(error @ (Error::Unavailable(_) | Error::Unknown(_))) if stands && waits => {
+                    tracing::debug!(%error, "still in line, as far as we know");
+                    let pause = self.options.poll.min(Duration::from_millis(250));
+                    sleep_until(clock, clock.now() + pause).await;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            stands = true;
+            let Some(place) = &mut place else { return Err(odd()) };
+            place.stand(order(ask, Kind::Called), ends);
+            told = self.wait(place, ask, until).await;
+            if place.left() {
+                return Err(Error::Unknown("the ask left the line".into()));
+            }
+        }
+    }
+
+    /// Waits until it is worth asking again, or somebody has asked for us, with this answer.
+    async fn wait(
+        &self,
+        place: &Place<'_>,
+        ask: &Ask,
+        until: Moment,
+    ) -> Option<Result<lane::Answer, Failure>> {
+        let clock = &*self.options.clock;
+        // An owner may get in past the line once it has the lock elsewhere, and nobody tells it.
+        let look = if ask.owner.is_some() { clock.now() + self.options.poll } else { Moment::NEVER };
+        tokio::select! {
+            () = place.called() => {}
+            () = sleep_until(clock, until.min(look)) => {}
+        }
+        loop {
+            let answer = place.answer();
+            if answer.is_some() || place.left() || place.ask() {
+                return answer;
+            }
+            place.called().await;
+        }
+    }
+
+    pub(crate) async fn release(&self, claim: &Claim) -> Result<Release> {
+        self.line.leave(claim);
+        let order = Order {
+            kind: Kind::Release,
+            names: claim.names.iter().map(|name| name.as_str().to_owned()).collect(),
+            attempt: hash(&claim.attempt),
+            ttl: None,
+            terms: None,
+            holder: None,
+        };
+        match self.lane.send(order).await?.text.as_str() {
+            "+" => Ok(Release::Released),
+            "-" => Ok(Release::AlreadyGone),
+            _ => Err(odd()),
+        }
+    }
+
+    /// Renews many in one statement. A grant of several names is lost as a whole.
+    pub(crate) async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
+        let mut stakes: Vec<(&LockName, usize)> = Vec::with_capacity(grants.len());
+        for (i, grant) in grants.iter().enumerate() {
+            stakes.extend(grant.claim.names.iter().map(|name| (name, i)));
+        }
+        // In the order of names, as everybody has it.
+        stakes.sort();
+        let hashes: Vec<Vec<u8>> = grants.iter().map(|grant| hash(&grant.claim.attempt)).collect();
+        let mut answers = vec![Renewal::Renewed; grants.len()];
+        for batch in stakes.chunks(RENEWALS) {
+            let names: Vec<&str> = batch.iter().map(|(name, _)| name.as_str()).collect();
+            let attempts: Vec<&[u8]> = batch.iter().map(|(_, i)| &hashes[*i][..]).collect();
+            let rows = self.link.rows(&RENEW, &[&names, &attempts]).await?;
+            if rows.len() != batch.len() {
+                return Err(odd());
+            }
+            for ((_, i), row) in batch.iter().zip(rows) {
+                if !row.try_get::<_, bool>(0).map_err(|_| odd())? {
+                    answers[*i] = Renewal::Lost;
+                }
+            }
+        }
+        Ok(answers)
+    }
+
+    pub(crate) async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {
+        let rows = self.link.rows(&BREAK, &[&name.as_str(), &reason]).await?;
+        entry::fence(first(&rows, 0)?)
+    }
+}
+
+fn order(ask: &Ask, kind: Kind) -> Order {
+    Order {
+        kind,
+        names: ask.claim.names.iter().map(|name| name.as_str().to_owned()).collect(),
+        attempt: hash(&ask.claim.attempt),
+        ttl: Some(micros(ask.ttl)),
+        terms: terms(ask),
+        holder: Some(holder_text(&ask.holder)),
+    }
+}
+
+fn read(lane::Answer { sent_at, text }: lane::Answer, ask: &Ask) -> Result<(Moment, Said)> {
+    Ok((sent_at, understand(&text, ask)?))
+}
+
+fn understand(text: &str, ask: &Ask) -> Result<Said> {
+    if let Ok(fence) = text.parse::<i64>() {
+        return Ok(Said::Granted(entry::fence(fence)?));
+    }
+    let other: Other = serde_json::from_str(text).map_err(|_| odd())?;
+    match other.refused.as_deref() {
+        Some("upgrade") => return Err(Error::Deadlock(ask.claim.names.iter().cloned().collect())),
+        Some("self") => {
+            let names = other.names.unwrap_or_default();
+            return Err(Error::Deadlock(names.iter().map(LockName::new).collect::<Result<_>>()?));
+        }
+        Some("mixed") => {
+            return Err(Error::invalid(format!(
+                "this owner holds some of {} already, but not all of them under one fence: ask for all names at once, \
+                 or for the missing ones alone",
+                ask.claim.names
+            )));
+        }
+        Some("stale") => return Err(Failure::Unheard("a newer connection took over".into()).into()),
+        Some(_) => return Err(odd()),
+        None => {}
+    }
+    if other.waits == Some(true) {
+        return Ok(Said::InLine(other.ends.map(Duration::from_micros)));
+    }
+    Shown::read(text)?.busy().map(Said::Busy)
+}

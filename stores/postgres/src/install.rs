@@ -1,0 +1,90 @@
+//! Our own schema: made on first use if that is allowed, and brought up to date.
+
+use lockkeeper_core::Error;
+
+use crate::config::Options;
+use crate::fault::Failure;
+use crate::link::{Live, first};
+use crate::script::{MIGRATIONS, Sql, VERSION};
+
+static SERVER: Sql =
+    Sql { text: "SELECT pg_is_in_recovery(), current_setting('server_encoding')", types: &[] };
+static THERE: Sql = Sql { text: "SELECT to_regclass('@S.migration') IS NOT NULL", types: &[] };
+static FOUND: Sql = Sql { text: "SELECT coalesce(max(version), 0) FROM @S.migration", types: &[] };
+
+/// Looks whether the server is one to keep locks in, and whether our tables are there in our version; if not, makes them.
+pub(crate) async fn ready(live: &Live, options: &Options) -> Result<(), Failure> {
+    let server = live.rows(&SERVER, &[]).await?;
+    if first(&server, 0)? {
+        return Err(Failure::Told(Error::Unavailable(format!(
+            "{} is a standby: locks are taken at the primary. Name that, or a name that follows it",
+            options.door
+        ))));
+    }
+    let encoding: String = first(&server, 1)?;
+    if encoding != "UTF8" {
+        return Err(Failure::Told(Error::Unsupported(format!(
+            "the database {} has the encoding {encoding}: names are UTF-8. Make one with CREATE DATABASE ... ENCODING 'UTF8'",
+            options.database
+        ))));
+    }
+    let told = |failure| explain(failure, options);
+    let found = found(live).await.map_err(told)?;
+    if found > VERSION {
+        return Err(Failure::Told(Error::Unsupported(format!(
+            "the schema {} has version {found}, and this program knows {VERSION}: use a newer lockkeeper, or \
+             another ?schema=",
+            options.schema
+        ))));
+    }
+    if found < VERSION {
+        live.run(&migration(&options.schema)).await.map_err(told)?;
+    }
+    Ok(())
+}
+
+async fn found(live: &Live) -> Result<i32, Failure> {
+    let there: bool = first(&live.rows(&THERE, &[]).await?, 0)?;
+    if !there {
+        return Ok(0);
+    }
+    first(&live.rows(&FOUND, &[]).await?, 0)
+}
+
+/// What brings the schema to our version, from whatever it is. Many may try at once: one does it, and the others find it done.
+pub(crate) fn migration(schema: &str) -> String {
+    let mut steps = String::new();
+    for (i, step) in MIGRATIONS.iter().enumerate() {
+        let (version, step) = (i + 1, step.replace("@S", schema));
+        steps += &format!(
+            "IF _found < {version} THEN EXECUTE $migration${step}$migration$; \
+             INSERT INTO {schema}.migration(version) VALUES ({version}); END IF;\n"
+        );
+    }
+    format!(
+        "BEGIN; SELECT pg_advisory_xact_lock(hashtextextended('lockkeeper migration {schema}', 0));\n\
+         DO $do$ DECLARE _found int := 0; BEGIN\n\
+         IF to_regnamespace('{schema}') IS NULL THEN CREATE SCHEMA {schema}; END IF;\n\
+         IF to_regclass('{schema}.migration') IS NOT NULL THEN \
+         SELECT coalesce(max(version), 0) INTO _found FROM {schema}.migration; END IF;\n\
+         {steps}END $do$; COMMIT;"
+    )
+}
+
+/// What a missing right needs: the SQL to run.
+pub(crate) fn explain(failure: Failure, options: &Options) -> Failure {
+    let (schema, user) = (&options.schema, options.user.replace('"', "\"\""));
+    match failure {
+        Failure::Refused { code, text } if code == "42501" => Failure::Told(Error::Denied(format!(
+            "PostgreSQL says {text}. Let somebody who may run this SQL: CREATE SCHEMA IF NOT EXISTS {schema}; GRANT USAGE, \
+             CREATE ON SCHEMA {schema} TO \"{user}\"; or, if the tables are there already: GRANT USAGE ON SCHEMA {schema} TO \
+             \"{user}\"; GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO \"{user}\"; GRANT USAGE, UPDATE ON \
+             ALL SEQUENCES IN SCHEMA {schema} TO \"{user}\";"
+        ))),
+        Failure::Refused { code, text } if code == "25006" => Failure::Told(Error::Denied(format!(
+            "PostgreSQL says {text}. Locks are written. Let somebody who may run this SQL: ALTER ROLE \"{user}\" SET \
+             default_transaction_read_only = off;"
+        ))),
+        other => other,
+    }
+}

@@ -1,0 +1,180 @@
+//! What is asked by many tasks at once travels in one statement: the first leaves at once, and those that come while it is
+//! under way leave together. Each has an answer of its own.
+
+use std::sync::Arc;
+
+use futures_util::StreamExt;
+use futures_util::future::{join, join_all};
+use futures_util::stream::FuturesUnordered;
+use lockkeeper_core::Moment;
+use tokio::sync::{mpsc, oneshot};
+use tokio_postgres::Row;
+
+use crate::entry::micros;
+use crate::fault::Failure;
+use crate::link::Live;
+use crate::script::{ASK_ALL, RELEASE_ALL, STEP, STEPS};
+use crate::store::Shared;
+
+/// How many statements are under way at once: one that the server works on, and one on its way to it.
+const FLIGHTS: usize = 2;
+/// How many requests are in one statement: few enough not to keep others from their rows for long.
+const BATCH: usize = 64;
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A lock, at once or not at all.
+    Hasty = 0,
+    /// A lock, or a place in line.
+    Patient = 1,
+    /// To give one back, or to leave the line.
+    Release = 2,
+    /// A lock, of one that stands in line already.
+    Called = 3,
+}
+
+/// One request.
+#[derive(Clone)]
+pub(crate) struct Order {
+    pub kind: Kind,
+    pub names: Vec<String>,
+    pub attempt: Vec<u8>,
+    pub ttl: Option<i64>,
+    pub terms: Option<String>,
+    pub holder: Option<String>,
+}
+
+/// The answer to it, and when it was sent, or a little earlier.
+pub(crate) struct Answer {
+    pub sent_at: Moment,
+    pub text: String,
+}
+
+struct Parcel {
+    order: Order,
+    answer: oneshot::Sender<Result<Answer, Failure>>,
+}
+
+/// Where requests are handed in.
+pub(crate) struct Lane(mpsc::UnboundedSender<Parcel>);
+
+/// The other end of it.
+pub(crate) struct Depot(mpsc::UnboundedReceiver<Parcel>);
+
+pub(crate) fn lane() -> (Lane, Depot) {
+    let (orders, depot) = mpsc::unbounded_channel();
+    (Lane(orders), Depot(depot))
+}
+
+impl Lane {
+    pub async fn send(&self, order: Order) -> Result<Answer, Failure> {
+        let (answer, answered) = oneshot::channel();
+        let closed = || Failure::Away("the store is closed".into());
+        self.0.send(Parcel { order, answer }).map_err(|_| closed())?;
+        answered.await.unwrap_or_else(|_| Err(closed()))
+    }
+}
+
+/// Sends what is handed in, for as long as the store is open. All on one connection, in the order in which it comes: a release
+/// never overtakes its ask.
+pub(crate) async fn attend(shared: Arc<Shared>, Depot(mut orders): Depot) {
+    let mut flights = FuturesUnordered::new();
+    let mut waiting = Vec::new();
+    loop {
+        tokio::select! {
+            biased;
+            Some(()) = flights.next(), if !flights.is_empty() => {}
+            count = orders.recv_many(&mut waiting, BATCH), if flights.len() < FLIGHTS => {
+                if count == 0 {
+                    return;
+                }
+                let batch = std::mem::take(&mut waiting);
+                // The connection is there before anything is sent, so that what is handed in first is sent first.
+                match shared.link.live().await {
+                    Ok(live) => flights.push(fly(shared.clone(), live, batch)),
+                    Err(failure) => batch.into_iter().for_each(|parcel| _ = parcel.answer.send(Err(failure.clone()))),
+                }
+            }
+        }
+    }
+}
+
+/// One statement for all requests of one name, and one for each of several names.
+async fn fly(shared: Arc<Shared>, live: Live, mut batch: Vec<Parcel>) {
+    // Whoever lost interest before it was sent has not asked.
+    batch.retain(|parcel| !parcel.answer.is_closed());
+    let (mut single, several): (Vec<Parcel>, Vec<Parcel>) =
+        batch.into_iter().partition(|parcel| parcel.order.names.len() == 1);
+    // In the order of names, as everybody has it; those of one name in the order in which they came.
+    single.sort_by(|a, b| a.order.names.cmp(&b.order.names));
+    let (shared, live) = (&shared, &live);
+    let alone = several.into_iter().map(|parcel| deliver(shared, live, vec![parcel]));
+    let together = async {
+        if !single.is_empty() {
+            deliver(shared, live, single).await;
+        }
+    };
+    join(together, join_all(alone)).await;
+}
+
+async fn deliver(shared: &Shared, live: &Live, batch: Vec<Parcel>) {
+    let sent_at = shared.options.clock.now();
+    let mut rows = say(shared, live, &batch).await;
+    if rows.as_ref().is_err_and(Failure::is_missing) {
+        // Somebody dropped our tables. Nothing has happened; a new connection makes them again.
+        shared.link.hang_up();
+        rows = match shared.link.live().await {
+            Ok(live) => say(shared, &live, &batch).await,
+            Err(failure) => Err(failure),
+        };
+    }
+    let rows = match rows {
+        Ok(rows) if rows.len() == batch.len() => Ok(rows),
+        Ok(_) => Err(odd()),
+        Err(failure) => Err(failure),
+    };
+    let mut rows = rows.map(Vec::into_iter);
+    for Parcel { answer, .. } in batch {
+        let one = match &mut rows {
+            Ok(rows) => {
+                let text = rows.next().and_then(|row| row.try_get(0).ok());
+                text.map(|text| Answer { sent_at, text }).ok_or_else(odd)
+            }
+            Err(failure) => Err(failure.clone()),
+        };
+        _ = answer.send(one);
+    }
+}
+
+fn odd() -> Failure {
+    Failure::Unheard("PostgreSQL gave an answer that makes no sense".into())
+}
+
+async fn say(shared: &Shared, live: &Live, batch: &[Parcel]) -> Result<Vec<Row>, Failure> {
+    let (client, epoch, claim) = (&shared.client, &live.epoch(), &micros(shared.options.claim));
+    let orders = || batch.iter().map(|parcel| &parcel.order);
+    if let [Parcel { order, .. }] = batch {
+        let Order { kind, names, attempt, ttl, terms, holder } = order;
+        let (number, patient) = (&(*kind as i32), &(*kind != Kind::Hasty));
+        return match (&names[..], kind) {
+            ([name], _) => {
+                let params: [crate::link::Param<'_>; 9] =
+                    [client, epoch, claim, number, name, attempt, ttl, terms, holder];
+                live.rows(&STEP, &params).await
+            }
+            (_, Kind::Release) => live.rows(&RELEASE_ALL, &[names, attempt]).await,
+            _ => {
+                live.rows(&ASK_ALL, &[client, epoch, claim, patient, names, attempt, ttl, terms, holder])
+                    .await
+            }
+        };
+    }
+    let kinds: Vec<i32> = orders().map(|order| order.kind as i32).collect();
+    let names: Vec<&str> = orders().map(|order| order.names[0].as_str()).collect();
+    let attempts: Vec<&[u8]> = orders().map(|order| &order.attempt[..]).collect();
+    let ttls: Vec<Option<i64>> = orders().map(|order| order.ttl).collect();
+    let terms: Vec<Option<&str>> = orders().map(|order| order.terms.as_deref()).collect();
+    let holders: Vec<Option<&str>> = orders().map(|order| order.holder.as_deref()).collect();
+    live.rows(&STEPS, &[client, epoch, claim, &kinds, &names, &attempts, &ttls, &terms, &holders]).await
+}

@@ -1,0 +1,114 @@
+//! Exactly what we say to PostgreSQL. The functions themselves are in `sql/`; values are always bound, never spelled.
+
+use tokio_postgres::types::Type;
+
+/// The version of the schema below. One that is newer is refused.
+pub(crate) const VERSION: i32 = 1;
+
+/// What makes each version out of the one before.
+pub(crate) const MIGRATIONS: [&str; 1] = [concat!(
+    include_str!("sql/tables.sql"),
+    include_str!("sql/step.sql"),
+    include_str!("sql/rules.sql"),
+    include_str!("sql/ask.sql"),
+    include_str!("sql/release.sql"),
+    include_str!("sql/break.sql"),
+    include_str!("sql/view.sql"),
+    include_str!("sql/record.sql"),
+    include_str!("sql/enter.sql"),
+)];
+
+/// One statement, with the types of what is bound.
+pub(crate) struct Sql {
+    pub text: &'static str,
+    pub types: &'static [Type],
+}
+
+const fn sql(text: &'static str, types: &'static [Type]) -> Sql {
+    Sql { text, types }
+}
+
+/// One ask or release of one name.
+pub(crate) static STEP: Sql = sql(
+    "SELECT @S.step($1, $2, $3, $4, $5, $6, $7, $8::text::jsonb, $9)",
+    &[
+        Type::TEXT,
+        Type::INT4,
+        Type::INT8,
+        Type::INT4,
+        Type::TEXT,
+        Type::BYTEA,
+        Type::INT8,
+        Type::TEXT,
+        Type::TEXT,
+    ],
+);
+/// Several, in the order of their names: so nobody waits in a circle.
+pub(crate) static STEPS: Sql = sql(
+    "SELECT @S.step($1, $2, $3, u.kind, u.name, u.attempt, u.ttl, u.terms::jsonb, u.holder) \
+     FROM unnest($4, $5, $6, $7, $8, $9) AS u(kind, name, attempt, ttl, terms, holder)",
+    &[
+        Type::TEXT,
+        Type::INT4,
+        Type::INT8,
+        Type::INT4_ARRAY,
+        Type::TEXT_ARRAY,
+        Type::BYTEA_ARRAY,
+        Type::INT8_ARRAY,
+        Type::TEXT_ARRAY,
+        Type::TEXT_ARRAY,
+    ],
+);
+/// One ask for several names.
+pub(crate) static ASK_ALL: Sql = sql(
+    "SELECT @S.ask($1, $2, $3, $4, $5, $6, $7, $8::text::jsonb, $9)",
+    &[
+        Type::TEXT,
+        Type::INT4,
+        Type::INT8,
+        Type::BOOL,
+        Type::TEXT_ARRAY,
+        Type::BYTEA,
+        Type::INT8,
+        Type::TEXT,
+        Type::TEXT,
+    ],
+);
+pub(crate) static RELEASE_ALL: Sql = sql("SELECT @S.release($1, $2)", &[Type::TEXT_ARRAY, Type::BYTEA]);
+pub(crate) static RENEW: Sql = sql(
+    "SELECT @S.renew(u.name, u.attempt) FROM unnest($1, $2) AS u(name, attempt)",
+    &[Type::TEXT_ARRAY, Type::BYTEA_ARRAY],
+);
+pub(crate) static BREAK: Sql = sql("SELECT @S.break_lock($1, $2)", &[Type::TEXT, Type::TEXT]);
+pub(crate) static LOOK: Sql =
+    sql("SELECT @S.look($1, $2, $3, $4)", &[Type::TEXT, Type::INT4, Type::INT8, Type::TEXT_ARRAY]);
+pub(crate) static HELLO: Sql = sql("SELECT @S.hello($1, $2)", &[Type::TEXT, Type::INT4]);
+pub(crate) static FENCE: Sql = sql("SELECT @S.next_fence(@S.us())", &[]);
+pub(crate) static TIDY: Sql = sql("SELECT @S.tidy()", &[]);
+pub(crate) static WATCHED: Sql =
+    sql("UPDATE @S.state SET watched = greatest(watched, @S.us() + $1)", &[Type::INT8]);
+pub(crate) static NOTIFY: Sql = sql("SELECT pg_notify($1, $2)", &[Type::TEXT, Type::TEXT]);
+
+pub(crate) static INSPECT: Sql = sql("SELECT @S.view($1, @S.us(), 1000000, $2)", &[Type::TEXT, Type::INT4]);
+/// The names of a page that may have something to show, and what.
+pub(crate) static LIST: Sql = sql(
+    "SELECT @S.view(t.name, t.now, 1000000, $4) FROM (SELECT l.name, n.now FROM @S.lock l, (SELECT @S.us() AS now OFFSET 0) n \
+     WHERE l.name >= $1 AND l.name > $2 AND l.name < $1 || repeat(chr(1114111), 129) \
+     AND (l.free > n.now OR l.expires > n.now OR l.flags <> 0) ORDER BY l.name LIMIT $3) t",
+    &[Type::TEXT, Type::TEXT, Type::INT8, Type::INT4],
+);
+
+pub(crate) static READ: Sql = sql(
+    "SELECT value, version FROM @S.record WHERE key = $1 AND (expires IS NULL OR expires > @S.us())",
+    &[Type::TEXT],
+);
+pub(crate) static PUT: Sql =
+    sql("SELECT * FROM @S.put($1, $2, $3, $4)", &[Type::TEXT, Type::BYTEA, Type::INT8, Type::INT8]);
+pub(crate) static SCAN: Sql = sql(
+    "SELECT key, value, version FROM @S.record WHERE key >= $1 AND key > $2 AND key < $1 || repeat(chr(1114111), 129) \
+     AND (expires IS NULL OR expires > @S.us()) ORDER BY key LIMIT $3",
+    &[Type::TEXT, Type::TEXT, Type::INT8],
+);
+
+/// What is said often, and so prepared where that is possible.
+pub(crate) static OFTEN: [&Sql; 6] = [&STEP, &STEPS, &ASK_ALL, &RELEASE_ALL, &RENEW, &LOOK];

@@ -1,0 +1,91 @@
+CREATE FUNCTION @S.us() RETURNS bigint LANGUAGE sql VOLATILE AS $$
+  SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+$$;
+
+-- What a transaction of the user's locks (see `enter`), and whoever grants a lease looks at.
+CREATE FUNCTION @S.key(_name text) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+  SELECT hashtextextended(_name, hashtext('@S'))
+$$;
+
+-- The next fence. A counter that is behind the clock (it was idle, lost, or restored) is set to a tenth of a second ahead of it,
+-- by one at a time: two could set it back. Nobody waits for that one; the clock itself will do meanwhile. A clock beyond all
+-- fences is broken, and not believed.
+CREATE FUNCTION @S.next_fence(_now bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE _most constant bigint := 9007199254740991; _fence bigint := nextval('@S.fence');
+BEGIN
+  IF _fence < _now AND _now < _most - 100000 THEN
+    IF pg_try_advisory_xact_lock(@S.key('fence')) THEN
+      IF nextval('@S.fence') < _now THEN PERFORM setval('@S.fence', _now + 100000); END IF;
+      _fence := nextval('@S.fence');
+    ELSE
+      _fence := greatest(_now, nextval('@S.fence'));
+    END IF;
+  END IF;
+  IF _fence > _most THEN RAISE 'the fences of this store are used up' USING ERRCODE = 'LK001'; END IF;
+  RETURN _fence;
+END $$;
+
+-- One step on one name: an ask (0 hasty, 1 patient, 3 called while it stands in line) or a release (2). What is usual is done
+-- here, at the price of one upsert; the rest by `ask` and `release`.
+CREATE FUNCTION @S.step(_client text, _epoch int, _claim bigint, _kind int, _name text, _attempt bytea, _ttl bigint, _terms jsonb,
+  _holder text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE _answer text;
+BEGIN
+  IF _kind < 2 THEN
+    INSERT INTO @S.lock AS l (name, fence, attempt, since, ttl, expires, free, holder)
+      SELECT _name, s.fence, _attempt, s.now, _ttl, s.now + _ttl, s.now + _ttl, _holder
+        FROM (SELECT nextval('@S.fence') AS fence, @S.us() AS now
+          WHERE _terms IS NULL AND pg_try_advisory_xact_lock_shared(@S.key(_name))) s
+        WHERE s.fence BETWEEN s.now AND 9007199254740991 AND s.now > (SELECT watched FROM @S.state)
+      ON CONFLICT (name) DO UPDATE SET fence = greatest(excluded.fence, l.fence + 1), attempt = excluded.attempt,
+        since = excluded.since, ttl = excluded.ttl, expires = excluded.expires, free = excluded.free, terms = NULL,
+        holder = excluded.holder
+        WHERE l.free <= excluded.since AND l.flags = 0
+      RETURNING l.fence INTO _answer;
+    IF FOUND THEN RETURN _answer; END IF;
+  ELSIF _kind = 2 THEN
+    UPDATE @S.lock SET attempt = NULL, expires = 0, free = 0
+      WHERE name = _name AND attempt = _attempt AND expires > @S.us() AND flags < 2 AND terms IS NULL
+        AND since > (SELECT watched FROM @S.state)
+      RETURNING flags INTO _answer;
+    IF FOUND THEN
+      IF _answer = '1' THEN PERFORM @S.wake(_name, @S.us()); END IF;
+      RETURN '+';
+    END IF;
+    RETURN @S.release(ARRAY[_name], _attempt);
+  ELSE
+    _answer := @S.take_turn(_name, _attempt, _ttl, _terms, _holder);
+    IF _answer IS NOT NULL THEN RETURN _answer; END IF;
+  END IF;
+  RETURN @S.ask(_client, _epoch, _claim, _kind <> 0, ARRAY[_name], _attempt, _ttl, _terms, _holder);
+END $$;
+
+-- The usual turn of one that stands in line: it is the first, it wants the lock for itself, and nobody has it.
+CREATE FUNCTION @S.take_turn(_name text, _attempt bytea, _ttl bigint, _terms jsonb, _holder text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE _fence bigint;
+BEGIN
+  UPDATE @S.lock l SET fence = greatest(s.fence, l.fence + 1), attempt = _attempt, since = s.now, ttl = _ttl,
+      expires = s.now + _ttl, free = s.now + _ttl, terms = NULL, holder = _holder
+    FROM (SELECT nextval('@S.fence') AS fence, @S.us() AS now
+      WHERE _terms IS NULL AND pg_try_advisory_xact_lock_shared(@S.key(_name))) s
+    WHERE l.name = _name AND l.free <= s.now AND l.flags = 1 AND s.fence BETWEEN s.now AND 9007199254740991
+      AND s.now > (SELECT watched FROM @S.state)
+      AND _attempt = (SELECT w.attempt FROM @S.waiter w JOIN @S.client c ON c.id = w.client AND c.gone > s.now
+        WHERE w.name = _name ORDER BY w.place LIMIT 1)
+    RETURNING l.fence INTO _fence;
+  IF NOT FOUND THEN RETURN NULL; END IF;
+  DELETE FROM @S.waiter WHERE name = _name AND attempt = _attempt;
+  UPDATE @S.lock SET flags = 0 WHERE name = _name AND NOT EXISTS (SELECT FROM @S.waiter WHERE name = _name);
+  RETURN _fence;
+END $$;
+
+-- Renews one hold of one name.
+CREATE FUNCTION @S.renew(_name text, _attempt bytea) RETURNS bool LANGUAGE plpgsql AS $$
+BEGIN
+  UPDATE @S.lock SET expires = @S.us() + ttl, free = @S.us() + ttl + (free - expires)
+    WHERE name = _name AND attempt = _attempt AND expires > @S.us();
+  IF FOUND THEN RETURN true; END IF;
+  UPDATE @S.hold SET expires = @S.us() + ttl
+    WHERE name = _name AND attempt = _attempt AND expires > @S.us() AND NOT lingers;
+  RETURN FOUND;
+END $$;

@@ -1,0 +1,119 @@
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use lockkeeper_core::{Error, Result};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
+use tokio_rustls::TlsConnector;
+
+/// How to encrypt, and whom to believe. There is no way to believe everybody.
+#[derive(Clone)]
+pub struct Tls(Arc<ClientConfig>);
+
+impl std::fmt::Debug for Tls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Tls")
+    }
+}
+
+impl Tls {
+    /// Believes those whom the file `ca` vouches for (PEM), or else those whom the machine believes; shows `identity`
+    /// (a certificate and its key, PEM files) to servers that ask for it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if a file cannot be read or used.
+    pub fn new(ca: Option<&str>, identity: Option<(&str, &str)>) -> Result<Self> {
+        let bad =
+            |what: &str, why: &dyn std::fmt::Display| Error::invalid(format!("{what} cannot be used: {why}"));
+        let mut roots = RootCertStore::empty();
+        match ca {
+            Some(path) => {
+                for one in CertificateDer::pem_file_iter(path).map_err(|why| bad(path, &why))? {
+                    roots.add(one.map_err(|why| bad(path, &why))?).map_err(|why| bad(path, &why))?;
+                }
+                if roots.is_empty() {
+                    return Err(bad(path, &"there is no certificate in it"));
+                }
+            }
+            None => _ = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs),
+        }
+        // Named here, so that another library of the program that brings another provider is no trouble.
+        let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(|why| bad("TLS", &why))?
+            .with_root_certificates(roots);
+        let config = match identity {
+            None => config.with_no_client_auth(),
+            Some((cert, key)) => {
+                let chain = CertificateDer::pem_file_iter(cert).map_err(|why| bad(cert, &why))?;
+                let chain = chain.collect::<Result<Vec<_>, _>>().map_err(|why| bad(cert, &why))?;
+                let private = PrivateKeyDer::from_pem_file(key).map_err(|why| bad(key, &why))?;
+                config.with_client_auth_cert(chain, private).map_err(|why| bad(cert, &why))?
+            }
+        };
+        Ok(Tls(Arc::new(config)))
+    }
+
+    /// Encryption for a connection to this host.
+    pub(crate) fn to(&self, host: &str) -> Handshake {
+        Handshake { connector: TlsConnector::from(self.0.clone()), host: host.to_owned() }
+    }
+}
+
+/// What tokio-postgres calls once the server has agreed to encrypt.
+pub(crate) struct Handshake {
+    connector: TlsConnector,
+    host: String,
+}
+
+impl TlsConnect<TcpStream> for Handshake {
+    type Stream = Encrypted;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<Encrypted>> + Send>>;
+
+    fn connect(self, stream: TcpStream) -> Self::Future {
+        Box::pin(async move {
+            let name = ServerName::try_from(self.host).map_err(io::Error::other)?;
+            self.connector.connect(name, stream).await.map(Encrypted)
+        })
+    }
+}
+
+pub(crate) struct Encrypted(tokio_rustls::client::TlsStream<TcpStream>);
+
+impl TlsStream for Encrypted {
+    fn channel_binding(&self) -> ChannelBinding {
+        ChannelBinding::none()
+    }
+}
+
+impl AsyncRead for Encrypted {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Encrypted {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,81 @@
+//! What the tests on real servers share.
+#![allow(dead_code, reason = "every test uses some of it")]
+
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper::{Lockkeeper, SystemClock};
+use lockkeeper_core::{Ask, Error, Outcome, Result, Store};
+use lockkeeper_postgres::{Options, PostgresStore};
+use lockkeeper_testkit::laws::{ask, soon, with};
+use lockkeeper_testkit::servers::Server;
+
+/// One client: a store with connections of its own.
+pub type Client = Arc<dyn Store>;
+
+pub async fn try_open(url: &str) -> Result<Client> {
+    let options = Options::from_url(url)?;
+    let store = soon("the store opens, or says why not", PostgresStore::open(options)).await?;
+    Ok(Arc::new(store))
+}
+
+pub async fn open(url: &str) -> Client {
+    try_open(url).await.unwrap_or_else(|e| panic!("{url} was to open: {e:?}"))
+}
+
+/// What `open` says if it refuses.
+pub async fn refused_at_open(url: &str) -> Error {
+    match try_open(url).await {
+        Ok(store) => panic!("{url} was not to open: {:?}", store.profile()),
+        Err(error) => error,
+    }
+}
+
+pub fn url(addr: impl std::fmt::Display) -> String {
+    format!("postgres://postgres@{addr}/postgres")
+}
+
+pub async fn client_of(server: &Server) -> Client {
+    open(&url(server.addr())).await
+}
+
+pub fn keeper(store: &Client) -> Lockkeeper {
+    Lockkeeper::with_store(store.clone(), Arc::new(SystemClock))
+}
+
+/// What somebody who runs the server says: it must work. Returns the answer, a line for each row.
+pub fn sql(server: &Server, text: &str) -> String {
+    sql_in(server, "postgres", text)
+}
+
+pub fn sql_in(server: &Server, database: &str, text: &str) -> String {
+    let addr = server.addr();
+    let done = Command::new("psql")
+        .args(["-h", &addr.ip().to_string(), "-p", &addr.port().to_string()])
+        .args(["-U", "postgres", "-d", database, "-v", "ON_ERROR_STOP=1", "-qAtc", text])
+        .stderr(Stdio::piped())
+        .output()
+        .expect("psql runs");
+    assert!(done.status.success(), "{text}: {}", String::from_utf8_lossy(&done.stderr));
+    String::from_utf8_lossy(&done.stdout).trim().to_owned()
+}
+
+pub fn number(server: &Server, text: &str) -> i64 {
+    let told = sql(server, text);
+    told.parse().unwrap_or_else(|_| panic!("{text} was to be a number: {told:?}"))
+}
+
+pub fn ask_for(text: &str, ttl: Duration) -> Ask {
+    with(ask(text), |ask| ask.ttl = ttl)
+}
+
+/// The error is of this kind, and its text has all of these words in it.
+#[track_caller]
+pub fn says(error: &Error, outcome: Outcome, words: &[&str]) {
+    let text = error.to_string();
+    assert_eq!(error.outcome(), outcome, "{text}");
+    for word in words {
+        assert!(text.contains(word), "{word:?} is missing in: {text}");
+    }
+}

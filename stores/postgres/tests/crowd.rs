@@ -1,0 +1,164 @@
+//! Many who wait, and many who come and go. What is counted is what the server did, not the time.
+
+mod common;
+
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use common::{Client, number, open, sql, url};
+use futures_util::future::join_all;
+use lockkeeper_core::{Acquired, Renewal, Wait};
+use lockkeeper_testkit::laws::{ask, eventually, give_back, is_free, name, take, with};
+use lockkeeper_testkit::servers::{self, PostgresOptions};
+
+/// One process of the crowd: it waits many times over, and gives back at once what it gets.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "the other processes of the test below"]
+async fn member() {
+    let (url, count) = (std::env::var("CROWD_URL").unwrap(), std::env::var("CROWD_COUNT").unwrap());
+    let store = open(&url).await;
+    let tasks = (0..count.parse::<usize>().unwrap()).map(|_| {
+        let store = store.clone();
+        tokio::spawn(async move {
+            let patient = with(ask("popular"), |ask| ask.wait = Wait::Forever);
+            let Ok(Acquired::Granted(grant)) = store.acquire(&patient).await else { panic!("not served") };
+            give_back(&store, &grant.claim).await;
+            grant.fence
+        })
+    });
+    let mut fences = Vec::new();
+    for task in tasks.collect::<Vec<_>>() {
+        fences.push(task.await.unwrap());
+    }
+    fences.sort();
+    fences.dedup();
+    assert_eq!(fences.len().to_string(), count, "everybody has a fence of its own");
+}
+
+fn start(url: &str, count: usize) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--ignored", "--exact", "member", "--nocapture"]);
+    command.env("CROWD_URL", url).env("CROWD_COUNT", count.to_string()).spawn().unwrap()
+}
+
+async fn in_line(store: &Client, count: usize) {
+    eventually("all stand in line", || async {
+        store.inspect(&name("popular")).await.unwrap().is_some_and(|view| view.waiting == count)
+    })
+    .await;
+}
+
+/// A release calls one waiter, which takes the lock: with joining the line, three steps for each, however many wait.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_waiters_are_woken_one_by_one() {
+    let settings = vec![("track_functions".into(), "pl".into())];
+    let options = PostgresOptions { settings, ..PostgresOptions::default() };
+    let Ok(server) = servers::postgres(options) else { return };
+    // Looking now and then is by the clock: rare enough not to hide what is counted here.
+    let url = format!("{}?poll=10s&claim=60s&timeout=20s", url(server.addr()));
+    let store = open(&url).await;
+    let held = take(&store, &ask("popular")).await;
+    let crowd: Vec<Child> = (0..2).map(|_| start(&url, 500)).collect();
+    in_line(&store, 1000).await;
+    give_back(&store, &held.claim).await;
+    for mut one in crowd {
+        assert!(tokio::task::spawn_blocking(move || one.wait()).await.unwrap().unwrap().success());
+    }
+    is_free(&store, "popular").await;
+    // A server process says what it did when it ends, at the latest.
+    drop(store);
+    let calls = "SELECT coalesce(sum(calls), 0) FROM pg_stat_user_functions WHERE funcname = 'step'";
+    eventually("all steps are counted", || async { number(&server, calls) >= 3000 }).await;
+    let steps = number(&server, calls);
+    println!("{steps} steps for 1000 who waited");
+    assert!(steps < 3200, "somebody is woken for nothing");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_waiter_costs_its_claim_and_no_more() {
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    let url = format!("{}?poll=100ms&claim=1s&timeout=20s", url(server.addr()));
+    let store = open(&url).await;
+    let held = take(&store, &ask("popular")).await;
+    let mut dead = start(&url, 3);
+    in_line(&store, 3).await;
+    let (store2, patient) = (store.clone(), with(ask("popular"), |ask| ask.wait = Wait::Forever));
+    let waiter = tokio::spawn(async move { store2.acquire(&patient).await });
+    in_line(&store, 4).await;
+    dead.kill().unwrap();
+    dead.wait().unwrap();
+    give_back(&store, &held.claim).await;
+    let served = tokio::time::timeout(Duration::from_secs(20), waiter).await.expect("it is let in").unwrap();
+    assert!(matches!(served, Ok(Acquired::Granted(_))));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_guards_are_renewed_in_one_statement() {
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    let store = open(&format!("{}?timeout=20s", url(server.addr()))).await;
+    let asks: Vec<_> = (0..10_000).map(|i| ask(&format!("guard/{i}"))).collect();
+    let mut grants = Vec::new();
+    for batch in asks.chunks(500) {
+        grants.extend(join_all(batch.iter().map(|ask| take(&store, ask))).await);
+    }
+    assert!(store.renew(&grants).await.unwrap().iter().all(|answer| *answer == Renewal::Renewed));
+    // One statement is one transaction: all rows have the same writer.
+    let writers = number(&server, "SELECT count(DISTINCT xmin::text) FROM lockkeeper.lock");
+    assert_eq!(writers, 1);
+}
+
+/// A day's churn leaves no trace: rows are updated in place, and what is dead is cleared away page by page.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn churn_leaves_the_table_as_large_as_it_was() {
+    let cycles = if std::env::var_os("LOCKKEEPER_FULL").is_some() { 200_000 } else { 20_000 };
+    // Nobody vacuums: what stays small does so by itself.
+    let settings = vec![("autovacuum".into(), "off".into())];
+    let options = PostgresOptions { settings, ..PostgresOptions::default() };
+    let Ok(server) = servers::postgres(options) else { return };
+    let store = open(&format!("{}?timeout=20s", url(server.addr()))).await;
+    churn(&store, 4_000).await;
+    let size = || number(&server, "SELECT pg_total_relation_size('lockkeeper.lock')");
+    let before = size();
+    churn(&store, cycles).await;
+    let after = size();
+    let hot = sql(&server, "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'lock'");
+    println!(
+        "{cycles} cycles over 1000 names: {before} bytes before, {after} after; updates and HOT ones: {hot}"
+    );
+    assert!(after <= before * 5 / 4, "it grows: {before} to {after}");
+}
+
+async fn churn(store: &Client, cycles: usize) {
+    let each = cycles / 32;
+    let tasks = (0..32).map(|task| {
+        let store = store.clone();
+        tokio::spawn(async move {
+            for turn in 0..each {
+                let held = take(&store, &ask(&format!("churn/{}", (turn * 32 + task) % 1000))).await;
+                give_back(&store, &held.claim).await;
+            }
+        })
+    });
+    for task in tasks.collect::<Vec<_>>() {
+        task.await.unwrap();
+    }
+}
+
+/// Names that nobody uses any more are forgotten, and their fences are not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_cleared_away_keeps_its_fence() {
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    let store = open(&url(server.addr())).await;
+    let once = take(&store, &ask("once")).await;
+    give_back(&store, &once.claim).await;
+    let held = take(&store, &ask("held")).await;
+    let swept = number(&server, "SELECT lockkeeper.sweep(lockkeeper.us(), lockkeeper.us() + 1000000)");
+    assert_eq!(
+        (swept, number(&server, "SELECT count(*) FROM lockkeeper.lock")),
+        (1, 1),
+        "what is held stays"
+    );
+    let again = take(&store, &ask("once")).await;
+    assert!(again.fence > held.fence && held.fence > once.fence);
+    assert_eq!(store.renew(&[held]).await.unwrap(), [Renewal::Renewed]);
+}

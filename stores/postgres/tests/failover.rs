@@ -1,0 +1,180 @@
+//! Servers that are killed, restored, set to another time, or taken over by a standby.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Client, ask_for, client_of, keeper, number, open, sql, try_open, url};
+use lockkeeper_core::{Acquired, Error, Grant, Promise, Renewal, Wait};
+use lockkeeper_testkit::laws::{
+    ask, eventually, give_back, granted, is_free, refused, soon, stand_in_line, take, with,
+};
+use lockkeeper_testkit::servers::{self, ClockShim, PostgresOptions, Server};
+
+const TTL: Duration = Duration::from_secs(60);
+
+async fn renewed(store: &Client, grant: &Grant) -> Renewal {
+    let mut answer = Renewal::Lost;
+    eventually("a renewal is answered", || async { store.renew(std::slice::from_ref(grant)).await.is_ok() })
+        .await;
+    if let Ok(answers) = store.renew(std::slice::from_ref(grant)).await {
+        answer = answers[0];
+    }
+    answer
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_outlives_the_server_being_killed() {
+    let Ok(mut server) = servers::postgres(PostgresOptions::default()) else { return };
+    let (a, b) = (client_of(&server).await, client_of(&server).await);
+    assert_eq!((a.profile().fence, a.profile().durable), (Promise::Kept, Promise::Kept));
+    let mut last = None;
+    for _ in 0..3 {
+        let held = take(&a, &ask_for("x", TTL)).await;
+        assert!(Some(held.fence) > last, "{} after {last:?}", held.fence);
+        let waiter = stand_in_line(&b, &ask("x"), 1).await;
+        tokio::task::block_in_place(|| {
+            server.kill9();
+            server.restart();
+        });
+        assert_eq!(renewed(&a, &held).await, Renewal::Renewed, "a grant that was told is forgotten");
+        assert!(!waiter.is_finished(), "two hold it");
+        give_back(&a, &held.claim).await;
+        let next = granted(waiter).await;
+        assert!(next.fence > held.fence);
+        give_back(&b, &next.claim).await;
+        last = Some(next.fence);
+    }
+    is_free(&a, "x").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guard_and_a_waiter_live_through_a_restart() {
+    let Ok(mut server) = servers::postgres(PostgresOptions::default()) else { return };
+    let (a, b) = (client_of(&server).await, client_of(&server).await);
+    let (a, b) = (keeper(&a), keeper(&b));
+    let guard = a.lock("x").ttl(TTL).acquire().await.unwrap();
+    let waiter = tokio::spawn(async move { b.lock("x").ttl(TTL).acquire().await });
+    eventually("it waits", || async { a.inspect("x").await.unwrap().is_some_and(|view| view.waiting == 1) })
+        .await;
+    tokio::task::block_in_place(|| server.restart());
+    assert!(guard.is_held());
+    guard.release().await.unwrap();
+    let next = soon("the waiter is served", waiter).await.unwrap().unwrap();
+    next.release().await.unwrap();
+}
+
+/// A standby that follows without being waited for knows nothing of the last grants: two hold the lock. This is declared, and the
+/// fence tells them apart.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_standby_that_missed_the_last_grant_gives_it_again() {
+    let Ok(mut primary) = servers::postgres(PostgresOptions::default()) else { return };
+    let a = client_of(&primary).await;
+    let early = take(&a, &ask_for("early", TTL)).await;
+    let Ok(mut standby) = servers::postgres_standby(&primary, PostgresOptions::default()) else { return };
+    let says = try_open(&url(standby.addr())).await.map(|_| ()).unwrap_err();
+    assert!(matches!(&says, Error::Unavailable(text) if text.contains("standby")), "{says:?}");
+    // Whoever opens now is told.
+    let profile = client_of(&primary).await.profile();
+    assert_eq!((profile.fence, profile.durable), (Promise::Likely, Promise::Likely));
+    assert!(profile.notes[0].contains("standby"), "{:?}", profile.notes);
+    // It is away for a moment, in which the primary goes on, and dies.
+    tokio::task::block_in_place(|| standby.stop());
+    let late = take(&a, &ask_for("late", TTL)).await;
+    tokio::task::block_in_place(|| {
+        primary.kill9();
+        standby.restart();
+    });
+    sql(&standby, "SELECT pg_promote()");
+    let b = client_of(&standby).await;
+    refused(&b, &ask("early")).await;
+    assert_eq!(renewed(&b, &early).await, Renewal::Renewed);
+    let again = take(&b, &ask_for("late", TTL)).await;
+    assert!(again.fence > late.fence, "two hold it, and the resource cannot tell the older from the newer");
+}
+
+/// With a synchronous standby a grant counts once the standby has it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_synchronous_standby_misses_nothing() {
+    let Ok(mut primary) = servers::postgres(PostgresOptions::default()) else { return };
+    let Ok(standby) = servers::postgres_standby(&primary, PostgresOptions::default()) else { return };
+    sql(&primary, "ALTER SYSTEM SET synchronous_standby_names = '*'");
+    sql(&primary, "SELECT pg_reload_conf()");
+    eventually("it is waited for", || async {
+        sql(&primary, "SELECT sync_state FROM pg_stat_replication") == "sync"
+    })
+    .await;
+    let a = client_of(&primary).await;
+    assert_eq!((a.profile().fence, a.profile().durable), (Promise::Kept, Promise::Kept));
+    let held = take(&a, &ask_for("x", TTL)).await;
+    primary.kill9();
+    sql(&standby, "SELECT pg_promote()");
+    let b = client_of(&standby).await;
+    refused(&b, &ask("x")).await;
+    assert_eq!(renewed(&b, &held).await, Renewal::Renewed);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fences_outlive_a_dropped_schema_and_an_old_dump() {
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    let store = client_of(&server).await;
+    let first = take(&store, &ask("x")).await;
+    let dump = number(&server, "SELECT last_value FROM lockkeeper.fence");
+    for _ in 0..50 {
+        let held = take(&store, &ask("y")).await;
+        give_back(&store, &held.claim).await;
+    }
+    let second = take(&store, &ask("y")).await;
+    // Dropped under a store that is open: it is made again, and nobody remembers who held what.
+    sql(&server, "DROP SCHEMA lockkeeper CASCADE");
+    let third = take(&store, &ask("y")).await;
+    assert!(first.fence < second.fence && second.fence < third.fence);
+    // What a restored dump does to the counter.
+    give_back(&store, &third.claim).await;
+    sql(&server, &format!("SELECT setval('lockkeeper.fence', {dump})"));
+    sql(&server, "DELETE FROM lockkeeper.lock");
+    let fourth = take(&store, &ask("y")).await;
+    assert!(fourth.fence > third.fence, "{} after {}", fourth.fence, third.fence);
+}
+
+async fn on_a_clock() -> Option<(Server, ClockShim, Client)> {
+    let clock = ClockShim::build().ok()?;
+    let options = PostgresOptions { clock: Some(clock.clone()), ..PostgresOptions::default() };
+    let server = servers::postgres(options).ok()?;
+    let store = open(&format!("{}?poll=100ms", url(server.addr()))).await;
+    Some((server, clock, store))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_clock_that_is_set_back_keeps_nobody_out_for_longer_than_a_ttl() {
+    let Some((server, clock, store)) = on_a_clock().await else { return };
+    let ttl = Duration::from_secs(2);
+    let held = take(&store, &ask_for("x", ttl)).await;
+    let shared = with(ask_for("s", ttl), |ask| ask.mode = lockkeeper_core::Mode::Shared);
+    take(&store, &shared).await;
+    clock.jump(-3600 * ClockShim::SECOND);
+    for lock in ["x", "s"] {
+        let patient = with(ask(lock), |ask| ask.wait = Wait::For(Duration::from_secs(20)));
+        match soon("the lock comes free", store.acquire(&patient)).await {
+            Ok(Acquired::Granted(next)) => {
+                assert!(next.fence > held.fence, "the fence went back with the clock")
+            }
+            other => panic!("an hour is not a ttl: {other:?}"),
+        }
+    }
+    drop(server);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_clock_that_is_set_forward_ends_leases_early_and_the_fence_tells() {
+    let Some((_server, clock, store)) = on_a_clock().await else { return };
+    let held = take(&store, &ask_for("x", TTL)).await;
+    clock.jump(3600 * ClockShim::SECOND);
+    let next = take(&store, &ask("x")).await;
+    assert!(next.fence > held.fence);
+    assert_eq!(renewed(&store, &held).await, Renewal::Lost);
+    clock.jump(-3600 * ClockShim::SECOND);
+    give_back(&store, &next.claim).await;
+    let last = take(&store, &ask("x")).await;
+    assert!(last.fence > next.fence);
+}

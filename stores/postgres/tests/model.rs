@@ -1,0 +1,299 @@
+//! The functions beside the lock table of `core`, which is the reference: the same random asks, renewals, releases, breaks and
+//! passing of time must have the same answers and views, step by step.
+//!
+//! Time passes by setting the server's clock forward, ten seconds at a time: what the test itself takes is much less, so
+//! everything is over in the server when it is over in the table, and not before.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lockkeeper_core::table::{Answer, Effect, Now, Table};
+use lockkeeper_core::{
+    Acquired, Ask, Attempt, Claim, Error, Fence, Grant, Held, Holder, LockName, LockPage, Locks, Mode,
+    Moment, Names, Owner, Page, Result, Wait, Wall,
+};
+use lockkeeper_postgres::{Options, PostgresStore};
+use lockkeeper_testkit::laws::{name, soon};
+use lockkeeper_testkit::servers::{self, ClockShim, PostgresOptions};
+use tokio::task::JoinHandle;
+
+/// What everything lasts a multiple of.
+const UNIT: Duration = Duration::from_secs(10);
+/// How long the store may take to do by itself what the table does at once.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Numbers that are the same for the same seed.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % sides
+    }
+
+    fn one_in(&mut self, sides: u64) -> bool {
+        self.roll(sides) == 0
+    }
+
+    fn units(&mut self, most: u64) -> Duration {
+        UNIT * self.roll(most) as u32
+    }
+}
+
+struct Pair {
+    dice: Dice,
+    clock: ClockShim,
+    passed: Duration,
+    stores: Vec<PostgresStore>,
+    table: Table,
+    attempts: u64,
+    claims: Vec<Claim>,
+    waiting: HashMap<Attempt, (usize, JoinHandle<Result<Acquired>>)>,
+    /// The fences of the table, and what the store gave instead, for each name. Who of two is served first at the same moment
+    /// is left open where they want different names.
+    fences: HashMap<LockName, BTreeMap<Fence, Fence>>,
+    waited: usize,
+    served: usize,
+}
+
+impl Pair {
+    fn now(&self) -> Now {
+        let passed = self.passed.as_nanos() as u64;
+        Now { moment: Moment::from_nanos(passed), wall: Wall::from_micros(1 + passed / 1000) }
+    }
+
+    fn any_store(&mut self) -> usize {
+        self.dice.roll(self.stores.len() as u64) as usize
+    }
+
+    fn new_ask(&mut self) -> Ask {
+        let dice = &mut self.dice;
+        let count = if dice.one_in(4) { 2 } else { 1 };
+        let names = Names::new((0..count).map(|_| name(["a", "b", "c"][dice.roll(3) as usize]))).unwrap();
+        self.attempts += 1;
+        let attempt = Attempt::from_bytes(u128::from(self.attempts).to_be_bytes());
+        let holder = Holder::new("here", 1, Some(self.attempts.to_string())).unwrap();
+        let mut ask = Ask::new(attempt, names, UNIT + dice.units(6), Arc::new(holder));
+        ask.mode = [Mode::Exclusive, Mode::Exclusive, Mode::Shared, Mode::Permit(2)][dice.roll(4) as usize];
+        ask.wait = if dice.one_in(3) { Wait::No } else { Wait::Forever };
+        if dice.one_in(3) {
+            ask.owner = Some(Owner::from_bytes([dice.roll(4) as u8; 16]));
+        }
+        if dice.one_in(5) {
+            ask.lock_delay = dice.units(5);
+        }
+        if dice.one_in(5) {
+            ask.min_hold = dice.units(5);
+        }
+        ask
+    }
+
+    async fn ask(&mut self) {
+        let ask = self.new_ask();
+        let expected = self.table.handle_ask(self.now(), ask.clone());
+        let (claim, place) = (ask.claim.clone(), self.any_store());
+        self.claims.push(claim.clone());
+        let store = self.stores[place].clone();
+        let mut got = tokio::spawn(async move { store.acquire(&ask).await });
+        match expected {
+            Ok(Answer::Waiting) => {
+                self.waited += 1;
+                self.waiting.insert(claim.attempt, (place, got));
+            }
+            // A circle of owners, which this store does not find: take it back. An upgrade is told at once.
+            Err(Error::Deadlock(_)) => {
+                if tokio::time::timeout(Duration::from_millis(50), &mut got).await.is_err() {
+                    got.abort();
+                    self.stores[place].release(&claim).await.unwrap();
+                }
+            }
+            Ok(Answer::Granted(grant)) => self.same(got.await.unwrap(), Ok(Acquired::Granted(grant))),
+            Ok(Answer::Busy(busy)) => self.same(got.await.unwrap(), Ok(Acquired::Busy(busy))),
+            Err(error) => self.same(got.await.unwrap(), Err(error)),
+        }
+    }
+
+    fn any_claim(&mut self) -> Claim {
+        let recent = self.claims.len().min(12) as u64;
+        self.claims[self.claims.len() - 1 - self.dice.roll(recent) as usize].clone()
+    }
+
+    async fn release(&mut self) {
+        let claim = self.any_claim();
+        let expected = self.table.handle_release(self.now(), &claim);
+        let waiter = self.waiting.remove(&claim.attempt);
+        // Whoever waits leaves the line where it stands; what is held can be given back anywhere.
+        let place = waiter.as_ref().map_or_else(|| self.any_store(), |(place, _)| *place);
+        assert_eq!(self.stores[place].release(&claim).await.unwrap(), expected, "{claim:?}");
+        if let Some((_, waiter)) = waiter {
+            waiter.abort();
+        }
+    }
+
+    async fn renew(&mut self) {
+        let claim = self.any_claim();
+        let expected = self.table.handle_renew(self.now(), &claim.attempt);
+        let (fence, mode, ttl, sent_at) = (Fence::MAX, Mode::Exclusive, UNIT, Moment::default());
+        let place = self.any_store();
+        let answers = self.stores[place]
+            .renew(&[Grant { claim, fence, mode, ttl, sent_at, lease: ttl }])
+            .await
+            .unwrap();
+        assert_eq!(answers, [expected]);
+    }
+
+    async fn take_away(&mut self) {
+        let what = name(["a", "b", "c"][self.dice.roll(3) as usize]);
+        let expected = self.table.handle_break(self.now(), &what, "test").unwrap();
+        let place = self.any_store();
+        let got = self.stores[place].break_lock(&what, "test").await.unwrap();
+        self.note(&what, expected, got);
+    }
+
+    async fn pass(&mut self) {
+        for _ in 0..self.dice.roll(5) {
+            self.passed += UNIT;
+            self.clock.jump(UNIT.as_nanos() as i64);
+            self.table.handle_timeout(self.now());
+            self.compare().await;
+        }
+    }
+
+    /// Compares everything that can be seen, as soon as those who are next in line have come to their turn.
+    async fn compare(&mut self) {
+        let expected = seen(self.table.list(self.now().moment, "", &Page::FIRST));
+        let began = Instant::now();
+        loop {
+            let got = seen(self.stores[0].list("", &Page::FIRST).await.unwrap());
+            if got == expected {
+                break;
+            }
+            assert!(began.elapsed() < PATIENCE, "{got:#?}\ninstead of {expected:#?}");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        while let Some(effect) = self.table.poll_effect() {
+            let Effect::Answer(attempt, expected) = effect else { continue };
+            let (_, waiter) = self.waiting.remove(&attempt).expect("it waits");
+            let got = soon("a waiter is answered", waiter).await.unwrap();
+            self.same(got, expected);
+            self.served += 1;
+        }
+        tokio::task::yield_now().await;
+        let early = self.waiting.iter().find(|(_, (_, waiter))| waiter.is_finished());
+        assert!(early.is_none(), "answered out of turn: {early:?}");
+    }
+
+    fn same(&mut self, got: Result<Acquired>, expected: Result<Acquired>) {
+        match (got, expected) {
+            (Ok(Acquired::Granted(got)), Ok(Acquired::Granted(expected))) => {
+                assert_eq!((&got.claim, got.mode, got.ttl), (&expected.claim, expected.mode, expected.ttl));
+                for name in &got.claim.names {
+                    self.note(name, expected.fence, got.fence);
+                }
+            }
+            (Ok(Acquired::Busy(got)), Ok(Acquired::Busy(expected))) => {
+                assert_eq!((&got.name, got.waiting), (&expected.name, expected.waiting));
+                assert_eq!(labels(&got.held), labels(&expected.held));
+            }
+            (Err(got), Err(expected)) => assert_eq!(got.outcome(), expected.outcome(), "{got} {expected}"),
+            (got, expected) => panic!("{got:?} instead of {expected:?}"),
+        }
+    }
+
+    /// The same fence of the table is always the same of the store, and they grow together.
+    fn note(&mut self, name: &LockName, expected: Fence, got: Fence) {
+        let fences = self.fences.entry(name.clone()).or_default();
+        let known = *fences.entry(expected).or_insert(got);
+        assert_eq!(known, got, "another fence for the same grant");
+        let below = fences.range(..expected).next_back().is_none_or(|(_, below)| *below < got);
+        let above = fences.range(expected..).nth(1).is_none_or(|(_, above)| got < *above);
+        assert!(below && above, "{got} is out of order for {name}: {fences:?}");
+    }
+}
+
+fn labels(held: &[Held]) -> Vec<(Option<String>, Mode, bool, u64)> {
+    let view =
+        |held: &Held| (held.holder.label.clone(), held.mode, held.lingering, units(held.expires_in_ms));
+    let mut labels: Vec<_> = held.iter().map(view).collect();
+    labels.sort_by(|a, b| a.0.cmp(&b.0));
+    labels
+}
+
+fn units(ms: u64) -> u64 {
+    ms.div_ceil(UNIT.as_millis() as u64)
+}
+
+/// What is compared: all but the numbers that depend on the time of day.
+fn seen(page: LockPage) -> Vec<String> {
+    let line = |view: &lockkeeper_core::LockView| -> Vec<_> {
+        view.line.iter().map(|queued| (queued.holder.label.clone(), queued.mode)).collect()
+    };
+    let locks = page.locks.iter();
+    let shown = locks.map(|v| (&v.name, labels(&v.held), v.waiting, line(v), v.delayed_ms.map(units)));
+    shown.map(|view| format!("{view:?}")).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_functions_do_what_the_table_does() {
+    compare(1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_clients_do_together_what_the_table_does() {
+    compare(3).await;
+}
+
+/// `LOCKKEEPER_SEED` repeats one run, `LOCKKEEPER_SEEDS` makes more of them.
+async fn compare(clients: usize) {
+    let Ok(clock) = ClockShim::build() else { return };
+    let options = PostgresOptions { clock: Some(clock.clone()), ..PostgresOptions::default() };
+    let Ok(server) = servers::postgres(options) else { return };
+    let count = std::env::var("LOCKKEEPER_SEEDS").map_or(10, |count| count.parse().unwrap());
+    let seeds = match std::env::var("LOCKKEEPER_SEED") {
+        Ok(seed) => vec![seed.parse().unwrap()],
+        Err(_) => (1..=count).map(|i: u64| i.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect(),
+    };
+    let (mut waited, mut served) = (0, 0);
+    for seed in seeds {
+        println!("LOCKKEEPER_SEED={seed}");
+        let url = format!(
+            "postgres://postgres@{}/postgres?schema=seed{seed}&poll=50ms&claim=10m&timeout=20s",
+            server.addr()
+        );
+        let mut stores = Vec::new();
+        for _ in 0..clients {
+            stores.push(PostgresStore::open(Options::from_url(&url).unwrap()).await.unwrap());
+        }
+        let mut pair = Pair {
+            dice: Dice(seed),
+            clock: clock.clone(),
+            passed: Duration::ZERO,
+            stores,
+            table: Table::default(),
+            attempts: 0,
+            claims: Vec::new(),
+            waiting: HashMap::new(),
+            fences: HashMap::new(),
+            waited: 0,
+            served: 0,
+        };
+        pair.ask().await;
+        for _ in 0..150 {
+            match pair.dice.roll(10) {
+                0..=3 => pair.ask().await,
+                4..=6 => pair.release().await,
+                7 => pair.renew().await,
+                8 if pair.dice.one_in(3) => pair.take_away().await,
+                _ => pair.pass().await,
+            }
+            pair.compare().await;
+        }
+        waited += pair.waited;
+        served += pair.served;
+    }
+    println!("{waited} waited, {served} of them were answered");
+    assert!(waited > served && served > 10, "nothing was tested: {waited} {served}");
+}
