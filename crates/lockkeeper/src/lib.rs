@@ -41,6 +41,7 @@ mod driver;
 mod guard;
 mod keeper;
 mod open;
+mod recipes;
 
 pub use builder::LockBuilder;
 pub use guard::Guard;
@@ -53,8 +54,21 @@ pub use lockkeeper_core::{
 };
 pub use lockkeeper_host::{Clock, SystemClock};
 pub use open::{default_url, schemes};
+pub use recipes::KEY_BYTES;
+pub use recipes::cell::VALUE_BYTES;
+pub use recipes::once::{Claim, Done, OnFailure, Once, Stored, Turn};
+pub use recipes::register::{Entry, Register, Swap, Updated};
 
 /// The README's Rust compiles and runs.
 #[cfg(all(doctest, feature = "sqlite"))]
 #[doc = include_str!("../../../README.md")]
 mod readme {}
+
+/// So does that of the pages of the recipes.
+#[cfg(all(doctest, feature = "memory"))]
+mod pages {
+    #[doc = include_str!("../../../docs/once.md")]
+    mod once {}
+    #[doc = include_str!("../../../docs/register.md")]
+    mod register {}
+}

@@ -5,6 +5,8 @@ pub mod completions;
 pub mod hold;
 pub mod ls;
 pub mod man;
+pub mod once;
+pub mod record;
 pub mod run;
 pub mod show;
 pub mod watch;
@@ -31,6 +33,10 @@ pub enum Command {
     Watch(watch::Watch),
     /// Take a lock away from whoever holds it
     Break(break_lock::Break),
+    /// Run a command once; later calls get the same output and exit code
+    Once(Box<once::Once>),
+    /// Keep small values that many change
+    Record(record::Record),
     /// Print shell completions
     Completions(completions::Completions),
     /// Print the manual page
@@ -46,6 +52,8 @@ impl Command {
             Command::Show(show) => show.common.json,
             Command::Watch(watch) => watch.common.json,
             Command::Break(break_lock) => break_lock.common.json,
+            Command::Once(once) => once.common.json,
+            Command::Record(record) => record.json(),
             Command::Completions(_) | Command::Man(_) => false,
         }
     }
@@ -62,6 +70,8 @@ pub fn run(command: Command) -> i32 {
         Command::Show(show) => block_on(show.go()),
         Command::Watch(watch) => block_on(watch.go()),
         Command::Break(break_lock) => block_on(break_lock.go()),
+        Command::Once(once) => block_on(once.go()),
+        Command::Record(record) => block_on(record.go()),
         Command::Completions(completions) => completions.go().map(|()| OK),
         Command::Man(man) => man.go().map(|()| OK),
     };

@@ -6,12 +6,11 @@ use lockkeeper::{Guard, Lockkeeper, Outcome, Release};
 use serde_json::json;
 
 use crate::args::{Ask, Common};
-use crate::child::supervise::{End, Leads, Watch};
-use crate::child::{self, Child, Unusable};
-use crate::exit::{self, Failure};
-use crate::report::{Events, Report, millis};
+use crate::child::job::{self, Job};
+use crate::child::supervise::End;
+use crate::exit::Failure;
+use crate::report::{Events, Report};
 use crate::signals::Signals;
-use crate::text::plain;
 use crate::{span, waiting};
 
 /// Run a command under a lock, and exit with its exit code.
@@ -56,14 +55,15 @@ impl Run {
     pub async fn go(self) -> Result<i32, Failure> {
         let report = Report::new(self.ask.names(), self.common.json, self.quiet, Events::Stderr);
         self.ask.check()?;
-        self.check_command()?;
+        job::check(&self.command)?;
         let url = self.common.url()?;
         let keeper = Lockkeeper::open(&url).await?;
         if keeper.profile().store == "memory" && !self.ask.correctness {
             report.say("warning: a memory: store is private to this process. This lock keeps nobody out");
         }
         let mut signals = Signals::forwarded()?;
-        let guard = waiting::acquire(&keeper, &self.ask, self.label(), &report, &mut signals).await?;
+        let guard =
+            waiting::acquire(&keeper, &self.ask, job::label(&self.command), &report, &mut signals).await?;
         report.granted(&guard);
         let end = self.supervise(&url, &guard, &mut signals, &report).await;
         let released = release(&keeper, guard, &report).await;
@@ -80,40 +80,8 @@ impl Run {
                 ),
             )
             .next("somebody else may have been at it at the same time: check the result")),
-            End::Lost { why, code, all_gone } => {
-                let end = code.map_or("was ended".into(), |code| format!("ended with {code}"));
-                let left = if all_gone { "" } else { "; some of its processes could not be killed" };
-                let message =
-                    format!("the lock on {} is lost: {why}. The command {end}{left}", report.what());
-                Err(Failure::new(Outcome::Lost, message)
-                    .next("its work may be half done: check before you run it again"))
-            }
+            End::Lost { why, code, all_gone } => Err(job::lost(&report.what(), &why, code, all_gone)),
         }
-    }
-
-    /// A command that cannot be started is told before anything is locked.
-    fn check_command(&self) -> Result<(), Failure> {
-        let program = &self.command[0];
-        let shown = plain(&program.to_string_lossy()).into_owned();
-        match child::find(program) {
-            Ok(_) => Ok(()),
-            Err(Unusable::NotFound) => {
-                Err(Failure::new(Outcome::Invalid, format!("there is no command {shown:?}"))
-                    .with_code(exit::NOT_FOUND)
-                    .next("check the spelling and PATH; for shell syntax use: sh -c '…'"))
-            }
-            Err(Unusable::NotExecutable) => {
-                Err(Failure::new(Outcome::Invalid, format!("{shown:?} is not executable"))
-                    .with_code(exit::CANNOT_START)
-                    .next("chmod +x it, or name the program that runs it"))
-            }
-        }
-    }
-
-    /// What others see: the command's name, unless we were told.
-    fn label(&self) -> Option<String> {
-        let name = std::path::Path::new(&self.command[0]).file_name()?.to_string_lossy();
-        Some(name.chars().filter(|c| !c.is_control()).take(64).collect())
     }
 
     async fn supervise(
@@ -123,25 +91,16 @@ impl Run {
         signals: &mut Signals,
         report: &Report,
     ) -> Result<End, Failure> {
-        let cannot = |e: std::io::Error| {
-            let message = format!("{} cannot be started: {e}", plain(&self.command[0].to_string_lossy()));
-            Failure::new(Outcome::Unavailable, message).with_code(exit::CANNOT_START)
+        let job = Job {
+            command: &self.command,
+            name: &self.ask.name,
+            grace: self.grace,
+            max_hold: self.ask.max_hold,
+            url,
+            env: Vec::new(),
+            pipes: None,
         };
-        let changes = Watch::changes().map_err(cannot)?;
-        let env = [
-            ("LOCKKEEPER_NAME", self.ask.name.to_string()),
-            ("LOCKKEEPER_FENCE", guard.fence().to_string()),
-            ("LOCKKEEPER_STORE", url.to_owned()),
-            ("LOCKKEEPER_TTL_MS", millis(self.ask.ttl).to_string()),
-        ];
-        let child = Child::start(&self.command, &env).map_err(cannot)?;
-        let leads = Leads::new(self.grace, self.ask.ttl, self.ask.max_hold);
-        let watch = Watch::new(child, changes, guard, &self.ask.name, self.grace, leads);
-        let tell_lost = |why: &str| {
-            report.event("lost", json!({ "fence": guard.fence(), "why": why }));
-            report.say(&format!("losing the lock on {}: {why}. Ending the command", report.what()));
-        };
-        Ok(watch.until_end(signals, tell_lost).await)
+        job.supervise(guard, signals, report).await
     }
 }
 
