@@ -6,8 +6,10 @@
 
 pub(crate) mod backoff;
 pub(crate) mod cell;
+pub(crate) mod election;
 pub(crate) mod once;
 pub(crate) mod register;
+pub(crate) mod windows;
 
 use lockkeeper_core::{Error, LockName, Result};
 

@@ -3,15 +3,19 @@
 //! ```text
 //! recipe add  store=URL name=KEY times=N               adds to a register, one by one
 //! recipe once store=URL keys=N dir=DIR results=FILE    does N keys in an order of its own, each once
+//! recipe lead store=URL name=NAME ttl_ms=N file=FILE   leads whenever it can, and writes down when it believed so
+//! recipe windows store=URL windows=N file=FILE start_ns=N offset_ms=N    runs a window every 10 ms, by a clock that is off
 //! ```
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper::{Error, Fence, Lockkeeper};
+use lockkeeper::{Clock, Error, Fence, Lockkeeper, Moment, SystemClock, Wall, Window};
+use lockkeeper_host::Timer;
 use rustix::fs::{FlockOperation, flock};
 
 type Failure = Box<dyn std::error::Error>;
@@ -61,6 +65,84 @@ impl Process {
     }
 }
 
+impl Process {
+    /// Leads in terms of a few dozen looks each. Each look is a line: the term, a moment before and a moment after.
+    async fn lead(&self) -> Result<(), Failure> {
+        let ttl = Duration::from_millis(self.arg("ttl_ms").parse()?);
+        let mut file = File::options().create(true).append(true).open(self.arg("file"))?;
+        loop {
+            let election = self.keeper.election(self.arg("name")).ttl(ttl);
+            let Ok(leader) = election.campaign(std::process::id().to_string()).await else {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                continue;
+            };
+            for look in 0..100 {
+                let before = SystemClock.now().as_nanos();
+                if !leader.guard().is_held() {
+                    break;
+                }
+                let after = SystemClock.now().as_nanos();
+                file.write_all(format!("{} {before} {after}\n", leader.term()).as_bytes())?;
+                if look % 20 == 0 {
+                    let _ = leader.proclaim(format!("{} {look}", std::process::id())).await;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            let _ = leader.resign().await;
+        }
+    }
+
+    async fn windows(&self) -> Result<(), Failure> {
+        let offset_us: i64 = self.arg("offset_ms").parse::<i64>()? * 1000;
+        let start = Moment::from_nanos(self.arg("start_ns").parse()?);
+        let clock = Arc::new(Off { start, offset_us });
+        let keeper = Lockkeeper::with_store(self.keeper.store().clone(), clock.clone());
+        let windows = keeper.windows("job");
+        let mut file = File::options().create(true).append(true).open(self.arg("file"))?;
+        for n in 0..self.arg("windows").parse()? {
+            let at_ms = Off::FIRST_MS + n * 60_000;
+            while clock.wall().as_micros() / 1000 < at_ms {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            let guard = keeper.lock("job").acquire().await?;
+            if let Window::Ours(run) = windows.begin(&guard, at_ms).await? {
+                file.write_all(format!("{n} {}\n", run.fence()).as_bytes())?;
+                run.finish().await?;
+            }
+            guard.release().await?;
+        }
+        Ok(())
+    }
+}
+
+/// A wall clock on which a minute passes every 10 ms, and which is off by a little.
+#[derive(Debug)]
+struct Off {
+    start: Moment,
+    offset_us: i64,
+}
+
+impl Off {
+    /// The first window begins ten minutes after the clock does.
+    const FIRST_MS: u64 = 1_000_000_200_000;
+}
+
+impl Clock for Off {
+    fn now(&self) -> Moment {
+        SystemClock.now()
+    }
+
+    fn wall(&self) -> Wall {
+        let passed = SystemClock.now().since(self.start).as_micros() as u64 * 6000;
+        let wall = (Self::FIRST_MS - 600_000) * 1000 + passed;
+        Wall::from_micros(wall.saturating_add_signed(self.offset_us))
+    }
+
+    fn call_at(&self, at: Moment, then: Box<dyn FnOnce() + Send>) -> Timer {
+        SystemClock.call_at(at, then)
+    }
+}
+
 /// Leaves its mark in the key's own file, unless an earlier run did or a newer one was seen: what it leaves is the result.
 async fn effect(dir: &Path, key: &str, fence: Fence) -> Result<String, String> {
     let apply = || -> std::io::Result<String> {
@@ -96,7 +178,9 @@ fn main() -> Result<(), Failure> {
         match what.as_str() {
             "add" => process.add().await,
             "once" => process.once().await,
-            _ => Err(format!("recipe: {what:?} is not add or once").into()),
+            "lead" => process.lead().await,
+            "windows" => process.windows().await,
+            _ => Err(format!("recipe: {what:?} is not add, once, lead or windows").into()),
         }
     })
 }

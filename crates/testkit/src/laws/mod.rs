@@ -7,6 +7,7 @@
 //! Next to each law in the list below stands a [`Bug`](crate::bugs::Bug) that it must catch: a suite that stays green
 //! with the fence removed proves nothing.
 
+pub mod election;
 pub mod exclusion;
 pub mod fence;
 pub mod guard;
@@ -19,6 +20,7 @@ pub mod sight;
 pub mod storm;
 pub mod stormy;
 mod tools;
+pub mod windows;
 
 pub use tools::*;
 
@@ -149,6 +151,18 @@ macro_rules! every_recipe_law {
             once::a_dropped_run_leaves_the_turn_to_the_next => ReleaseIsLost,
             once::a_result_whose_answer_is_lost_is_kept_once => ExpectIgnored,
             once::bad_input_to_once_leaves_nothing => WritesAreLost,
+            election::there_is_one_leader_at_a_time => GrantsEverybody,
+            election::terms_grow_from_leader_to_leader => FenceDiesWithTheLock,
+            election::a_resignation_lets_the_next_one_in => ReleaseIsLost,
+            election::a_silent_leader_is_replaced => NeverExpires,
+            election::a_late_leader_cannot_proclaim => FenceStandsStill,
+            election::an_observer_sees_everything_once_in_order => ReadsAreStale,
+            election::an_observer_that_was_away_sees_the_truth => ReadsAreStale,
+            election::a_leader_resumes_its_term_with_its_attempt => RetryIsANewAsk,
+            election::bad_input_to_an_election_leaves_nothing => WritesAreLost,
+            windows::a_window_is_run_once_by_all => WritesAreLost,
+            windows::a_window_that_was_not_finished_is_taken_over => ExpectIgnored,
+            windows::a_clock_that_is_far_off_is_told => WritesAreLost,
         }
     };
 }
