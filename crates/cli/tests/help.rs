@@ -3,7 +3,7 @@
 mod common;
 use common::*;
 
-const COMMANDS: [&str; 17] = [
+const COMMANDS: [&str; 19] = [
     "",
     "run",
     "hold",
@@ -11,6 +11,8 @@ const COMMANDS: [&str; 17] = [
     "show",
     "watch",
     "break",
+    "cron",
+    "elect",
     "once",
     "record",
     "record get",

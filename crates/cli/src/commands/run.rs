@@ -2,15 +2,16 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::Args;
-use lockkeeper::{Guard, Lockkeeper, Outcome, Release};
+use lockkeeper::{Clock, Guard, Lockkeeper, Outcome, Release, SystemClock};
 use serde_json::json;
 
 use crate::args::{Ask, Common};
 use crate::child::job::{self, Job};
 use crate::child::supervise::End;
 use crate::exit::Failure;
-use crate::report::{Events, Report};
+use crate::report::{Events, Report, millis};
 use crate::signals::Signals;
+use crate::windows::{self, Windows};
 use crate::{span, waiting};
 
 /// Run a command under a lock, and exit with its exit code.
@@ -25,6 +26,13 @@ pub struct Run {
     /// Time between TERM and KILL if the lock is lost; at most a quarter of the ttl
     #[arg(long, value_name = "SPAN", default_value = "5s", value_parser = span::up_to_a_day, allow_hyphen_values = true)]
     pub grace: Duration,
+    /// One run per window of this length across all hosts, counted from 1970 in UTC; exit 0 if it has been run
+    #[arg(long, value_name = "SPAN", value_parser = span::window, conflicts_with_all = ["shared", "permits"])]
+    #[arg(allow_hyphen_values = true)]
+    pub window: Option<Duration>,
+    /// Run up to N missed windows first, oldest first
+    #[arg(long, value_name = "N", requires = "window", value_parser = clap::value_parser!(u16).range(1..))]
+    pub catch_up: Option<u16>,
     /// Say nothing but errors
     #[arg(long, short)]
     pub quiet: bool,
@@ -39,7 +47,7 @@ const EXAMPLES: &str = "\
 Examples:
   lockkeeper run nightly -- ./settle.sh                 wait for ever
   lockkeeper run nightly --skip -- ./settle.sh          exit 75 if it is taken
-  lockkeeper run nightly --min-hold 1m -- ./settle.sh   cron on many hosts, clocks a little apart
+  lockkeeper run nightly --window 1d -- ./settle.sh     cron on many hosts: once a day, by one of them
   lockkeeper run a --also b --wait 5s -- ./move.sh      both or none
   lockkeeper run gpu --permits 4 -- ./train.sh          at most four at a time
 
@@ -58,6 +66,11 @@ impl Run {
         job::check(&self.command)?;
         let url = self.common.url()?;
         let keeper = Lockkeeper::open(&url).await?;
+        if self.window.is_some() {
+            keeper.windows(self.ask.name.as_str()).check()?;
+        }
+        // The window is the one we were started in, however long we wait for the lock.
+        let started_ms = SystemClock.wall().as_micros() / 1000;
         if keeper.profile().store == "memory" && !self.ask.correctness {
             report.say("warning: a memory: store is private to this process. This lock keeps nobody out");
         }
@@ -65,7 +78,7 @@ impl Run {
         let guard =
             waiting::acquire(&keeper, &self.ask, job::label(&self.command), &report, &mut signals).await?;
         report.granted(&guard);
-        let end = self.supervise(&url, &guard, &mut signals, &report).await;
+        let end = self.run_under(&keeper, &url, &guard, started_ms, &mut signals, &report).await;
         let released = release(&keeper, guard, &report).await;
         match end? {
             End::Itself(code) if released != Some(Release::AlreadyGone) => {
@@ -84,10 +97,33 @@ impl Run {
         }
     }
 
+    /// Runs it, or the windows that are due.
+    async fn run_under(
+        &self,
+        keeper: &Lockkeeper,
+        url: &str,
+        guard: &Guard,
+        started_ms: u64,
+        signals: &mut Signals,
+        report: &Report,
+    ) -> Result<End, Failure> {
+        let Some(size) = self.window.map(millis) else {
+            return self.supervise(url, guard, None, signals, report).await;
+        };
+        let catch_up = self.catch_up.unwrap_or(0).into();
+        let windows = Windows { keeper, name: self.ask.name.as_str(), report, catch_up };
+        let between =
+            |newest: u64, at: u64| (1..(at - newest).div_ceil(size)).map(|n| at - n * size).rev().collect();
+        let signals = tokio::sync::Mutex::new(signals);
+        let work = async |at| self.supervise(url, guard, Some(at), &mut *signals.lock().await, report).await;
+        windows.run(guard, started_ms / size * size, between, work).await
+    }
+
     async fn supervise(
         &self,
         url: &str,
         guard: &Guard,
+        window: Option<u64>,
         signals: &mut Signals,
         report: &Report,
     ) -> Result<End, Failure> {
@@ -97,7 +133,7 @@ impl Run {
             grace: self.grace,
             max_hold: self.ask.max_hold,
             url,
-            env: Vec::new(),
+            env: window.map(|at| ("LOCKKEEPER_WINDOW", windows::shown(at))).into_iter().collect(),
             pipes: None,
         };
         job.supervise(guard, signals, report).await
