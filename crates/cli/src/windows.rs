@@ -30,7 +30,7 @@ impl Windows<'_> {
         guard: &Guard,
         at_ms: u64,
         between: impl Fn(u64, u64) -> Vec<u64>,
-        work: impl AsyncFn(u64) -> Result<End, Failure>,
+        mut work: impl AsyncFnMut(u64) -> Result<End, Failure>,
     ) -> Result<End, Failure> {
         let windows = self.keeper.windows(self.name);
         let mut due = Vec::new();

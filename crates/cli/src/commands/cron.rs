@@ -178,7 +178,6 @@ impl Cron {
         let windows = Windows { keeper, name: self.name.as_str(), report, catch_up };
         let between =
             |newest: u64, at: u64| schedule.between(of_ms(newest), of_ms(at)).into_iter().map(ms).collect();
-        let signals = tokio::sync::Mutex::new(signals);
         let work = async |at| {
             let job = Job {
                 command: &self.command,
@@ -189,7 +188,7 @@ impl Cron {
                 env: vec![("LOCKKEEPER_WINDOW", windows::shown(at))],
                 pipes: None,
             };
-            job.supervise(guard, &mut *signals.lock().await, report).await
+            job.supervise(guard, signals, report).await
         };
         match windows.run(guard, ms(due), between, work).await {
             Ok(End::Itself(code)) if ended_by_us(code) => Ok(Some(code)),

@@ -114,8 +114,7 @@ impl Run {
         let windows = Windows { keeper, name: self.ask.name.as_str(), report, catch_up };
         let between =
             |newest: u64, at: u64| (1..(at - newest).div_ceil(size)).map(|n| at - n * size).rev().collect();
-        let signals = tokio::sync::Mutex::new(signals);
-        let work = async |at| self.supervise(url, guard, Some(at), &mut *signals.lock().await, report).await;
+        let work = async |at| self.supervise(url, guard, Some(at), signals, report).await;
         windows.run(guard, started_ms / size * size, between, work).await
     }
 

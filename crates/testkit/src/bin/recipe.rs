@@ -174,7 +174,14 @@ fn main() -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let store = args.get("store").ok_or("recipe: store= is missing")?;
-        let process = Process { keeper: Lockkeeper::open(store).await?, args };
+        let keeper = loop {
+            match Lockkeeper::open(store).await {
+                // Started while the store is away: that is part of the test.
+                Err(Error::Unavailable(_)) => tokio::time::sleep(Duration::from_millis(100)).await,
+                opened => break opened?,
+            }
+        };
+        let process = Process { keeper, args };
         match what.as_str() {
             "add" => process.add().await,
             "once" => process.once().await,

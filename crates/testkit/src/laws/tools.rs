@@ -214,7 +214,7 @@ crate::forward_records!(Deaf, {
         ttl: Option<Duration>,
     ) -> Result<lockkeeper_core::Write> {
         let answer = self.store.write(key, value, expect, ttl).await?;
-        if self.count.fetch_add(1, Ordering::Relaxed) % self.every == 0 {
+        if self.count.fetch_add(1, Ordering::Relaxed).is_multiple_of(self.every) {
             return Err(lockkeeper_core::Error::Unknown("the answer was lost".into()));
         }
         Ok(answer)

@@ -273,15 +273,12 @@ impl Once {
             }
             let page = Page::running(guard.fence(), self.print.clone()).bytes(&[]);
             let ttl = Some(turn::forgotten_after(self.keep));
-            match guard.run(cell.swap(old.as_ref(), &page, ttl)).await?? {
-                Ok(running) => {
-                    let (key, print) = (self.key.clone(), self.print.clone());
-                    let (keep, on_failure) = (self.keep, self.on_failure);
-                    let turn = Turn { cell: cell.clone(), guard, running, key, print, keep, on_failure };
-                    return Ok(Claim::Turn(Box::new(turn)));
-                }
-                // The runner before us came through after all, or its page went: look again.
-                Err(_) => {}
+            // If not, the runner before us came through after all, or its page went: look again.
+            if let Ok(running) = guard.run(cell.swap(old.as_ref(), &page, ttl)).await?? {
+                let (key, print) = (self.key.clone(), self.print.clone());
+                let (keep, on_failure) = (self.keep, self.on_failure);
+                let turn = Turn { cell, guard, running, key, print, keep, on_failure };
+                return Ok(Claim::Turn(Box::new(turn)));
             }
         }
     }
