@@ -9,10 +9,13 @@ mod exit;
 mod log;
 mod output;
 mod report;
+mod resume;
+mod schedule;
 mod signals;
 mod span;
 mod text;
 mod waiting;
+mod windows;
 
 use std::process::exit as end;
 

@@ -30,6 +30,13 @@ pub fn long(text: &str) -> Result<Duration, String> {
     between(text, limits::TTL_MIN, YEAR)
 }
 
+/// `--window`: days are fine here, as 24 hours each.
+pub fn window(text: &str) -> Result<Duration, String> {
+    let days = text.trim().strip_suffix('d').and_then(|days| days.parse::<u64>().ok());
+    let text = days.map_or(text.to_owned(), |days| format!("{}h", days.saturating_mul(24)));
+    between(&text, Duration::from_secs(1), YEAR)
+}
+
 fn is_zero(text: &str) -> bool {
     text.parse::<SignedDuration>().is_ok_and(|d| d.is_zero())
 }
@@ -87,6 +94,9 @@ mod tests {
             assert_eq!(ttl(text), Ok(Duration::from_millis(ms)), "{text}");
         }
         assert_eq!(up_to_a_day("0s"), Ok(Duration::ZERO));
+        assert_eq!(window("1d"), Ok(Duration::from_secs(86_400)));
+        assert_eq!(window("15m"), Ok(Duration::from_secs(900)));
+        assert!(window("0d").is_err() && window("400d").is_err() && window("1").is_err());
     }
 
     #[test]

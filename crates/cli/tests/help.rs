@@ -3,7 +3,27 @@
 mod common;
 use common::*;
 
-const COMMANDS: [&str; 9] = ["", "run", "hold", "ls", "show", "watch", "break", "completions", "man"];
+const COMMANDS: [&str; 19] = [
+    "",
+    "run",
+    "hold",
+    "ls",
+    "show",
+    "watch",
+    "break",
+    "cron",
+    "elect",
+    "once",
+    "record",
+    "record get",
+    "record set",
+    "record cas",
+    "record rm",
+    "record ls",
+    "record watch",
+    "completions",
+    "man",
+];
 
 #[test]
 fn the_help_texts_are_as_agreed() {

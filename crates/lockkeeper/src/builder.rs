@@ -27,6 +27,7 @@ pub struct LockBuilder {
     progress_within: Option<Duration>,
     purpose: Purpose,
     label: Option<String>,
+    attempt: Option<Attempt>,
 }
 
 impl LockBuilder {
@@ -44,6 +45,7 @@ impl LockBuilder {
             progress_within: None,
             purpose: Purpose::Efficiency,
             label: None,
+            attempt: None,
         }
     }
 
@@ -123,6 +125,16 @@ impl LockBuilder {
         self
     }
 
+    /// Asks with this attempt instead of a new one: a process that wrote it down and was killed gets the same grant with the
+    /// same fence when it starts again within its lease.
+    ///
+    /// It is the proof of ownership and a secret. Use it for one guard at a time, and never again in a process that has
+    /// dropped or released that guard: the release may still be under way, and would end the new one.
+    pub fn attempt(mut self, attempt: Attempt) -> Self {
+        self.attempt = Some(attempt);
+        self
+    }
+
     /// Asks, stands in line, and returns the guard. [`Error::Busy`] when the wait is over.
     ///
     /// Dropping the future leaves the line, and gives back what was granted meanwhile.
@@ -174,7 +186,10 @@ impl LockBuilder {
         let inner = self.keeper.0.clone();
         let holder = Holder::new(inner.host.clone(), std::process::id(), self.label)?;
         let ask = Ask {
-            claim: Claim { attempt: Attempt::from_bytes(random_128()), names: self.names? },
+            claim: Claim {
+                attempt: self.attempt.unwrap_or_else(|| Attempt::from_bytes(random_128())),
+                names: self.names?,
+            },
             owner: self.owner,
             mode: self.mode,
             ttl: self.ttl,

@@ -143,9 +143,11 @@ impl Guard {
     /// Runs `work` for as long as the lock is held. If it is about to be lost, `work` is dropped a twentieth of the ttl
     /// *before* the deadline, and the answer is [`Error::Lost`]. Work that blocks its thread cannot be dropped in time.
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
+        // The first lease may be much shorter than the ttl: a twentieth of the ttl could be all of it.
+        let lead = self.grant.lease.min(self.grant.ttl) / 20;
         tokio::select! {
             biased;
-            () = self.nearly_lost(self.grant.ttl / 20) => Err(match self.state() {
+            () = self.nearly_lost(lead) => Err(match self.state() {
                 State::Lost(why) => Error::Lost(why.to_string()),
                 _ => Error::Lost("it could not be renewed, and the work was ended before the deadline".into()),
             }),

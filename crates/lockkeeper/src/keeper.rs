@@ -2,8 +2,8 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use lockkeeper_core::{
-    Error, EventStream, Fence, LockName, LockPage, LockView, Names, Owner, Page, Profile, Result, Store,
-    limits,
+    Attempt, Error, EventStream, Fence, LockName, LockPage, LockView, Names, Owner, Page, Profile, Result,
+    Store, limits,
 };
 use lockkeeper_host::{Clock, SystemClock, host_name, random_128};
 
@@ -101,6 +101,11 @@ impl Lockkeeper {
     /// A new owner, for asks that are to enter each other's locks: see [`LockBuilder::owner`].
     pub fn new_owner() -> Owner {
         Owner::from_bytes(random_128())
+    }
+
+    /// A new attempt, for one who wants to write it down before asking: see [`LockBuilder::attempt`].
+    pub fn new_attempt() -> Attempt {
+        Attempt::from_bytes(random_128())
     }
 
     /// One lock as it is now: who holds it, who waits. `None`: it is free.

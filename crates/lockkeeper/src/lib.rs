@@ -43,6 +43,7 @@ mod keeper;
 mod open;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+mod recipes;
 
 pub use builder::LockBuilder;
 pub use guard::Guard;
@@ -55,8 +56,27 @@ pub use lockkeeper_core::{
 };
 pub use lockkeeper_host::{Clock, SystemClock};
 pub use open::{default_url, schemes};
+pub use recipes::KEY_BYTES;
+pub use recipes::cell::VALUE_BYTES;
+pub use recipes::election::{Election, Leader, Proclamation};
+pub use recipes::once::{Claim, Done, OnFailure, Once, Stored, Turn};
+pub use recipes::register::{Entry, Register, Swap, Updated};
+pub use recipes::windows::{Run, Window, Windows};
 
 /// The README's Rust compiles and runs.
 #[cfg(all(doctest, feature = "sqlite"))]
 #[doc = include_str!("../../../README.md")]
 mod readme {}
+
+/// So does that of the pages of the recipes.
+#[cfg(all(doctest, feature = "memory"))]
+mod pages {
+    #[doc = include_str!("../../../docs/cron.md")]
+    mod cron {}
+    #[doc = include_str!("../../../docs/election.md")]
+    mod election {}
+    #[doc = include_str!("../../../docs/once.md")]
+    mod once {}
+    #[doc = include_str!("../../../docs/register.md")]
+    mod register {}
+}

@@ -22,7 +22,12 @@ struct Planted<const BUG: u8> {
 impl<const BUG: u8> Harness for Planted<BUG> {
     async fn start() -> Option<Self> {
         let clock = VirtualClock::default();
-        let bug = ALL.iter().copied().find(|bug| *bug as u8 == BUG).expect("a bug that is used");
+        let bug = laws::ALL
+            .iter()
+            .chain(recipes::ALL)
+            .copied()
+            .find(|bug| *bug as u8 == BUG)
+            .expect("a bug that is used");
         let store = Bugged::new(Arc::new(MemoryStore::new(Arc::new(clock.clone()))), bug);
         Some(Planted { clock, store })
     }
@@ -46,7 +51,7 @@ impl<const BUG: u8> Harness for Planted<BUG> {
 
 macro_rules! planted_tests {
     ([] $($group:ident::$law:ident => $bug:ident,)*) => {
-        const ALL: &[Bug] = &[$(Bug::$bug),*];
+        pub const ALL: &[Bug] = &[$(Bug::$bug),*];
         $(
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $law() {
@@ -59,4 +64,13 @@ macro_rules! planted_tests {
         )*
     };
 }
-lockkeeper_testkit::every_law!(planted_tests);
+
+mod laws {
+    use super::*;
+    lockkeeper_testkit::every_law!(planted_tests);
+}
+
+mod recipes {
+    use super::*;
+    lockkeeper_testkit::every_recipe_law!(planted_tests);
+}

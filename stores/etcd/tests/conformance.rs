@@ -69,10 +69,18 @@ mod one_node {
     use super::*;
     harness!(One: Server, || servers::etcd(EtcdOptions::default()).ok(), |server| server.addr().to_string());
     lockkeeper_testkit::conformance!(One);
+    mod recipes {
+        use super::*;
+        lockkeeper_testkit::recipes!(One);
+    }
 }
 
 mod three_nodes {
     use super::*;
     harness!(Three: Cluster, || servers::etcd_cluster(3, EtcdOptions::default()).ok(), |cluster| cluster.hosts());
     lockkeeper_testkit::conformance!(Three);
+    mod recipes {
+        use super::*;
+        lockkeeper_testkit::recipes!(Three);
+    }
 }

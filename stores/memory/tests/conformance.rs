@@ -39,3 +39,7 @@ impl Harness for Memory {
 }
 
 lockkeeper_testkit::conformance!(Memory);
+mod recipes {
+    use super::*;
+    lockkeeper_testkit::recipes!(Memory);
+}

@@ -73,6 +73,10 @@ mod one_server {
         format!("redis://{}", server.addr())
     });
     lockkeeper_testkit::conformance!(One);
+    mod recipes {
+        use super::*;
+        lockkeeper_testkit::recipes!(One);
+    }
 }
 
 mod one_server_that_syncs_always {
@@ -87,6 +91,10 @@ mod one_server_that_syncs_always {
         |server| format!("redis+unix://{}", servers::redis_socket(server).display())
     );
     lockkeeper_testkit::conformance!(Synced);
+    mod recipes {
+        use super::*;
+        lockkeeper_testkit::recipes!(Synced);
+    }
 }
 
 mod a_primary_and_its_replica {
@@ -95,6 +103,10 @@ mod a_primary_and_its_replica {
         format!("redis://{}", pair.primary().addr())
     });
     lockkeeper_testkit::conformance!(Pair);
+    mod recipes {
+        use super::*;
+        lockkeeper_testkit::recipes!(Pair);
+    }
 }
 
 mod a_cluster_of_three {
@@ -104,4 +116,8 @@ mod a_cluster_of_three {
         format!("redis+cluster://{}", cluster.addrs()[0])
     });
     lockkeeper_testkit::conformance!(Three);
+    mod recipes {
+        use super::*;
+        lockkeeper_testkit::recipes!(Three);
+    }
 }

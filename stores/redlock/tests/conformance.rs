@@ -63,3 +63,7 @@ impl Harness for Five {
 }
 
 lockkeeper_testkit::conformance!(Five);
+mod recipes {
+    use super::*;
+    lockkeeper_testkit::recipes!(Five);
+}

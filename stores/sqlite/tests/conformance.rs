@@ -48,3 +48,7 @@ impl Drop for File {
 }
 
 lockkeeper_testkit::conformance!(File);
+mod recipes {
+    use super::*;
+    lockkeeper_testkit::recipes!(File);
+}

@@ -1,13 +1,16 @@
 //! The command that runs under the lock, and everything it starts.
 //!
 //! - [`Child`]: starts it in its own process group, tells when it stops or ends, passes signals on.
+//! - [`job`]: all of it together; [`capture`]: keeps what it prints.
 //! - [`family`]: its descendants, also those that left the group.
 //! - [`supervise`]: keeps an eye on it, and ends it before its lock is gone.
 //! - [`shim`]: what it is started through, so that it dies with us.
 //! - [`watchdog`]: a second process that ends it if we are killed or stopped.
 //! - [`terminal`]: who may read from the terminal.
 
+pub mod capture;
 pub mod family;
+pub mod job;
 pub mod shim;
 pub mod supervise;
 pub mod terminal;
@@ -20,6 +23,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use capture::Pipes;
 use rustix::fs::{Access, access};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process_group, test_kill_process_group, wait};
 
@@ -43,11 +47,20 @@ impl Child {
     /// Starts `command` in its own process group, in such a way that it dies when this process does.
     ///
     /// Must be called on the main thread: "parent" means the thread here.
-    pub fn start(command: &[impl AsRef<OsStr>], env: &[(&str, String)]) -> io::Result<Child> {
+    pub fn start(
+        command: &[impl AsRef<OsStr>],
+        env: &[(&str, String)],
+        pipes: Option<&Pipes>,
+    ) -> io::Result<Child> {
         // Whoever is orphaned below us becomes our child and not init's: so nobody gets out of sight.
         let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
         let mut shim = shim::command(command);
-        let start = |c: &mut Command| c.envs(env.iter().map(|(k, v)| (k, v))).process_group(0).spawn();
+        let start = |c: &mut Command| {
+            if let Some(pipes) = pipes {
+                c.stdout(pipes.out.try_clone()?).stderr(pipes.err.try_clone()?);
+            }
+            c.envs(env.iter().map(|(k, v)| (k, v))).process_group(0).spawn()
+        };
         let child = match start(&mut shim) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 // No /proc: then without the shim.

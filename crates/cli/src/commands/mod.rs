@@ -2,9 +2,13 @@
 
 pub mod break_lock;
 pub mod completions;
+pub mod cron;
+pub mod elect;
 pub mod hold;
 pub mod ls;
 pub mod man;
+pub mod once;
+pub mod record;
 pub mod run;
 pub mod show;
 pub mod watch;
@@ -31,6 +35,14 @@ pub enum Command {
     Watch(watch::Watch),
     /// Take a lock away from whoever holds it
     Break(break_lock::Break),
+    /// Run a command on schedule, each time by one of many hosts
+    Cron(Box<cron::Cron>),
+    /// Run a command while this process is the leader
+    Elect(Box<elect::Elect>),
+    /// Run a command once; later calls get the same output and exit code
+    Once(Box<once::Once>),
+    /// Keep small values that many change
+    Record(record::Record),
     /// Print shell completions
     Completions(completions::Completions),
     /// Print the manual page
@@ -46,7 +58,21 @@ impl Command {
             Command::Show(show) => show.common.json,
             Command::Watch(watch) => watch.common.json,
             Command::Break(break_lock) => break_lock.common.json,
+            Command::Cron(cron) => cron.common.json,
+            Command::Elect(elect) => elect.common.json,
+            Command::Once(once) => once.common.json,
+            Command::Record(record) => record.json(),
             Command::Completions(_) | Command::Man(_) => false,
+        }
+    }
+
+    fn quiet(&self) -> bool {
+        match self {
+            Command::Run(run) => run.quiet,
+            Command::Cron(cron) => cron.quiet,
+            Command::Elect(elect) => elect.quiet,
+            Command::Once(once) => once.quiet,
+            _ => false,
         }
     }
 }
@@ -54,7 +80,7 @@ impl Command {
 /// Does it, says what went wrong, and returns the exit code.
 pub fn run(command: Command) -> i32 {
     let json = command.json();
-    log::start(json, matches!(&command, Command::Run(run) if run.quiet));
+    log::start(json, command.quiet());
     let result = match command {
         Command::Run(run) => block_on(run.go()),
         Command::Hold(hold) => block_on(hold.go()),
@@ -62,6 +88,10 @@ pub fn run(command: Command) -> i32 {
         Command::Show(show) => block_on(show.go()),
         Command::Watch(watch) => block_on(watch.go()),
         Command::Break(break_lock) => block_on(break_lock.go()),
+        Command::Cron(cron) => block_on(cron.go()),
+        Command::Elect(elect) => block_on(elect.go()),
+        Command::Once(once) => block_on(once.go()),
+        Command::Record(record) => block_on(record.go()),
         Command::Completions(completions) => completions.go().map(|()| OK),
         Command::Man(man) => man.go().map(|()| OK),
     };

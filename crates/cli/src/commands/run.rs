@@ -2,16 +2,16 @@ use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::Args;
-use lockkeeper::{Guard, Lockkeeper, Outcome, Release};
+use lockkeeper::{Clock, Guard, Lockkeeper, Outcome, Release, SystemClock};
 use serde_json::json;
 
 use crate::args::{Ask, Common};
-use crate::child::supervise::{End, Leads, Watch};
-use crate::child::{self, Child, Unusable};
-use crate::exit::{self, Failure};
+use crate::child::job::{self, Job};
+use crate::child::supervise::End;
+use crate::exit::Failure;
 use crate::report::{Events, Report, millis};
 use crate::signals::Signals;
-use crate::text::plain;
+use crate::windows::{self, Windows};
 use crate::{span, waiting};
 
 /// Run a command under a lock, and exit with its exit code.
@@ -26,6 +26,13 @@ pub struct Run {
     /// Time between TERM and KILL if the lock is lost; at most a quarter of the ttl
     #[arg(long, value_name = "SPAN", default_value = "5s", value_parser = span::up_to_a_day, allow_hyphen_values = true)]
     pub grace: Duration,
+    /// One run per window of this length across all hosts, counted from 1970 in UTC; exit 0 if it has been run
+    #[arg(long, value_name = "SPAN", value_parser = span::window, conflicts_with_all = ["shared", "permits"])]
+    #[arg(allow_hyphen_values = true)]
+    pub window: Option<Duration>,
+    /// Run up to N missed windows first, oldest first
+    #[arg(long, value_name = "N", requires = "window", value_parser = clap::value_parser!(u16).range(1..))]
+    pub catch_up: Option<u16>,
     /// Say nothing but errors
     #[arg(long, short)]
     pub quiet: bool,
@@ -40,7 +47,7 @@ const EXAMPLES: &str = "\
 Examples:
   lockkeeper run nightly -- ./settle.sh                 wait for ever
   lockkeeper run nightly --skip -- ./settle.sh          exit 75 if it is taken
-  lockkeeper run nightly --min-hold 1m -- ./settle.sh   cron on many hosts, clocks a little apart
+  lockkeeper run nightly --window 1d -- ./settle.sh     cron on many hosts: once a day, by one of them
   lockkeeper run a --also b --wait 5s -- ./move.sh      both or none
   lockkeeper run gpu --permits 4 -- ./train.sh          at most four at a time
 
@@ -56,16 +63,22 @@ impl Run {
     pub async fn go(self) -> Result<i32, Failure> {
         let report = Report::new(self.ask.names(), self.common.json, self.quiet, Events::Stderr);
         self.ask.check()?;
-        self.check_command()?;
+        job::check(&self.command)?;
         let url = self.common.url()?;
         let keeper = Lockkeeper::open(&url).await?;
+        if self.window.is_some() {
+            keeper.windows(self.ask.name.as_str()).check()?;
+        }
+        // The window is the one we were started in, however long we wait for the lock.
+        let started_ms = SystemClock.wall().as_micros() / 1000;
         if keeper.profile().store == "memory" && !self.ask.correctness {
             report.say("warning: a memory: store is private to this process. This lock keeps nobody out");
         }
         let mut signals = Signals::forwarded()?;
-        let guard = waiting::acquire(&keeper, &self.ask, self.label(), &report, &mut signals).await?;
+        let guard =
+            waiting::acquire(&keeper, &self.ask, job::label(&self.command), &report, &mut signals).await?;
         report.granted(&guard);
-        let end = self.supervise(&url, &guard, &mut signals, &report).await;
+        let end = self.run_under(&keeper, &url, &guard, started_ms, &mut signals, &report).await;
         let released = release(&keeper, guard, &report).await;
         match end? {
             End::Itself(code) if released != Some(Release::AlreadyGone) => {
@@ -80,68 +93,49 @@ impl Run {
                 ),
             )
             .next("somebody else may have been at it at the same time: check the result")),
-            End::Lost { why, code, all_gone } => {
-                let end = code.map_or("was ended".into(), |code| format!("ended with {code}"));
-                let left = if all_gone { "" } else { "; some of its processes could not be killed" };
-                let message =
-                    format!("the lock on {} is lost: {why}. The command {end}{left}", report.what());
-                Err(Failure::new(Outcome::Lost, message)
-                    .next("its work may be half done: check before you run it again"))
-            }
+            End::Lost { why, code, all_gone } => Err(job::lost(&report.what(), &why, code, all_gone)),
         }
     }
 
-    /// A command that cannot be started is told before anything is locked.
-    fn check_command(&self) -> Result<(), Failure> {
-        let program = &self.command[0];
-        let shown = plain(&program.to_string_lossy()).into_owned();
-        match child::find(program) {
-            Ok(_) => Ok(()),
-            Err(Unusable::NotFound) => {
-                Err(Failure::new(Outcome::Invalid, format!("there is no command {shown:?}"))
-                    .with_code(exit::NOT_FOUND)
-                    .next("check the spelling and PATH; for shell syntax use: sh -c '…'"))
-            }
-            Err(Unusable::NotExecutable) => {
-                Err(Failure::new(Outcome::Invalid, format!("{shown:?} is not executable"))
-                    .with_code(exit::CANNOT_START)
-                    .next("chmod +x it, or name the program that runs it"))
-            }
-        }
-    }
-
-    /// What others see: the command's name, unless we were told.
-    fn label(&self) -> Option<String> {
-        let name = std::path::Path::new(&self.command[0]).file_name()?.to_string_lossy();
-        Some(name.chars().filter(|c| !c.is_control()).take(64).collect())
+    /// Runs it, or the windows that are due.
+    async fn run_under(
+        &self,
+        keeper: &Lockkeeper,
+        url: &str,
+        guard: &Guard,
+        started_ms: u64,
+        signals: &mut Signals,
+        report: &Report,
+    ) -> Result<End, Failure> {
+        let Some(size) = self.window.map(millis) else {
+            return self.supervise(url, guard, None, signals, report).await;
+        };
+        let catch_up = self.catch_up.unwrap_or(0).into();
+        let windows = Windows { keeper, name: self.ask.name.as_str(), report, catch_up };
+        let between =
+            |newest: u64, at: u64| (1..(at - newest).div_ceil(size)).map(|n| at - n * size).rev().collect();
+        let work = async |at| self.supervise(url, guard, Some(at), signals, report).await;
+        windows.run(guard, started_ms / size * size, between, work).await
     }
 
     async fn supervise(
         &self,
         url: &str,
         guard: &Guard,
+        window: Option<u64>,
         signals: &mut Signals,
         report: &Report,
     ) -> Result<End, Failure> {
-        let cannot = |e: std::io::Error| {
-            let message = format!("{} cannot be started: {e}", plain(&self.command[0].to_string_lossy()));
-            Failure::new(Outcome::Unavailable, message).with_code(exit::CANNOT_START)
+        let job = Job {
+            command: &self.command,
+            name: &self.ask.name,
+            grace: self.grace,
+            max_hold: self.ask.max_hold,
+            url,
+            env: window.map(|at| ("LOCKKEEPER_WINDOW", windows::shown(at))).into_iter().collect(),
+            pipes: None,
         };
-        let changes = Watch::changes().map_err(cannot)?;
-        let env = [
-            ("LOCKKEEPER_NAME", self.ask.name.to_string()),
-            ("LOCKKEEPER_FENCE", guard.fence().to_string()),
-            ("LOCKKEEPER_STORE", url.to_owned()),
-            ("LOCKKEEPER_TTL_MS", millis(self.ask.ttl).to_string()),
-        ];
-        let child = Child::start(&self.command, &env).map_err(cannot)?;
-        let leads = Leads::new(self.grace, self.ask.ttl, self.ask.max_hold);
-        let watch = Watch::new(child, changes, guard, &self.ask.name, self.grace, leads);
-        let tell_lost = |why: &str| {
-            report.event("lost", json!({ "fence": guard.fence(), "why": why }));
-            report.say(&format!("losing the lock on {}: {why}. Ending the command", report.what()));
-        };
-        Ok(watch.until_end(signals, tell_lost).await)
+        job.supervise(guard, signals, report).await
     }
 }
 

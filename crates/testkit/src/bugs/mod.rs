@@ -50,6 +50,10 @@ pub enum Bug {
     ExpectIgnored,
     VersionsStartAgain,
     RecordsNeverExpire,
+    RecordsUnchecked,
+    WritesAreLost,
+    ReadsAreStale,
+    CutsRecordNames,
     CountsFromTheReply,
     OverstatesItself,
 }
@@ -58,6 +62,26 @@ pub enum Bug {
 /// everything on, but for `acquire`, `renew` and `release`, which are given: for stores that fail on demand.
 #[macro_export]
 macro_rules! forward {
+    ($type:ty, { $($given:tt)* }) => {
+        $crate::forward_locks!($type, { $($given)* });
+        $crate::forward_records!($type, {
+            async fn write(
+                &self,
+                key: &lockkeeper_core::LockName,
+                value: &[u8],
+                expect: lockkeeper_core::Expect,
+                ttl: Option<std::time::Duration>,
+            ) -> lockkeeper_core::Result<lockkeeper_core::Write> {
+                self.store.write(key, value, expect, ttl).await
+            }
+        });
+    };
+}
+
+/// Implements [`lockkeeper_core::Locks`] for a type with a field `store` by passing everything on, but for `acquire`,
+/// `renew` and `release`, which are given.
+#[macro_export]
+macro_rules! forward_locks {
     ($type:ty, { $($given:tt)* }) => {
         #[async_trait::async_trait]
         impl lockkeeper_core::Locks for $type {
@@ -89,23 +113,22 @@ macro_rules! forward {
                 self.store.break_lock(name, reason).await
             }
         }
+    };
+}
 
+/// Implements [`lockkeeper_core::Records`] for a type with a field `store` by passing everything on, but for `write`, which
+/// is given.
+#[macro_export]
+macro_rules! forward_records {
+    ($type:ty, { $($given:tt)* }) => {
         #[async_trait::async_trait]
         impl lockkeeper_core::Records for $type {
+            $($given)*
             async fn read(
                 &self,
                 key: &lockkeeper_core::LockName,
             ) -> lockkeeper_core::Result<Option<lockkeeper_core::Record>> {
                 self.store.read(key).await
-            }
-            async fn write(
-                &self,
-                key: &lockkeeper_core::LockName,
-                value: &[u8],
-                expect: lockkeeper_core::Expect,
-                ttl: Option<std::time::Duration>,
-            ) -> lockkeeper_core::Result<lockkeeper_core::Write> {
-                self.store.write(key, value, expect, ttl).await
             }
             async fn delete(
                 &self,

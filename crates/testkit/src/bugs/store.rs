@@ -32,6 +32,8 @@ struct Notes {
     /// The attempts that the store knows under another name.
     alias: Mutex<HashMap<Attempt, Vec<Attempt>>>,
     told: Mutex<HashSet<Attempt>>,
+    /// The first thing that was ever read of each record.
+    read: Mutex<HashMap<LockName, Record>>,
     served: Notify,
 }
 
@@ -60,6 +62,31 @@ impl Bugged {
         }
     }
 
+    /// A grant that is as good as any, for a lock that nobody asked for: it lasts, and can be renewed.
+    async fn grant_beside(&self, ask: &Ask) -> Result<Option<Grant>> {
+        let n = self.notes.count.fetch_add(1, Ordering::Relaxed);
+        let mut beside = Ask { wait: Wait::No, ..ask.clone() };
+        beside.claim.names = LockName::new(format!("beside/{n}"))?.into();
+        match self.store.acquire(&beside).await? {
+            Acquired::Granted(grant) => Ok(Some(Grant { claim: ask.claim.clone(), ..grant })),
+            Acquired::Busy(_) => Ok(None),
+        }
+    }
+
+    fn made_up_version(&self) -> u64 {
+        1_000_000 + self.notes.count.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The key of a record, spoilt.
+    fn twist_key(&self, key: &LockName) -> LockName {
+        match self.bug {
+            Bug::CutsRecordNames => {
+                LockName::new(key.as_str().chars().take(20).collect::<String>()).expect("a name")
+            }
+            _ => key.clone(),
+        }
+    }
+
     /// The ask, spoilt.
     fn twist(&self, ask: &Ask) -> Ask {
         let mut ask = ask.clone();
@@ -77,6 +104,7 @@ impl Bugged {
                 ask.lock_delay = ask.lock_delay.min(limits::TTL_MAX);
                 ask.min_hold = ask.min_hold.min(limits::TTL_MAX);
             }
+            Bug::GrantsEverybody => ask.wait = Wait::No,
             Bug::PatienceIgnored if ask.wait != Wait::No => ask.wait = Wait::Forever,
             Bug::DeadlockUnseen => ask.owner = None,
             Bug::EveryoneIsOneOwner => ask.owner = Some(Owner::from_bytes([1; 16])),
@@ -202,7 +230,11 @@ impl Locks for Bugged {
                     _ => false,
                 };
                 let like = busy.held.first().map_or(Fence::new(1)?, |held| held.fence);
-                if lets_in {
+                if self.bug == Bug::GrantsEverybody
+                    && let Some(grant) = self.grant_beside(ask).await?
+                {
+                    Ok(Acquired::Granted(grant))
+                } else if lets_in {
                     Ok(Acquired::Granted(self.made_up(ask, like)))
                 } else {
                     Ok(Acquired::Busy(busy))
@@ -302,7 +334,13 @@ impl Locks for Bugged {
 #[async_trait]
 impl Records for Bugged {
     async fn read(&self, key: &LockName) -> Result<Option<Record>> {
-        self.store.read(key).await
+        let found = self.store.read(&self.twist_key(key)).await?;
+        match found {
+            Some(record) if self.bug == Bug::ReadsAreStale => {
+                Ok(Some(self.notes.read.lock().unwrap().entry(key.clone()).or_insert(record).clone()))
+            }
+            found => Ok(found),
+        }
     }
 
     async fn write(
@@ -313,8 +351,19 @@ impl Records for Bugged {
         ttl: Option<Duration>,
     ) -> Result<Write> {
         let expect = if self.bug == Bug::ExpectIgnored { Expect::Any } else { expect };
-        let ttl = if self.bug == Bug::RecordsNeverExpire { None } else { ttl };
-        let written = self.store.write(key, value, expect, ttl).await?;
+        let mut ttl = if self.bug == Bug::RecordsNeverExpire { None } else { ttl };
+        let mut value = value;
+        match self.bug {
+            Bug::WritesAreLost => {
+                return Ok(Write::Written(Version(self.made_up_version())));
+            }
+            Bug::RecordsUnchecked => {
+                ttl = ttl.map(|ttl| ttl.max(limits::TTL_MIN));
+                value = &value[..value.len().min(limits::VALUE_BYTES)];
+            }
+            _ => {}
+        }
+        let written = self.store.write(&self.twist_key(key), value, expect, ttl).await?;
         match written {
             Write::Written(_) if self.bug == Bug::VersionsStartAgain => Ok(Write::Written(Version(1))),
             written => Ok(written),
@@ -322,7 +371,7 @@ impl Records for Bugged {
     }
 
     async fn delete(&self, key: &LockName, expect: Expect) -> Result<Delete> {
-        self.store.delete(key, expect).await
+        self.store.delete(&self.twist_key(key), expect).await
     }
 
     async fn scan(&self, prefix: &str, page: &Page) -> Result<RecordPage> {

@@ -7,16 +7,20 @@
 //! Next to each law in the list below stands a [`Bug`](crate::bugs::Bug) that it must catch: a suite that stays green
 //! with the fence removed proves nothing.
 
+pub mod election;
 pub mod exclusion;
 pub mod fence;
 pub mod guard;
 pub mod line;
 pub mod modes;
+pub mod once;
 pub mod records;
+pub mod register;
 pub mod sight;
 pub mod storm;
 pub mod stormy;
 mod tools;
+pub mod windows;
 
 pub use tools::*;
 
@@ -118,6 +122,57 @@ macro_rules! every_law {
             guard::lock_all_is_one_guard => PartialGrants,
             guard::correctness_is_refused_where_it_is_not_kept => OverstatesItself,
         }
+    };
+}
+
+/// Calls a macro with every law of the recipes, and the planted bug that it must catch.
+#[macro_export]
+macro_rules! every_recipe_law {
+    ($then:ident $(, $arg:tt)*) => {
+        $then! { [$($arg)*]
+            register::updates_of_many_lose_nothing => ExpectIgnored,
+            register::an_update_whose_answer_is_lost_counts_once => ExpectIgnored,
+            register::a_value_is_set_only_over_the_one_that_was_seen => ExpectIgnored,
+            register::every_write_has_a_newer_fence => VersionsStartAgain,
+            register::who_loses_too_often_is_told_so => ExpectIgnored,
+            register::a_watcher_sees_the_truth_and_nothing_twice => ReadsAreStale,
+            register::a_value_with_a_ttl_goes => RecordsNeverExpire,
+            register::bad_input_is_refused_and_leaves_nothing => RecordsUnchecked,
+            once::it_is_run_once_and_then_replayed => WritesAreLost,
+            once::all_who_ask_at_once_share_one_run => GrantsEverybody,
+            once::who_does_not_wait_is_told_who_runs => GrantsEverybody,
+            once::a_silent_runner_is_taken_over => NeverExpires,
+            once::a_late_result_is_refused => ExpectIgnored,
+            once::a_late_result_counts_if_nobody_took_over => WritesAreLost,
+            once::another_request_under_the_same_key_is_refused => WritesAreLost,
+            once::a_failure_is_retried_or_kept => WritesAreLost,
+            once::a_result_goes_when_its_time_is_over => RecordsNeverExpire,
+            once::large_results_come_back_byte_for_byte => CutsRecordNames,
+            once::a_dropped_run_leaves_the_turn_to_the_next => ReleaseIsLost,
+            once::a_result_whose_answer_is_lost_is_kept_once => ExpectIgnored,
+            once::bad_input_to_once_leaves_nothing => WritesAreLost,
+            election::there_is_one_leader_at_a_time => GrantsEverybody,
+            election::terms_grow_from_leader_to_leader => FenceDiesWithTheLock,
+            election::a_resignation_lets_the_next_one_in => ReleaseIsLost,
+            election::a_silent_leader_is_replaced => NeverExpires,
+            election::a_late_leader_cannot_proclaim => FenceStandsStill,
+            election::an_observer_sees_everything_once_in_order => ReadsAreStale,
+            election::an_observer_that_was_away_sees_the_truth => ReadsAreStale,
+            election::a_leader_resumes_its_term_with_its_attempt => RetryIsANewAsk,
+            election::bad_input_to_an_election_leaves_nothing => WritesAreLost,
+            windows::a_window_is_run_once_by_all => WritesAreLost,
+            windows::a_window_that_was_not_finished_is_taken_over => ExpectIgnored,
+            windows::a_clock_that_is_far_off_is_told => WritesAreLost,
+        }
+    };
+}
+
+/// Turns every law of the recipes into a test of its own for one [`Harness`].
+#[macro_export]
+macro_rules! recipes {
+    ($harness:ty) => {
+        use $crate::law_tests;
+        $crate::every_recipe_law!(law_tests, $harness);
     };
 }
 

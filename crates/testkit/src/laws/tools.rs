@@ -164,3 +164,59 @@ pub async fn is_free(store: &Arc<dyn Store>, text: &str) {
     })
     .await;
 }
+
+/// Does `work` while time passes: on a virtual clock nobody else would turn it.
+pub async fn while_time_passes<H: super::Harness, F: Future>(h: &H, work: F) -> F::Output {
+    let passing = async {
+        loop {
+            h.pass(Duration::from_millis(20)).await;
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::select! {
+        done = work => done,
+        () = passing => unreachable!("time never ends"),
+    }
+}
+
+/// A store that does what it is told, and whose answers to writes get lost: every time, or every third time.
+pub struct Deaf {
+    store: Arc<dyn Store>,
+    every: u64,
+    count: AtomicU64,
+}
+
+impl Deaf {
+    /// One in `every` answers to a write is lost.
+    pub fn new(store: Arc<dyn Store>, every: u64) -> Self {
+        Deaf { store, every, count: AtomicU64::new(0) }
+    }
+}
+
+crate::forward_locks!(Deaf, {
+    async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
+        self.store.acquire(ask).await
+    }
+    async fn renew(&self, grants: &[Grant]) -> Result<Vec<lockkeeper_core::Renewal>> {
+        self.store.renew(grants).await
+    }
+    async fn release(&self, claim: &Claim) -> Result<lockkeeper_core::Release> {
+        self.store.release(claim).await
+    }
+});
+
+crate::forward_records!(Deaf, {
+    async fn write(
+        &self,
+        key: &LockName,
+        value: &[u8],
+        expect: lockkeeper_core::Expect,
+        ttl: Option<Duration>,
+    ) -> Result<lockkeeper_core::Write> {
+        let answer = self.store.write(key, value, expect, ttl).await?;
+        if self.count.fetch_add(1, Ordering::Relaxed).is_multiple_of(self.every) {
+            return Err(lockkeeper_core::Error::Unknown("the answer was lost".into()));
+        }
+        Ok(answer)
+    }
+});

@@ -1,0 +1,64 @@
+//! The small scheduler: each time that is due is run by one of many.
+
+mod common;
+use common::*;
+use rustix::process::Signal;
+
+#[test]
+fn bad_calls_are_told_and_leave_nothing() {
+    let place = Place::new("cron_bad");
+    for (words, says) in [
+        (&["cron", "job", "--every", "0 2 * *", "--", "true"][..], "4 fields"),
+        (&["cron", "job", "--every", "61 * * * *", "--", "true"], "no minute"),
+        (&["cron", "job", "--every", "0 0 30 feb *", "--", "true"], "never due"),
+        (&["cron", "job", "--every", "* * * * *", "--zone", "Mars/Base", "--", "true"], "--zone Mars/Base"),
+        (&["cron", "job", "--every", "* * * * *", "--catch-up", "0", "--", "true"], "0 is not in"),
+        (&["cron", "job", "--", "true"], "required"),
+    ] {
+        let output = place.lk(words).output().unwrap();
+        assert_eq!(code(output.status), 64, "{words:?}: {}", errors(&output));
+        assert!(errors(&output).contains(says), "{words:?}: {}", errors(&output));
+    }
+    assert!(!place.db().exists(), "a bad call made a store");
+}
+
+#[test]
+fn a_signal_ends_the_wait_for_the_next_time() {
+    let place = Place::new("cron_signal");
+    let mut cron = place.lk(["cron", "job", "--every", "0 0 29 feb *", "--", "true"]);
+    cron.env("LOCKKEEPER_LOG", "off");
+    let running = Running::new(cron);
+    // It has opened the store, so it has caught the signals a moment later.
+    while !place.db().exists() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    running.signal(Signal::TERM);
+    assert_eq!(running.end().0, 143);
+}
+
+/// Takes up to a minute and a bit: the shortest schedule there is.
+#[test]
+fn three_hosts_run_each_minute_once_and_catch_up() {
+    if std::env::var_os("LOCKKEEPER_FULL").is_none() {
+        return;
+    }
+    let place = Place::new("cron_minutes");
+    let script = "echo $LOCKKEEPER_WINDOW $LOCKKEEPER_FENCE >> runs; sleep 1";
+    let host = || {
+        let mut cron = place.lk(["cron", "job", "--quiet", "--every", "* * * * *", "--catch-up", "5"]);
+        cron.args(["--", "sh", "-c", script]);
+        Running::new(cron)
+    };
+    let hosts = [host(), host(), host()];
+    std::thread::sleep(std::time::Duration::from_secs(125));
+    for host in &hosts {
+        host.signal(Signal::TERM);
+    }
+    let ends: Vec<i32> = hosts.into_iter().map(|host| host.end().0).collect();
+    assert_eq!(ends, [143, 143, 143]);
+    let runs = place.read("runs");
+    let windows: Vec<&str> = runs.lines().map(|line| line.split(' ').next().unwrap()).collect();
+    assert!((2..=3).contains(&windows.len()), "{runs}");
+    assert!(windows.is_sorted_by(|a, b| a < b), "a minute was run twice: {runs}");
+}
