@@ -79,8 +79,4 @@ mod three_nodes {
     use super::*;
     harness!(Three: Cluster, || servers::etcd_cluster(3, EtcdOptions::default()).ok(), |cluster| cluster.hosts());
     lockkeeper_testkit::conformance!(Three);
-    mod recipes {
-        use super::*;
-        lockkeeper_testkit::recipes!(Three);
-    }
 }

@@ -70,6 +70,10 @@ mod direct {
     use super::*;
     harness!(Direct: Server, || servers::postgres(PostgresOptions::default()).ok(), |server| server.addr().to_string());
     lockkeeper_testkit::conformance!(Direct);
+    mod recipes {
+        use super::*;
+        lockkeeper_testkit::recipes!(Direct);
+    }
 }
 
 mod pooled {
@@ -83,4 +87,8 @@ mod pooled {
 
     harness!(Pooled: (Server, Server), start, |pair| pair.0.addr().to_string());
     lockkeeper_testkit::conformance!(Pooled);
+    mod recipes {
+        use super::*;
+        lockkeeper_testkit::recipes!(Pooled);
+    }
 }

@@ -78,6 +78,10 @@ mod one_node {
     use super::*;
     harness!(One: Server, || servers::zookeeper(patient()).ok(), |server| server.addr().to_string());
     lockkeeper_testkit::conformance!(One);
+    mod recipes {
+        use super::*;
+        lockkeeper_testkit::recipes!(One);
+    }
 }
 
 mod three_nodes {
