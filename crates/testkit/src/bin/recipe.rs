@@ -143,7 +143,8 @@ impl Clock for Off {
     }
 }
 
-/// Leaves its mark in the key's own file, unless an earlier run did or a newer one was seen: what it leaves is the result.
+/// Leaves its mark in the key's own file, unless an earlier run did: what is there is the result. The file takes one mark, as
+/// a unique key would; it does not compare fences.
 async fn effect(dir: &Path, key: &str, fence: Fence) -> Result<String, String> {
     let apply = || -> std::io::Result<String> {
         let mut file = File::options().create(true).append(true).read(true).open(dir.join(key))?;
