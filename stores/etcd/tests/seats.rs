@@ -37,7 +37,11 @@ async fn an_attempt_is_found_under_the_seat_of_another_process() {
         let again = take(&second, &with(mine.clone(), |ask| ask.wait = patience)).await;
         assert_eq!(again.fence, held.fence);
         let seen = second.inspect(&name("x")).await.unwrap().unwrap();
-        assert_eq!((seen.held.len(), seen.waiting), (1, 1), "it does not stand in line behind itself: {seen:?}");
+        assert_eq!(
+            (seen.held.len(), seen.waiting),
+            (1, 1),
+            "it does not stand in line behind itself: {seen:?}"
+        );
         assert_eq!(second.renew(&[again]).await.unwrap(), [Renewal::Renewed]);
     }
     assert_eq!(third.release(&held.claim).await.unwrap(), Release::Released);
