@@ -87,8 +87,4 @@ mod pooled {
 
     harness!(Pooled: (Server, Server), start, |pair| pair.0.addr().to_string());
     lockkeeper_testkit::conformance!(Pooled);
-    mod recipes {
-        use super::*;
-        lockkeeper_testkit::recipes!(Pooled);
-    }
 }

@@ -42,6 +42,9 @@ macro_rules! harness {
 
         #[async_trait]
         impl Harness for $name {
+            // Nothing of an old session counts.
+            const RESUMES: bool = false;
+
             async fn start() -> Option<Self> {
                 static SHARED: Mutex<Weak<$server>> = Mutex::new(Weak::new());
                 let server = tokio::task::spawn_blocking(|| share(&SHARED, $start)).await.unwrap()?;

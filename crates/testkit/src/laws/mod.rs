@@ -36,6 +36,9 @@ pub trait Harness: Send + Sync + Sized + 'static {
     /// Whether nothing goes wrong meanwhile.
     const CALM: bool = true;
 
+    /// Whether another process that asks with the same attempt has the same grant. If not, it is given a new one at once.
+    const RESUMES: bool = true;
+
     /// A fresh, empty store; `None` if the tests are to run without its server, which has been said loudly then.
     async fn start() -> Option<Self>;
 
@@ -198,16 +201,20 @@ macro_rules! conformance_in_storms {
 #[doc(hidden)]
 #[macro_export]
 macro_rules! storm_tests {
-    ([$harnesses:tt] $($group:ident::$law:ident,)*) => {
-        $( $crate::storm_test! { $harnesses $group::$law } )*
+    ([$harnesses:tt] $($group:ident::$law:ident $(($long:ident))?,)*) => {
+        $( $crate::storm_test! { $harnesses $group::$law $($long)? } )*
     };
 }
 
 #[doc(hidden)]
 #[macro_export]
 macro_rules! storm_test {
-    (($($harness:ty),+) $group:ident::$law:ident) => {
+    ($harnesses:tt $group:ident::$law:ident long) => {
+        $crate::storm_test! { $harnesses $group::$law #[ignore = "long: ./scripts/test --full runs it"] }
+    };
+    (($($harness:ty),+) $group:ident::$law:ident $(#[$when:meta])?) => {
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        $(#[$when])?
         async fn $law() {
             let storms = [$(tokio::spawn(async {
                 if let Some(harness) = <$harness as $crate::laws::Harness>::start().await {

@@ -158,24 +158,25 @@ impl Records for Patient {
     }
 }
 
-/// Calls a macro with every law in which several clients contend, all of them with leases that outlast a fault.
+/// Calls a macro with every law in which several clients contend, all of them with leases that outlast a fault. Those that are
+/// `(long)` are much like others, and are left to the long suites.
 #[macro_export]
 macro_rules! every_contending_law {
     ($then:ident $(, $arg:tt)*) => {
         $then! { [$($arg)*]
-            exclusion::one_name_has_one_holder,
+            exclusion::one_name_has_one_holder (long),
             exclusion::racing_clients_never_hold_together,
             fence::fences_grow_across_names_and_clients,
             line::waiters_are_served_in_order,
             line::one_release_serves_one_waiter,
             line::a_waiter_that_left_is_never_served,
-            line::an_ask_in_line_is_not_doubled,
-            line::nobody_overtakes_the_line,
-            modes::shared_holders_share_and_keep_writers_out,
-            modes::a_waiting_writer_is_not_starved,
+            line::an_ask_in_line_is_not_doubled (long),
+            line::nobody_overtakes_the_line (long),
+            modes::shared_holders_share_and_keep_writers_out (long),
+            modes::a_waiting_writer_is_not_starved (long),
             modes::permits_are_counted,
             modes::several_names_are_all_or_nothing,
-            modes::several_names_hold_nothing_while_they_wait,
+            modes::several_names_hold_nothing_while_they_wait (long),
         }
     };
 }
