@@ -218,8 +218,6 @@ async fn half_given_and_absurd_options_are_refused() {
         "sqlite:",
         "redis://",
         "redlock://a,b",
-        "etcd://",
-        "zk://",
         "nosuch:x",
         ":",
         "sqlite:?",
