@@ -48,6 +48,7 @@ pub struct Guard {
     keeper: Lockkeeper,
     grant: Grant,
     pulse: Arc<Pulse>,
+    first_deadline: Moment,
     id: u64,
     released: bool,
 }
@@ -62,10 +63,11 @@ impl fmt::Debug for Guard {
 impl Guard {
     pub(crate) fn new(keeper: Lockkeeper, grant: Grant, terms: Terms) -> Self {
         let lease = Lease::new(grant.sent_at, grant.lease, terms);
-        let deadline = AtomicU64::new(lease.deadline().as_nanos());
+        let first_deadline = lease.deadline();
+        let deadline = AtomicU64::new(first_deadline.as_nanos());
         let pulse = Arc::new(Pulse { deadline, state: watch::Sender::new(State::Valid) });
         let id = keeper.0.driver().add(grant.clone(), lease, pulse.clone());
-        Guard { keeper, grant, pulse, id, released: false }
+        Guard { keeper, grant, pulse, first_deadline, id, released: false }
     }
 
     /// The number to send along with every write. It stays the same for as long as the lock is held.
@@ -126,9 +128,14 @@ impl Guard {
     }
 
     /// Ends when less than `lead` is left until the deadline, or the lock is lost: time to stop what must not run on.
+    ///
+    /// A store may let a waiter in with a first lease that is much shorter than the ttl, perhaps shorter than `lead`. Until the
+    /// first renewal a quarter of that lease is the most that is kept as a lead.
     pub async fn nearly_lost(&self, lead: Duration) {
         loop {
-            let at = self.deadline().before(lead);
+            let deadline = self.deadline();
+            let lead = if deadline == self.first_deadline { lead.min(self.grant.lease / 4) } else { lead };
+            let at = deadline.before(lead);
             let clock = &self.keeper.0.clock;
             if clock.now() >= at || !self.is_held() {
                 return;
@@ -143,11 +150,9 @@ impl Guard {
     /// Runs `work` for as long as the lock is held. If it is about to be lost, `work` is dropped a twentieth of the ttl
     /// *before* the deadline, and the answer is [`Error::Lost`]. Work that blocks its thread cannot be dropped in time.
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
-        // The first lease may be much shorter than the ttl: a twentieth of the ttl could be all of it.
-        let lead = self.grant.lease.min(self.grant.ttl) / 20;
         tokio::select! {
             biased;
-            () = self.nearly_lost(lead) => Err(match self.state() {
+            () = self.nearly_lost(self.grant.ttl / 20) => Err(match self.state() {
                 State::Lost(why) => Error::Lost(why.to_string()),
                 _ => Error::Lost("it could not be renewed, and the work was ended before the deadline".into()),
             }),

@@ -83,7 +83,6 @@ impl<'a> Watch<'a> {
     /// Until the command has ended, or has been ended.
     pub async fn until_end(mut self, signals: &mut Signals, tell_lost: impl FnOnce(&str)) -> End {
         let mut dog: Option<Watchdog> = None;
-        let pause = (self.guard.ttl() / 8).max(Duration::from_millis(10));
         let mut wake = SystemClock.now() + watchdog::AFTER;
         let end = loop {
             tokio::select! {
@@ -104,7 +103,8 @@ impl<'a> Watch<'a> {
                     if let Some(dog) = &mut dog {
                         dog.tell(self.guard.deadline());
                     }
-                    wake = SystemClock.now() + pause;
+                    // Of what is left, not of the ttl: the first lease may be much shorter.
+                    wake = SystemClock.now() + (self.guard.remaining() / 8).max(Duration::from_millis(10));
                 }
             }
         };
