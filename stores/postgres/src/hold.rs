@@ -55,7 +55,14 @@ impl Shared {
             };
             let answer = match told.take() {
                 Some(answer) => answer,
-                None => self.lane.send(order(ask, kind)).await,
+                None => {
+                    let order = order(ask, kind);
+                    let posted = match &place {
+                        Some(place) => place.post(&self.lane, order).ok_or_else(left)?,
+                        None => self.lane.post(order),
+                    };
+                    posted.answer().await
+                }
             };
             let ends = match answer.map_err(Error::from).and_then(|answer| read(answer, ask)) {
                 Ok((sent_at, Said::Granted(fence))) => {
@@ -78,7 +85,7 @@ impl Shared {
             place.stand(order(ask, Kind::Called), ends);
             told = self.wait(place, ask, until).await;
             if place.left() {
-                return Err(Error::Unknown("the ask left the line".into()));
+                return Err(left());
             }
         }
     }
@@ -153,6 +160,10 @@ impl Shared {
         let rows = self.link.rows(&BREAK, &[&name.as_str(), &reason]).await?;
         entry::fence(first(&rows, 0)?)
     }
+}
+
+fn left() -> Error {
+    Error::Unknown("the ask left the line".into())
 }
 
 fn order(ask: &Ask, kind: Kind) -> Order {

@@ -68,11 +68,25 @@ pub(crate) fn lane() -> (Lane, Depot) {
 }
 
 impl Lane {
-    pub async fn send(&self, order: Order) -> Result<Answer, Failure> {
+    /// Hands in a request. What is handed in first is sent first.
+    pub fn post(&self, order: Order) -> Posted {
         let (answer, answered) = oneshot::channel();
-        let closed = || Failure::Away("the store is closed".into());
-        self.0.send(Parcel { order, answer }).map_err(|_| closed())?;
-        answered.await.unwrap_or_else(|_| Err(closed()))
+        // If the store is closed, so is the answer.
+        _ = self.0.send(Parcel { order, answer });
+        Posted(answered)
+    }
+
+    pub async fn send(&self, order: Order) -> Result<Answer, Failure> {
+        self.post(order).answer().await
+    }
+}
+
+/// A request that was handed in. It is not sent if this is dropped before.
+pub(crate) struct Posted(oneshot::Receiver<Result<Answer, Failure>>);
+
+impl Posted {
+    pub async fn answer(self) -> Result<Answer, Failure> {
+        self.0.await.unwrap_or_else(|_| Err(Failure::Away("the store is closed".into())))
     }
 }
 

@@ -1,7 +1,6 @@
 //! Those of this process who stand in line, and the one task that looks after all of them.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,7 +12,7 @@ use tokio::task::AbortHandle;
 
 use crate::entry::{hash, hex, micros};
 use crate::fault::Failure;
-use crate::lane::{Answer, Order};
+use crate::lane::{Answer, Lane, Order, Posted};
 use crate::script::LOOK;
 use crate::store::Shared;
 
@@ -42,7 +41,6 @@ struct Desk {
 struct Waiter {
     key: String,
     called: Notify,
-    left: AtomicBool,
     turn: Mutex<Turn>,
 }
 
@@ -52,6 +50,8 @@ struct Waiter {
 struct Turn {
     order: Option<Order>,
     under_way: Option<AbortHandle>,
+    /// Somebody took the ask back: nothing is sent for it any more, or it would stand in line for nobody.
+    left: bool,
     answer: Option<Result<Answer, Failure>>,
 }
 
@@ -63,13 +63,13 @@ impl Waiter {
     /// Takes its turn if it stands in line and has not done so already; else lets it ask by itself.
     fn take_turn(self: &Arc<Self>, shared: &Arc<Shared>) {
         let mut turn = self.turn();
-        if turn.under_way.is_some() {
+        if turn.under_way.is_some() || turn.left {
             return;
         }
         let Some(order) = turn.order.take() else { return self.called.notify_one() };
-        let (waiter, shared2) = (self.clone(), shared.clone());
+        let (waiter, posted) = (self.clone(), shared.lane.post(order));
         let task = shared.link.reactor().spawn(async move {
-            let answer = shared2.lane.send(order).await;
+            let answer = posted.answer().await;
             waiter.turn().answer = Some(answer);
             waiter.called.notify_one();
         });
@@ -108,21 +108,20 @@ impl Line {
     /// Begins to listen for an attempt, before anything is sent: it may be called at once.
     pub fn join(&self, claim: &Claim) -> Place<'_> {
         let key = hex(&hash(&claim.attempt));
-        let (called, left, turn) = (Notify::new(), AtomicBool::new(false), Mutex::default());
-        let waiter = Arc::new(Waiter { key, called, left, turn });
+        let waiter = Arc::new(Waiter { key, called: Notify::new(), turn: Mutex::default() });
         self.desk().waiters.insert(waiter.key.clone(), waiter.clone());
         let names = claim.names.iter().map(|name| name.as_str().to_owned()).collect();
         Place { line: self, waiter, names, stands: false }
     }
 
-    /// The ask is to end, wherever it is.
+    /// The ask is to end, wherever it is: what is sent after this is sent after all of it.
     pub fn leave(&self, claim: &Claim) {
         let desk = self.desk();
         if desk.waiters.is_empty() {
             return;
         }
         if let Some(waiter) = desk.waiters.get(&hex(&hash(&claim.attempt))) {
-            waiter.left.store(true, Ordering::SeqCst);
+            waiter.turn().left = true;
             waiter.called.notify_one();
         }
     }
@@ -147,7 +146,9 @@ impl Line {
 impl Place<'_> {
     /// It stands in line now; something changes by itself after `ends`. `order` is what to send when it is called.
     pub fn stand(&mut self, order: Order, ends: Option<Duration>) {
-        *self.waiter.turn() = Turn { order: Some(order), ..Turn::default() };
+        let mut turn = self.waiter.turn();
+        *turn = Turn { order: Some(order), left: turn.left, ..Turn::default() };
+        drop(turn);
         let mut desk = self.line.desk();
         if !std::mem::replace(&mut self.stands, true) {
             for name in &self.names {
@@ -186,7 +187,13 @@ impl Place<'_> {
 
     /// Whether somebody took the ask back.
     pub fn left(&self) -> bool {
-        self.waiter.left.load(Ordering::SeqCst)
+        self.waiter.turn().left
+    }
+
+    /// Hands in an ask, unless somebody took it back.
+    pub fn post(&self, lane: &Lane, order: Order) -> Option<Posted> {
+        let turn = self.waiter.turn();
+        (!turn.left).then(|| lane.post(order))
     }
 }
 

@@ -75,18 +75,18 @@ END $$;
 
 CREATE FUNCTION @S.drop_hold(_name text, _attempt bytea) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  UPDATE @S.lock SET attempt = NULL, expires = 0, free = 0 WHERE name = _name AND attempt = _attempt;
+  UPDATE @S.lock SET attempt = NULL, expires = 0, free = back WHERE name = _name AND attempt = _attempt;
   DELETE FROM @S.hold WHERE name = _name AND attempt = _attempt;
 END $$;
 
 -- Writes a grant down, and takes its ask out of the line. An exclusive one is in the row of the lock if there is room.
 CREATE FUNCTION @S.admit(_names text[], _attempt bytea, _mode int, _fence bigint, _ttl bigint, _terms jsonb, _holder text,
   _now bigint, _place bigint) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE _name text; _delay bigint := coalesce((_terms->>'delay')::bigint, 0); _flags int;
+DECLARE _name text; _flags int;
 BEGIN
   FOREACH _name IN ARRAY _names LOOP
     UPDATE @S.lock SET fence = _fence, attempt = _attempt, since = _now, ttl = _ttl, expires = _now + _ttl,
-        free = _now + _ttl + _delay, terms = _terms, holder = _holder
+        free = greatest(_now + _ttl + @S.delay(_terms), back), terms = _terms, holder = _holder
       WHERE name = _name AND _mode = 0 AND expires = 0 AND flags & 2 = 0;
     IF NOT FOUND THEN
       INSERT INTO @S.hold(name, attempt, mode, fence, turn, since, ttl, expires, terms, holder)

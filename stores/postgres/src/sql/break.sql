@@ -1,7 +1,7 @@
 -- The holds of a name: its own, and those beside each other. `bound`: all names of the grant.
 CREATE FUNCTION @S.holds(_name text) RETURNS TABLE(attempt bytea, fence bigint, mode int, turn bigint, since bigint, expires bigint,
   lingers bool, delay bigint, bound text[], holder text) LANGUAGE sql STABLE AS $$
-  SELECT t.attempt, t.fence, t.mode, t.turn, t.since, t.expires, t.lingers, coalesce((t.terms->>'delay')::bigint, 0),
+  SELECT t.attempt, t.fence, t.mode, t.turn, t.since, t.expires, t.lingers, @S.delay(t.terms),
     CASE WHEN t.terms ? 'names' THEN ARRAY(SELECT jsonb_array_elements_text(t.terms->'names')) ELSE ARRAY[_name] END, t.holder
   FROM (
     SELECT l.attempt, l.fence, 0 AS mode, 0 AS turn, l.since, l.expires, l.attempt IS NULL AS lingers, l.terms, l.holder
@@ -28,7 +28,7 @@ BEGIN
   _now := @S.us();
   FOREACH _one IN ARRAY _names LOOP PERFORM @S.settle(_one, _now); END LOOP;
   SELECT greatest(@S.next_fence(_now), max(fence) + 1) INTO _fence FROM @S.lock WHERE name = ANY (_names);
-  UPDATE @S.lock SET free = 0 WHERE name = _name AND expires = 0;
+  UPDATE @S.lock SET back = 0, free = CASE WHEN expires = 0 THEN 0 ELSE free END WHERE name = _name;
   FOR _victim IN SELECT * FROM @S.holds(_name) LOOP
     PERFORM @S.strike(n.name, _victim.attempt, _victim.fence, CASE WHEN _victim.lingers OR _victim.delay = 0 THEN 0 ELSE _now + _victim.delay END)
       FROM unnest(_victim.bound) AS n(name);
@@ -45,9 +45,9 @@ END $$;
 CREATE FUNCTION @S.strike(_name text, _attempt bytea, _fence bigint, _until bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   DELETE FROM @S.hold WHERE name = _name AND attempt = _attempt;
-  UPDATE @S.lock SET attempt = NULL, expires = 0, free = 0, terms = NULL
+  UPDATE @S.lock SET attempt = NULL, expires = 0, free = back, terms = NULL
     WHERE name = _name AND expires > 0 AND fence = _fence AND attempt IS NOT DISTINCT FROM _attempt;
-  UPDATE @S.lock SET free = greatest(free, _until),
+  UPDATE @S.lock SET back = greatest(back, _until), free = greatest(free, _until),
       flags = CASE WHEN EXISTS (SELECT FROM @S.hold h WHERE h.name = _name) THEN flags ELSE flags & ~2 END
     WHERE name = _name;
 END $$;

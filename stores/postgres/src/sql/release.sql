@@ -16,7 +16,7 @@ BEGIN
       _done := true;
       _stays := _lock.since + coalesce((_lock.terms->>'min')::bigint, 0);
       UPDATE @S.lock SET attempt = NULL, expires = CASE WHEN _stays > _now THEN _stays ELSE 0 END,
-          free = CASE WHEN _stays > _now THEN _stays ELSE 0 END, ttl = greatest(_stays - _now, 0),
+          free = greatest(CASE WHEN _stays > _now THEN _stays END, back), ttl = greatest(_stays - _now, 0),
           terms = CASE WHEN _stays > _now THEN @S.bonds(terms) END
         WHERE name = _name;
       PERFORM @S.tell(_now, _name, 'released', _lock.fence, _lock.holder, NULL);

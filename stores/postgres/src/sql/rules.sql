@@ -85,24 +85,25 @@ BEGIN
     UPDATE @S.hold SET expires = _now + ttl WHERE name = _name AND expires > _now + ttl;
     FOR _hold IN DELETE FROM @S.hold WHERE name = _name AND expires <= _now RETURNING * LOOP
       IF NOT _hold.lingers THEN
-        _lock.free := greatest(_lock.free, _hold.expires + coalesce((_hold.terms->>'delay')::bigint, 0));
+        _lock.back := greatest(_lock.back, _hold.expires + @S.delay(_hold.terms));
         PERFORM @S.tell(_now, _name, 'expired', _hold.fence, _hold.holder, NULL);
       END IF;
     END LOOP;
     IF NOT EXISTS (SELECT FROM @S.hold WHERE name = _name) THEN _lock.flags := _lock.flags & ~2; END IF;
   END IF;
   IF _lock.expires > _now + _lock.ttl THEN
-    _lock.free := _lock.free - _lock.expires + _now + _lock.ttl;
     _lock.expires := _now + _lock.ttl;
   ELSIF _lock.expires <= _now THEN
     IF _lock.attempt IS NOT NULL THEN
+      _lock.back := greatest(_lock.back, _lock.expires + @S.delay(_lock.terms));
       PERFORM @S.tell(_now, _name, 'expired', _lock.fence, _lock.holder, NULL);
     END IF;
     _lock.attempt := NULL;
     _lock.expires := 0;
-    IF _lock.free > _now + _most THEN _lock.free := _now + _most; END IF;
   END IF;
-  UPDATE @S.lock l SET attempt = _lock.attempt, expires = _lock.expires, free = _lock.free, flags = _lock.flags
-    WHERE l.name = _name AND (l.expires, l.free, l.flags) IS DISTINCT FROM (_lock.expires, _lock.free, _lock.flags);
+  _lock.back := least(_lock.back, _now + _most);
+  _lock.free := greatest(_lock.back, CASE WHEN _lock.expires > 0 THEN _lock.expires + @S.delay(_lock.terms) END);
+  UPDATE @S.lock l SET attempt = _lock.attempt, expires = _lock.expires, free = _lock.free, back = _lock.back, flags = _lock.flags
+    WHERE l.name = _name AND (l.expires, l.free, l.back, l.flags) IS DISTINCT FROM (_lock.expires, _lock.free, _lock.back, _lock.flags);
   RETURN _lock;
 END $$;

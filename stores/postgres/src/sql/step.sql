@@ -44,7 +44,7 @@ BEGIN
       RETURNING l.fence INTO _answer;
     IF FOUND THEN RETURN _answer; END IF;
   ELSIF _kind = 2 THEN
-    UPDATE @S.lock SET attempt = NULL, expires = 0, free = 0
+    UPDATE @S.lock SET attempt = NULL, expires = 0, free = back
       WHERE name = _name AND attempt = _attempt AND expires > @S.us() AND flags < 2 AND terms IS NULL
         AND since > (SELECT watched FROM @S.state)
       RETURNING flags INTO _answer;
@@ -79,10 +79,14 @@ BEGIN
   RETURN _fence;
 END $$;
 
+CREATE FUNCTION @S.delay(_terms jsonb) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+  SELECT coalesce((_terms->>'delay')::bigint, 0)
+$$;
+
 -- Renews one hold of one name.
 CREATE FUNCTION @S.renew(_name text, _attempt bytea) RETURNS bool LANGUAGE plpgsql AS $$
 BEGIN
-  UPDATE @S.lock SET expires = @S.us() + ttl, free = @S.us() + ttl + (free - expires)
+  UPDATE @S.lock SET expires = @S.us() + ttl, free = greatest(@S.us() + ttl + @S.delay(terms), back)
     WHERE name = _name AND attempt = _attempt AND expires > @S.us();
   IF FOUND THEN RETURN true; END IF;
   UPDATE @S.hold SET expires = @S.us() + ttl

@@ -11,10 +11,11 @@ CREATE TABLE @S.state(watched bigint NOT NULL, tidied bigint NOT NULL) WITH (fil
 INSERT INTO @S.state VALUES (0, 0);
 
 -- One row for each name, which is updated in place: no column but the name is indexed, and each page has room to spare. An
--- exclusive hold is in the row itself. `expires`: it is held until then. `free`: and nobody else gets it before this, because
--- of a lock-delay. `flags`: 1 somebody waits, 2 there are rows in `hold`. `terms`: what is unusual about the hold, if anything.
+-- exclusive hold is in the row itself. `expires`: it is held until then. `back`: it is held back until then, because of an unclean
+-- end. `free`: nobody else gets it before this, because of `back`, the hold and its lock-delay. `flags`: 1 somebody waits, 2 there
+-- are rows in `hold`. `terms`: what is unusual about the hold, if anything.
 CREATE TABLE @S.lock(name text COLLATE "C" PRIMARY KEY, fence bigint NOT NULL, attempt bytea, since bigint NOT NULL,
-  ttl bigint NOT NULL, expires bigint NOT NULL, free bigint NOT NULL, flags int NOT NULL DEFAULT 0, terms jsonb, holder text)
+  ttl bigint NOT NULL, expires bigint NOT NULL, free bigint NOT NULL, back bigint NOT NULL DEFAULT 0, flags int NOT NULL DEFAULT 0, terms jsonb, holder text)
   WITH (fillfactor = 50);
 
 -- Holds beside each other: shared ones, permits, and those by which an owner entered again.

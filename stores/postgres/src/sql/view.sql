@@ -19,8 +19,8 @@ END $$;
 
 -- For how much longer a lock is held back after an unclean end, also of one that nobody has noticed yet.
 CREATE FUNCTION @S.delayed(_lock @S.lock, _now bigint) RETURNS bigint LANGUAGE sql STABLE AS $$
-  SELECT nullif(greatest(0, CASE WHEN _lock.expires <= _now THEN _lock.free - _now ELSE 0 END,
-    (SELECT max(expires + coalesce((terms->>'delay')::bigint, 0)) - _now FROM @S.hold
+  SELECT nullif(greatest(0, CASE WHEN _lock.expires <= _now THEN _lock.free ELSE _lock.back END - _now,
+    (SELECT max(expires + @S.delay(terms)) - _now FROM @S.hold
       WHERE _lock.flags & 2 = 2 AND name = _lock.name AND expires <= _now AND NOT lingers)), 0)
 $$;
 
