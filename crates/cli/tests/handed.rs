@@ -11,7 +11,7 @@ fn a_command_that_is_handed_the_lock_runs_to_its_end() {
     let Ok(server) = servers::redis(RedisOptions::default()) else { return };
     let place = Place::new("handed");
     // A first lease that is no longer than the grace, and a command that outlasts it.
-    for (ttl, claim, work) in [("30s", "5s", 1), ("30s", "1s", 2), ("10m", "5s", 6)] {
+    for (ttl, claim, work) in [("30s", "5s", 1), ("30s", "1s", 2), ("10m", "1s", 2), ("10m", "5s", 6)] {
         let x = format!("x --store redis://{}?claim={claim}&poll=200ms", server.addr());
         let mut first = place.start(&format!("{x} --ttl {ttl}"), "echo in; cat");
         assert_eq!(first.line(), "in");

@@ -135,7 +135,7 @@ fn a_maximum_hold_ends_the_command() {
 #[test]
 fn stopped_past_its_deadline_the_command_is_ended_all_the_same() {
     let place = Place::new("stopped");
-    let mut running = place.start("x --ttl 2s --grace 200ms", &stubborn());
+    let mut running = place.start("x --ttl 2s", &stubborn());
     assert_eq!(running.line(), "up");
     // Long enough for the watchdog to be there: it is told the deadline once it is.
     std::thread::sleep(Duration::from_millis(400));

@@ -85,6 +85,12 @@ impl Guard {
         self.grant.ttl
     }
 
+    /// How long the lease that runs now is, as a whole: the ttl, but until the first renewal perhaps much less. A store may let a
+    /// waiter in with a short lease.
+    pub fn lease(&self) -> Duration {
+        if self.deadline() == self.first_deadline { self.grant.lease } else { self.grant.ttl }
+    }
+
     /// What may be believed now: a comparison with the deadline, no IO. Right even in the first instruction after the
     /// process was stopped for a minute.
     pub fn state(&self) -> State {
@@ -129,13 +135,12 @@ impl Guard {
 
     /// Ends when less than `lead` is left until the deadline, or the lock is lost: time to stop what must not run on.
     ///
-    /// A store may let a waiter in with a first lease that is much shorter than the ttl, perhaps shorter than `lead`. Until the
-    /// first renewal a quarter of that lease is the most that is kept as a lead.
+    /// A first [lease](Guard::lease) may be shorter than `lead`: until the first renewal a quarter of it is the most that is kept
+    /// as a lead.
     pub async fn nearly_lost(&self, lead: Duration) {
         loop {
-            let deadline = self.deadline();
-            let lead = if deadline == self.first_deadline { lead.min(self.grant.lease / 4) } else { lead };
-            let at = deadline.before(lead);
+            let lead = if self.lease() < self.grant.ttl { lead.min(self.lease() / 4) } else { lead };
+            let at = self.deadline().before(lead);
             let clock = &self.keeper.0.clock;
             if clock.now() >= at || !self.is_held() {
                 return;

@@ -7,7 +7,7 @@ use lockkeeper::{Guard, LockName, Outcome};
 use serde_json::json;
 
 use super::capture::Pipes;
-use super::supervise::{End, Leads, Watch};
+use super::supervise::{End, Watch};
 use super::{Child, Unusable, find};
 use crate::exit::{self, Failure};
 use crate::report::{Report, millis};
@@ -53,8 +53,7 @@ impl Job<'_> {
         let child = Child::start(self.command, &env, self.pipes.as_ref()).map_err(cannot)?;
         // Ours are closed, so that the readers see the end when the command's are.
         drop(self.pipes);
-        let leads = Leads::new(self.grace, guard.ttl(), self.max_hold);
-        let watch = Watch::new(child, changes, guard, self.name, self.grace, leads);
+        let watch = Watch::new(child, changes, guard, self.name, self.grace, self.max_hold);
         let tell_lost = |why: &str| {
             report.event("lost", json!({ "fence": guard.fence(), "why": why }));
             report.say(&format!("losing the lock on {}: {why}. Ending the command", report.what()));

@@ -24,12 +24,12 @@ pub struct Leads {
 }
 
 impl Leads {
-    /// `grace`, but never more than a quarter of the time there is at most.
-    pub fn new(grace: Duration, ttl: Duration, max_hold: Option<Duration>) -> Self {
-        let term = grace.min(ttl / 4).min(max_hold.map_or(Duration::MAX, |max| max / 4));
+    /// `grace`, but never more than a quarter of the time there is at most. `lease`: of which the deadline is the end.
+    pub fn new(grace: Duration, lease: Duration, max_hold: Option<Duration>) -> Self {
+        let term = grace.min(lease / 4).min(max_hold.map_or(Duration::MAX, |max| max / 4));
         // Without any grace there is nothing to ask for: the same lead as with little.
-        let term = term.max((ttl / 50).min(Duration::from_millis(50)));
-        let kill = Duration::from_millis(50).max(ttl / 50).min(term / 2);
+        let term = term.max((lease / 50).min(Duration::from_millis(50)));
+        let kill = Duration::from_millis(100).max(lease / 50).min(term / 2);
         Leads { term, kill, watchdog: kill / 2 }
     }
 }
@@ -55,7 +55,7 @@ pub struct Watch<'a> {
     guard: &'a Guard,
     name: &'a LockName,
     grace: Duration,
-    leads: Leads,
+    max_hold: Option<Duration>,
     changes: Stream,
     terminal: Option<Terminal>,
     interrupts: u32,
@@ -75,14 +75,30 @@ impl<'a> Watch<'a> {
         guard: &'a Guard,
         name: &'a LockName,
         grace: Duration,
-        leads: Leads,
+        max_hold: Option<Duration>,
     ) -> Self {
-        Watch { child, guard, name, grace, leads, changes, terminal: None, interrupts: 0, stop_asked: None }
+        Watch {
+            child,
+            guard,
+            name,
+            grace,
+            max_hold,
+            changes,
+            terminal: None,
+            interrupts: 0,
+            stop_asked: None,
+        }
+    }
+
+    /// As they are for the lease that runs now.
+    fn leads(&self) -> Leads {
+        Leads::new(self.grace, self.guard.lease(), self.max_hold)
     }
 
     /// Until the command has ended, or has been ended.
     pub async fn until_end(mut self, signals: &mut Signals, tell_lost: impl FnOnce(&str)) -> End {
         let mut dog: Option<Watchdog> = None;
+        let term = Leads::new(self.grace, self.guard.ttl(), self.max_hold).term;
         let mut wake = SystemClock.now() + watchdog::AFTER;
         let end = loop {
             tokio::select! {
@@ -94,14 +110,14 @@ impl<'a> Watch<'a> {
                     Some(Change::Stopped(signal)) => self.handle_stop(signal),
                     None => {}
                 },
-                () = self.guard.nearly_lost(self.leads.term) => break self.lose(None, tell_lost).await,
+                () = self.guard.nearly_lost(term) => break self.lose(None, tell_lost).await,
                 signal = signals.next() => self.pass_on(signal),
                 () = sleep_until(&SystemClock, wake) => {
                     if dog.is_none() {
-                        dog = Watchdog::start(self.child.pid(), self.leads.watchdog, self.name, self.guard.fence());
+                        dog = Watchdog::start(self.child.pid(), self.name, self.guard.fence());
                     }
                     if let Some(dog) = &mut dog {
-                        dog.tell(self.guard.deadline());
+                        dog.tell(self.guard.deadline().before(self.leads().watchdog));
                     }
                     // Of what is left, not of the ttl: the first lease may be much shorter.
                     wake = SystemClock.now() + (self.guard.remaining() / 8).max(Duration::from_millis(10));
@@ -125,7 +141,7 @@ impl<'a> Watch<'a> {
     /// Asks the command and everything it started to end, then makes sure of it before the deadline.
     async fn end(&mut self) -> bool {
         let now = SystemClock.now();
-        let kill_at = (now + self.grace).min(self.guard.deadline().before(self.leads.kill));
+        let kill_at = (now + self.grace).min(self.guard.deadline().before(self.leads().kill));
         if kill_at > now {
             self.child.signal_all(Signal::TERM);
             // A stopped process hears nothing until it goes on.
@@ -202,7 +218,7 @@ impl<'a> Watch<'a> {
     /// We go on after a stop. The command does too, but only if its lock is still there: if not, it is killed where
     /// it stands.
     fn go_on(&mut self) {
-        if self.guard.remaining() > self.leads.term {
+        if self.guard.remaining() > self.leads().term {
             self.child.signal_group(Signal::CONT);
         }
     }

@@ -1,9 +1,10 @@
 //! A second process that ends the command when we cannot: because we were killed, or stopped past the deadline.
 //!
 //! The kernel kills the command itself when we die (see [`super::shim`]), but not what it had started; and nobody at
-//! all acts while we are stopped. The watchdog hears from us whenever the deadline moves. If the deadline comes near, or
-//! the line to us goes dead without a good-bye, it kills the whole process group, and whoever carries our mark in its
-//! environment. It is started only for commands that take a while: a short one is over before it would be of use.
+//! all acts while we are stopped. The watchdog hears from us when to act, a little before the deadline, and again whenever
+//! that moves. When the moment comes, or the line to us goes dead without a good-bye, it kills the whole process group, and
+//! whoever carries our mark in its environment. It is started only for commands that take a while: a short one is over
+//! before it would be of use.
 
 use std::ffi::OsString;
 use std::io::{PipeWriter, Write};
@@ -44,13 +45,12 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Starts one for the process group `group`. It acts `lead` before the deadline that it was told last.
-    pub fn start(group: Pid, lead: Duration, name: &LockName, fence: Fence) -> Option<Self> {
+    /// Starts one for the process group `group`. It acts at the moment that it was told last.
+    pub fn start(group: Pid, name: &LockName, fence: Fence) -> Option<Self> {
         let (reader, line) = std::io::pipe().ok()?;
         let child = Command::new("/proc/self/exe")
             .arg0("lockkeeper")
-            .args([WORD, &group.as_raw_pid().to_string(), &lead.as_nanos().to_string()])
-            .args([name.as_str(), &fence.to_string()])
+            .args([WORD, &group.as_raw_pid().to_string(), name.as_str(), &fence.to_string()])
             .stdin(reader)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -62,11 +62,11 @@ impl Watchdog {
         Some(Watchdog { line, told: Moment::from_nanos(GOOD_BYE) })
     }
 
-    /// Tells it the deadline, if that has moved.
-    pub fn tell(&mut self, deadline: Moment) {
-        if deadline != self.told {
-            self.told = deadline;
-            let _ = self.line.write_all(&deadline.as_nanos().to_ne_bytes());
+    /// Tells it when to act, if that has moved.
+    pub fn tell(&mut self, at: Moment) {
+        if at != self.told {
+            self.told = at;
+            let _ = self.line.write_all(&at.as_nanos().to_ne_bytes());
         }
     }
 
@@ -81,16 +81,15 @@ pub fn main(words: impl Iterator<Item = OsString>) -> i32 {
     let words: Vec<OsString> = words.collect();
     let word = |i: usize| words.get(i).and_then(|word| word.to_str());
     let group = word(0).and_then(|w| w.parse().ok()).and_then(Pid::from_raw);
-    let lead = word(1).and_then(|w| w.parse().ok()).map(Duration::from_nanos);
-    let (Some(group), Some(lead), Some(name), Some(fence)) = (group, lead, word(2), word(3)) else {
+    let (Some(group), Some(name), Some(fence)) = (group, word(1), word(2)) else {
         return lockkeeper::Outcome::Invalid.exit_code().into();
     };
-    let mut deadline = Moment::NEVER;
-    while let Some(nanos) = news_before(deadline.before(lead)) {
+    let mut at = Moment::NEVER;
+    while let Some(nanos) = news_before(at) {
         if nanos == GOOD_BYE {
             return 0;
         }
-        deadline = Moment::from_nanos(nanos);
+        at = Moment::from_nanos(nanos);
     }
     let _ = kill_process_group(group, Signal::KILL);
     kill_marked(name, fence);
