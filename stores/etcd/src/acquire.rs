@@ -30,8 +30,6 @@ pub struct Asking<'a> {
     pub joined: bool,
     /// Asks that may wait write themselves down at once.
     pub joins: bool,
-    /// Nobody is thought to be there: all that is asked is whether that is so.
-    pub hopes: bool,
     /// When its place in line was made.
     pub created: i64,
     /// The line is long, and its two ends are not enough.
@@ -70,10 +68,14 @@ impl Shared {
         let mut entered = Entered { shared: self, mark, caller: caller.clone(), nothing: false };
         let joins = ask.wait != Wait::No;
         // What it is known to have is looked at; it does not stand in line behind itself.
-        let hopes = !self.crowded.has(&ask.claim.names);
         let joined = self.book.open().holds.get(&mark).is_some_and(|hold| hold.known.is_some());
-        let mut asking = Asking { shared: self, ask, mark, joined, joins, hopes, created: 0, all: false };
-        let answer = asking.run(&caller).await;
+        let mut asking = Asking { shared: self, ask, mark, joined, joins, created: 0, all: false };
+        // Nearly all that is ever asked is over with this. The rest is a future many times as large, which is made only then.
+        let answer = match asking.try_first().await {
+            Ok(Step::Granted(grant)) => Ok(Acquired::Granted(grant)),
+            Ok(_) => Box::pin(asking.run(&caller)).await,
+            Err(error) => Err(error),
+        };
         let open = asking.joined || matches!(answer, Ok(Acquired::Granted(_)) | Err(Error::Unknown(_)));
         entered.nothing = !open;
         answer
@@ -126,25 +128,46 @@ impl Asking<'_> {
         }
     }
 
+    async fn lease(&self) -> Result<Arc<Lease>, Failure> {
+        self.shared.lease(self.ask.ttl + self.ask.lock_delay).await
+    }
+
+    /// Asks for what is thought to be free, and for nothing else. Where somebody was met lately, that is not worth a try.
+    async fn try_first(&mut self) -> Result<Step> {
+        if self.joined || self.shared.crowded.has(&self.ask.claim.names) {
+            return Ok(Step::Again);
+        }
+        let lease = self.lease().await?;
+        let (floor, base) = (self.shared.floor(), self.shared.base());
+        match self.try_seat(&lease, base).await {
+            Ok((answer, Some(seat))) => {
+                let fence = fence_at(base, answer.revision)?;
+                self.granted(&lease, seat.into(), &answer, fence, floor, None).await
+            }
+            Ok((_, None)) => {
+                self.shared.crowded.add(&self.ask.claim.names);
+                Ok(Step::Again)
+            }
+            Err(failure) if failure.lease_is_gone() => {
+                Box::pin(self.shared.check_leases(&lease)).await?;
+                Ok(Step::Again)
+            }
+            Err(failure) => Err(failure.into()),
+        }
+    }
+
     /// Asks, or looks, and takes the lock if it may be had.
     async fn step(&mut self) -> Result<Step> {
         let ask = self.ask;
-        let lease = self.shared.lease(ask.ttl + ask.lock_delay).await?;
+        let lease = self.lease().await?;
         let (floor, base) = (self.shared.floor(), self.shared.base());
         let answer = match self.joined {
             true => self.look().await?,
-            false => match self.try_at_once(&lease, base).await {
+            false => match self.try_or_join(&lease, base).await {
                 Ok((answer, Some(seat))) => {
-                    if !self.hopes {
-                        self.shared.crowded.remove(&ask.claim.names);
-                    }
+                    self.shared.crowded.remove(&ask.claim.names);
                     let fence = fence_at(base, answer.revision)?;
                     return self.granted(&lease, seat.into(), &answer, fence, floor, None).await;
-                }
-                Ok((_, None)) if self.hopes => {
-                    self.hopes = false;
-                    self.shared.crowded.add(&ask.claim.names);
-                    return Ok(Step::Again);
                 }
                 Ok((answer, None)) => answer,
                 Err(failure) if failure.lease_is_gone() => {

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use lockkeeper_core::{Error, Fence, Result};
 
+use crate::lane::Topic;
 use crate::proto::{Compare, Kv};
 use crate::script::{created, get, put, says, txn};
 use crate::store::Shared;
@@ -71,7 +72,7 @@ impl Shared {
                 Some(kv) => says(&key, &kv.value),
             };
             let write = txn(vec![same], vec![put(&key, base.to_string().into(), 0)], vec![get(&key)]);
-            let answer = self.lane.send(write, vec![key]).await?;
+            let answer = self.lane.send(write, vec![Topic::new(key)]).await?;
             if answer.txn.succeeded {
                 tracing::info!(base, "the base of the fences was written");
                 self.base.store(base, Ordering::Relaxed);

@@ -7,6 +7,7 @@ use lockkeeper_core::{Fence, LockName, Result};
 use crate::base::fence_at;
 use crate::entry::{Line, One, State};
 use crate::hold::{end, seconds};
+use crate::lane::Topic;
 use crate::layout::Mark;
 use crate::script::{get, put, queue, txn, unwritten, written};
 use crate::store::Shared;
@@ -63,15 +64,15 @@ impl Shared {
             // Too many for one transaction: some of them now, and the rest at the next look.
             still.truncate(2 + MOST);
             ends.truncate(MOST);
-            self.lane.send(txn(still, ends, Vec::new()), vec![prefix]).await?;
+            self.lane.send(txn(still, ends, Vec::new()), vec![Topic::new(name)]).await?;
             return Ok(None);
         }
         touched.sort();
         touched.dedup();
         let (why, told) = (self.layout.why(), Why::Broken { names: touched.clone(), reason: reason.into() });
         ends.push(put(&why, told.to_bytes(), 0));
-        let mut about: Vec<_> = touched.iter().map(|name| self.layout.queue(name)).collect();
-        about.push(why);
+        let mut about: Vec<_> = touched.iter().map(Topic::new).collect();
+        about.push(Topic::new(why));
         let answer = self.lane.send(txn(still, ends, Vec::new()), about).await?;
         match answer.txn.succeeded {
             true => fence_at(base, answer.revision).map(Some),

@@ -10,7 +10,7 @@ use crate::book::{Hold, Known, Place};
 use crate::entry::{Entry, Line, One, State};
 use crate::fault::Failure;
 use crate::hold::Search;
-use crate::lane::Answer;
+use crate::lane::{Answer, Topic};
 use crate::layout::Mark;
 use crate::lease::Lease;
 use crate::proto::{Compare, RequestOp};
@@ -21,8 +21,8 @@ use crate::seat::Seat;
 const HEAD: i64 = 32;
 
 impl Asking<'_> {
-    fn about(&self) -> Vec<Vec<u8>> {
-        self.ask.claim.names.iter().map(|name| self.shared.layout.queue(name)).collect()
+    fn about(&self) -> Vec<Topic> {
+        self.shared.about(&self.ask.claim.names)
     }
 
     fn key(&self, name: &LockName) -> Vec<u8> {
@@ -78,30 +78,30 @@ impl Asking<'_> {
         Ok(look)
     }
 
-    /// One transaction: granted, under a seat, if nobody is there; else it joins the line, unless it hoped that nobody is.
-    pub async fn try_at_once(&self, lease: &Lease, base: u64) -> Result<(Answer, Option<Seat>), Failure> {
-        let shared = self.shared;
-        let names = self.ask.claim.names.as_slice();
-        let seat = shared.seats.take(&self.ask.claim.names);
-        let mut free: Vec<Compare> = names.iter().map(|name| empty(&shared.layout.queue(name))).collect();
-        let grant = self.puts(&seat.mark(), self.entry(State::Granted, None), lease.id);
-        let stands = shared.base_stands(base);
+    /// Granted, under a seat, if nobody is there.
+    pub async fn try_seat(&self, lease: &Lease, base: u64) -> Result<(Answer, Option<Seat>), Failure> {
+        let seat = self.shared.seats.take(&self.ask.claim.names);
+        let (free, grant) = self.if_free(&seat, lease);
+        let stands = self.shared.base_stands(base);
         // Dropped here, or never answered, the seat is spoilt.
-        let answer = if self.hopes {
-            shared.lane.hope(free, grant, Some(stands), self.about()).await
-        } else {
-            free.push(stands);
-            shared.lane.send(txn(free, grant, self.join().await?), self.about()).await
-        };
-        let answer = match answer {
-            Err(failure @ Failure::Unheard(_)) => return Err(failure),
-            answer => answer,
-        };
-        if answer.as_ref().is_ok_and(|answer| answer.txn.succeeded) {
-            return Ok((answer?, Some(seat)));
-        }
-        seat.leave();
-        Ok((answer?, None))
+        let answer = self.shared.lane.hope(free, grant, Some(stands), self.about()).await;
+        seated(answer, seat)
+    }
+
+    /// The same in one transaction with a place in line if somebody is there.
+    pub async fn try_or_join(&self, lease: &Lease, base: u64) -> Result<(Answer, Option<Seat>), Failure> {
+        let join = self.join().await?;
+        let seat = self.shared.seats.take(&self.ask.claim.names);
+        let (mut free, grant) = self.if_free(&seat, lease);
+        free.push(self.shared.base_stands(base));
+        let answer = self.shared.lane.send(txn(free, grant, join), self.about()).await;
+        seated(answer, seat)
+    }
+
+    fn if_free(&self, seat: &Seat, lease: &Lease) -> (Vec<Compare>, Vec<RequestOp>) {
+        let names = self.ask.claim.names.iter();
+        let free = names.map(|name| empty(&self.shared.layout.queue(name))).collect();
+        (free, self.puts(&seat.mark(), self.entry(State::Granted, None), lease.id))
     }
 
     /// Takes what was seen to be free at `revision`, unless anything was written there since. What was deleted since is
@@ -227,8 +227,8 @@ impl Asking<'_> {
         );
         if fence.get() <= floor {
             // The cluster was put back to an older state. The base is raised, and this grant is not one.
-            shared.release_mark(&ask.claim.names, self.mark).await?;
-            shared.refresh_base().await?;
+            Box::pin(shared.release_mark(&ask.claim.names, self.mark)).await?;
+            Box::pin(shared.refresh_base()).await?;
             self.joined = false;
             return Ok(Step::Again);
         }
@@ -239,5 +239,17 @@ impl Asking<'_> {
         shared.note(fence);
         let (claim, mode, ttl) = (ask.claim.clone(), ask.mode, ask.ttl);
         Ok(Step::Granted(Grant { claim, fence, mode, ttl, sent_at, lease: ttl }))
+    }
+}
+
+/// Whether a try has got its seat. If it is not known, the seat is spoilt.
+fn seated(answer: Result<Answer, Failure>, seat: Seat) -> Result<(Answer, Option<Seat>), Failure> {
+    match answer {
+        Ok(answer) if answer.txn.succeeded => Ok((answer, Some(seat))),
+        Err(failure @ Failure::Unheard(_)) => Err(failure),
+        answer => {
+            seat.leave();
+            Ok((answer?, None))
+        }
     }
 }

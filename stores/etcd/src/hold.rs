@@ -10,6 +10,7 @@ use lockkeeper_core::{Fence, Grant, Moment, Names, Release, Renewal, Result};
 use crate::book::{Hold, Known};
 use crate::entry::{One, State};
 use crate::fault::Failure;
+use crate::lane::Topic;
 use crate::layout::{self, Mark};
 use crate::lease::Lease;
 use crate::proto::RequestOp;
@@ -34,8 +35,8 @@ impl Shared {
         names.iter().map(|name| self.layout.key(name, mark)).collect()
     }
 
-    pub fn about(&self, names: &Names) -> Vec<Vec<u8>> {
-        names.iter().map(|name| self.layout.queue(name)).collect()
+    pub fn about(&self, names: &Names) -> Vec<Topic> {
+        names.iter().map(Topic::new).collect()
     }
 
     pub async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
@@ -161,7 +162,7 @@ impl Shared {
         }
         let done = match hold.as_ref().and_then(|hold| hold.known.as_ref()) {
             Some(known) => self.give_back(names, &mark, known).await,
-            None => self.take_out(names, &mark, Search::Everywhere).await,
+            None => Box::pin(self.take_out(names, &mark, Search::Everywhere)).await,
         };
         if let Some(hold) = hold {
             let open = hold.known.is_none() && hold.caller.is_none();
@@ -183,7 +184,7 @@ impl Shared {
     async fn give_back(&self, names: &Names, mark: &Mark, known: &Known) -> Result<Release, Failure> {
         let stays = known.since + Duration::from_millis(known.entry.min_hold_ms);
         if stays > self.clock.now() {
-            return self.take_out(names, mark, Search::Everywhere).await;
+            return Box::pin(self.take_out(names, mark, Search::Everywhere)).await;
         }
         let keys = self.own_keys(names, &known.place.mark);
         let same = keys.iter().map(|key| written(key, known.written)).collect();
@@ -195,7 +196,7 @@ impl Shared {
                 Ok(Release::Released)
             }
             // Somebody wrote there: it was taken away, or a part of it was deleted.
-            false => self.take_out(names, mark, Search::Everywhere).await,
+            false => Box::pin(self.take_out(names, mark, Search::Everywhere)).await,
         }
     }
 
@@ -283,7 +284,7 @@ impl Shared {
         let why = self.layout.why();
         ends.push(put(&why, Why::Expired { names: hold.names.as_slice().to_vec() }.to_bytes(), 0));
         let mut about = self.about(&hold.names);
-        about.push(why);
+        about.push(Topic::new(why));
         let answer = self.lane.send(txn(same, ends, Vec::new()), about).await?;
         if answer.txn.succeeded && lease.is_none() {
             known.place.leave();

@@ -6,7 +6,11 @@
 //! do. That costs etcd more.
 
 use std::collections::{HashSet, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -24,6 +28,20 @@ const FLIGHTS: usize = 2;
 /// How many operations are in one of them, and how many bytes: etcd takes 128 and 1.5 MiB.
 const BATCH: usize = 100;
 const BYTES: usize = 512 << 10;
+/// The most that is waited for those who were answered together to ask again, since the last of them did.
+const LULL: Duration = Duration::from_micros(500);
+
+/// What a transaction is about, as a number: two names that happen to have the same one only wait for each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Topic(u64);
+
+impl Topic {
+    pub fn new(what: impl Hash) -> Self {
+        let mut hasher = DefaultHasher::new();
+        what.hash(&mut hasher);
+        Topic(hasher.finish())
+    }
+}
 
 /// A transaction, and what it is about: two that have something in common are never under way together, so that those of
 /// one name happen in the order in which they were handed in.
@@ -33,7 +51,7 @@ struct Order {
     hopes: bool,
     /// What must be true as well: the same for many, so that it is looked at once.
     base: Option<Compare>,
-    about: Vec<Vec<u8>>,
+    about: Vec<Topic>,
     answer: oneshot::Sender<Result<Answer, Failure>>,
 }
 
@@ -58,32 +76,40 @@ pub fn lane() -> (Lane, Depot) {
 }
 
 impl Lane {
-    pub async fn send(&self, txn: TxnRequest, about: Vec<Vec<u8>>) -> Result<Answer, Failure> {
-        self.hand_in(txn, None, false, about).await
+    /// Hands a transaction in, at once; what this returns has the answer.
+    pub fn send(&self, txn: TxnRequest, about: Vec<Topic>) -> Posted {
+        self.hand_in(txn, None, false, about)
     }
 
     /// The same for what is expected to happen. `base`: only if that is true as well.
-    pub async fn hope(
+    pub fn hope(
         &self,
         compare: Vec<Compare>,
         then: Vec<RequestOp>,
         base: Option<Compare>,
-        about: Vec<Vec<u8>>,
-    ) -> Result<Answer, Failure> {
-        self.hand_in(txn(compare, then, Vec::new()), base, true, about).await
+        about: Vec<Topic>,
+    ) -> Posted {
+        self.hand_in(txn(compare, then, Vec::new()), base, true, about)
     }
 
-    async fn hand_in(
-        &self,
-        txn: TxnRequest,
-        base: Option<Compare>,
-        hopes: bool,
-        about: Vec<Vec<u8>>,
-    ) -> Result<Answer, Failure> {
+    fn hand_in(&self, txn: TxnRequest, base: Option<Compare>, hopes: bool, about: Vec<Topic>) -> Posted {
         let (answer, answered) = oneshot::channel();
-        let closed = || Failure::Away("the store is closed".into());
-        self.0.send(Order { txn, hopes, base, about, answer }).map_err(|_| closed())?;
-        answered.await.unwrap_or_else(|_| Err(closed()))
+        // If the store is closed, so is the answer.
+        _ = self.0.send(Order { txn, hopes, base, about, answer });
+        Posted(answered)
+    }
+}
+
+/// A transaction that was handed in. It is not sent if this is dropped before.
+#[must_use = "nobody else hears the answer"]
+pub struct Posted(oneshot::Receiver<Result<Answer, Failure>>);
+
+impl Future for Posted {
+    type Output = Result<Answer, Failure>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let answer = ready!(Pin::new(&mut self.0).poll(cx));
+        Poll::Ready(answer.unwrap_or_else(|_| Err(Failure::Away("the store is closed".into()))))
     }
 }
 
@@ -91,10 +117,14 @@ impl Lane {
 pub async fn attend(shared: Arc<Shared>, Depot(mut orders): Depot) {
     let mut flights = FuturesUnordered::new();
     let mut waiting: VecDeque<Order> = VecDeque::new();
-    let mut under_way: HashSet<Vec<u8>> = HashSet::new();
+    let mut under_way: HashSet<Topic> = HashSet::new();
     let mut in_the_air = 0;
     let mut fresh = Vec::new();
+    let mut gather = Gather::default();
     loop {
+        if flights.is_empty() && !waiting.is_empty() {
+            gather.wait(&mut orders, &mut waiting).await;
+        }
         // A second leaves only if it is no smaller than the first: so those that are answered together ask together again,
         // instead of one by one, and nobody waits for longer than one of them takes.
         while flights.len() < FLIGHTS && waiting.len() >= in_the_air {
@@ -106,9 +136,10 @@ pub async fn attend(shared: Arc<Shared>, Depot(mut orders): Depot) {
             flights.push(fly(&shared, batch));
         }
         tokio::select! {
-            Some((count, about)) = flights.next(), if !flights.is_empty() => {
-                in_the_air -= count;
-                for one in about {
+            Some(landed) = flights.next(), if !flights.is_empty() => {
+                in_the_air -= landed.count;
+                gather = Gather::after(&landed, waiting.len());
+                for one in landed.about {
                     under_way.remove(&one);
                 }
             }
@@ -122,10 +153,40 @@ pub async fn attend(shared: Arc<Shared>, Depot(mut orders): Depot) {
     }
 }
 
+/// Most of those who are answered together ask again within a moment: a release follows, or the next lock. What leaves with the
+/// first of them costs the cluster as much as what would leave with all of them, so that is worth a moment. Whoever is alone
+/// waits for nobody.
+#[derive(Default)]
+struct Gather {
+    expected: usize,
+    until: Option<Instant>,
+    lull: Duration,
+}
+
+impl Gather {
+    fn after(landed: &Landed, waiting: usize) -> Self {
+        let until = Some(Instant::now() + landed.took / 2);
+        Gather { expected: landed.count + waiting, until, lull: (landed.took / 6).min(LULL) }
+    }
+
+    async fn wait(&mut self, orders: &mut mpsc::UnboundedReceiver<Order>, waiting: &mut VecDeque<Order>) {
+        let Some(until) = self.until.take() else { return };
+        let mut last = Instant::now();
+        while waiting.len() < self.expected && last.elapsed() < self.lull && Instant::now() < until {
+            // A timer would be too coarse.
+            tokio::task::yield_now().await;
+            while let Ok(order) = orders.try_recv() {
+                waiting.push_back(order);
+                last = Instant::now();
+            }
+        }
+    }
+}
+
 /// Takes out what may leave now.
-fn load(waiting: &mut VecDeque<Order>, under_way: &mut HashSet<Vec<u8>>) -> Vec<Order> {
+fn load(waiting: &mut VecDeque<Order>, under_way: &mut HashSet<Topic>) -> Vec<Order> {
     let (mut batch, mut bytes, mut operations) = (Vec::new(), 0, 0);
-    let mut held_up: HashSet<Vec<u8>> = HashSet::new();
+    let mut held_up: HashSet<Topic> = HashSet::new();
     let mut rest = VecDeque::new();
     while let Some(order) = waiting.pop_front() {
         if order.answer.is_closed() {
@@ -137,7 +198,7 @@ fn load(waiting: &mut VecDeque<Order>, under_way: &mut HashSet<Vec<u8>>) -> Vec<
         let blocked = order.about.iter().any(|one| under_way.contains(one) || held_up.contains(one));
         if full || blocked {
             // Those behind it that are about the same stay behind it.
-            held_up.extend(order.about.iter().cloned());
+            held_up.extend(&order.about);
             rest.push_back(order);
             if full {
                 break;
@@ -145,7 +206,7 @@ fn load(waiting: &mut VecDeque<Order>, under_way: &mut HashSet<Vec<u8>>) -> Vec<
             continue;
         }
         (bytes, operations) = (bytes + size, operations + weight);
-        under_way.extend(order.about.iter().cloned());
+        under_way.extend(&order.about);
         batch.push(order);
     }
     rest.append(waiting);
@@ -153,9 +214,15 @@ fn load(waiting: &mut VecDeque<Order>, under_way: &mut HashSet<Vec<u8>>) -> Vec<
     batch
 }
 
-/// Says how many they were, and what they were about.
-async fn fly(shared: &Shared, mut batch: Vec<Order>) -> (usize, Vec<Vec<u8>>) {
-    let count = batch.len();
+/// What is over: how many they were, what they were about, and how long it took.
+struct Landed {
+    count: usize,
+    about: Vec<Topic>,
+    took: Duration,
+}
+
+async fn fly(shared: &Shared, mut batch: Vec<Order>) -> Landed {
+    let (count, left_at) = (batch.len(), Instant::now());
     let about = batch.iter_mut().flat_map(|order| std::mem::take(&mut order.about)).collect();
     if let Some(batch) = together(shared, batch).await {
         // Nothing happened, because of one of them.
@@ -166,7 +233,7 @@ async fn fly(shared: &Shared, mut batch: Vec<Order>) -> (usize, Vec<Vec<u8>>) {
             }
         }
     }
-    (count, about)
+    Landed { count, about, took: left_at.elapsed() }
 }
 
 /// Sends what is expected to happen as one. `Some`: nothing happened.

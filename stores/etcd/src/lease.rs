@@ -88,7 +88,7 @@ impl Shared {
             return Ok(lease.clone());
         }
         let sent_at = self.clock.now();
-        let (id, ttl) = self.link.grant_lease(seconds).await?;
+        let (id, ttl) = Box::pin(self.link.grant_lease(seconds)).await?;
         let lease = Arc::new(Lease {
             id,
             ttl,
@@ -124,7 +124,7 @@ impl Shared {
                 _ = told.changed().await;
             }
         };
-        match tokio::time::timeout(self.link.timeout(), wait).await {
+        match Box::pin(tokio::time::timeout(self.link.timeout(), wait)).await {
             Ok(covered) => Ok(covered),
             Err(_) => {
                 Err(Failure::Unheard(format!("no keep-alive was answered within {:?}", self.link.timeout())))

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use lockkeeper_core::{Delete, Expect, LockName, Page, Record, RecordPage, Records, Result, Version, Write};
 
 use crate::hold::seconds;
-use crate::lane::Answer;
+use crate::lane::{Answer, Topic};
 use crate::proto::{Compare, Kv, RequestOp};
 use crate::script::{created, delete, get, put, txn, written};
 use crate::store::{EtcdStore, Shared};
@@ -42,7 +42,7 @@ impl Shared {
                 }
             }
             let order = txn(compare, vec![get(&at), wish.clone()], vec![get(&self.layout.base()), get(&at)]);
-            let answer = self.lane.send(order, vec![at.clone()]).await?;
+            let answer = self.lane.send(order, vec![Topic::new(&at)]).await?;
             if answer.txn.succeeded {
                 return Ok(Done::Yes(answer));
             }
@@ -62,15 +62,15 @@ impl Shared {
         tokio::spawn(async move {
             tokio::time::sleep(ttl).await;
             let gone = txn(vec![written(&at, revision)], vec![delete(&at)], Vec::new());
-            if shared.lane.send(gone, vec![at]).await.is_ok() {
+            if shared.lane.send(gone, vec![Topic::new(&at)]).await.is_ok() {
                 _ = shared.link.revoke_lease(lease).await;
             }
         });
     }
 
     async fn write_record(
-        self: std::sync::Arc<Self>,
-        key: LockName,
+        self: &std::sync::Arc<Self>,
+        key: &LockName,
         value: Vec<u8>,
         expect: Expect,
         ttl: Option<Duration>,
@@ -79,8 +79,8 @@ impl Shared {
             Some(ttl) => self.link.grant_lease(seconds(ttl)).await?.0,
             None => 0,
         };
-        let at = self.layout.record(&key);
-        let answer = match self.step(&key, expect, put(&at, value, lease)).await? {
+        let at = self.layout.record(key);
+        let answer = match self.step(key, expect, put(&at, value, lease)).await? {
             Done::Yes(answer) => answer,
             Done::No(found) => return Ok(Write::Conflict(found)),
         };
@@ -134,8 +134,7 @@ impl Shared {
 #[async_trait]
 impl Records for EtcdStore {
     async fn read(&self, key: &LockName) -> Result<Option<Record>> {
-        let key = key.clone();
-        self.run(async move |shared| shared.read_record(&key).await).await
+        self.run(self.shared.read_record(key)).await
     }
 
     async fn write(
@@ -146,17 +145,14 @@ impl Records for EtcdStore {
         ttl: Option<Duration>,
     ) -> Result<Write> {
         Record::check(value, ttl)?;
-        let (key, value) = (key.clone(), value.to_vec());
-        self.run(async move |shared| shared.write_record(key, value, expect, ttl).await).await
+        self.run(self.shared.write_record(key, value.to_vec(), expect, ttl)).await
     }
 
     async fn delete(&self, key: &LockName, expect: Expect) -> Result<Delete> {
-        let key = key.clone();
-        self.run(async move |shared| shared.delete_record(&key, expect).await).await
+        self.run(self.shared.delete_record(key, expect)).await
     }
 
     async fn scan(&self, prefix: &str, page: &Page) -> Result<RecordPage> {
-        let (prefix, page) = (prefix.to_owned(), page.clone());
-        self.run(async move |shared| shared.scan_records(&prefix, &page).await).await
+        self.run(self.shared.scan_records(prefix, page)).await
     }
 }
