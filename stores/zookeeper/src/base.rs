@@ -56,52 +56,70 @@ impl Shared {
     pub async fn learn_base(&self, session: &Session, suspect: bool) -> Result<(), Failure> {
         let floor = self.floor();
         loop {
-            let (bases, known) = (self.layout.bases(), self.base());
-            let children = match session.children(&bases).await {
-                Ok((children, _)) => children,
+            let (known, found) = (self.base(), self.bases(session).await?.into_iter().max());
+            // Another one than we had: whoever made it may not know of the highest fence.
+            let doubtful = found.is_none() || suspect || (known.number != 0 && found != Some(known.number));
+            let good = match found.filter(|_| !doubtful) {
+                Some(number) => Some(number),
+                None => self.raise_base(session, floor).await?,
+            };
+            if let Some(number) = good
+                && self.take_over(session, number).await?
+            {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The bases that are there: one, as a rule.
+    async fn bases(&self, session: &Session) -> Result<Vec<u64>, Failure> {
+        let bases = self.layout.bases();
+        loop {
+            match session.children(&bases).await {
+                Ok((children, _)) => {
+                    let numbers = children.iter().filter_map(|child| child.parse::<u64>().ok());
+                    return Ok(numbers.filter(|n| *n < 1 << 53).collect());
+                }
                 Err(failure) if failure.is(&zk::Error::NoNode) => {
                     self.make_root(session).await?;
                     session.make_all(&bases, self.link.acls()).await?;
-                    continue;
                 }
-                Err(failure) => return Err(failure),
-            };
-            let found =
-                children.iter().filter_map(|child| child.parse::<u64>().ok()).filter(|n| *n < 1 << 53).max();
-            // Another one than we had: whoever made it may not know of the highest fence.
-            let doubtful = found.is_none() || suspect || (known.number != 0 && found != Some(known.number));
-            if let (Some(number), false) = (found, doubtful) {
-                if self.take_over(session, number).await? {
-                    return Ok(());
-                }
-                continue;
-            }
-            // A write, to learn where the zxids are; nobody else writes a base between this and the next.
-            let Some(stat) = Failure::gone(session.set(&bases, b"", ANY).await)? else { continue };
-            self.link.heard(stat.mtime);
-            let zxid = stat.mzxid.unsigned_abs();
-            let needed = floor.saturating_sub(zxid);
-            if let Some(number) = found.filter(|number| *number >= needed) {
-                if self.take_over(session, number).await? {
-                    return Ok(());
-                }
-                continue;
-            }
-            let clock = self.clock.wall().as_micros().min(Fence::MAX.get() / 2);
-            let number = clock.saturating_sub(zxid).max(needed);
-            let mut ops = vec![set(bases, Vec::new(), stat.version)];
-            ops.extend(found.map(|old| delete(self.layout.base(old), ANY)));
-            ops.push(create(self.layout.base(number), Vec::new()));
-            match session.multi(&ops).await {
-                Ok(_) => tracing::info!(number, "the base of the fences was written"),
-                // Somebody else was faster.
-                Err(Failure::Refused(
-                    _,
-                    zk::Error::BadVersion | zk::Error::NoNode | zk::Error::NodeExists,
-                )) => {}
                 Err(failure) => return Err(failure),
             }
         }
+    }
+
+    /// A base that lets no fence go back below the floor: the one that is there, or one that is made. `None`: somebody else
+    /// was faster.
+    async fn raise_base(&self, session: &Session, floor: u64) -> Result<Option<u64>, Failure> {
+        // A write, to learn where the zxids are. What is listed after it can only change by a write that the version refuses;
+        // what was listed before may have: two who found nothing would each make a base, and have fences of their own.
+        let bases = self.layout.bases();
+        let Some(stat) = Failure::gone(session.set(&bases, b"", ANY).await)? else { return Ok(None) };
+        self.link.heard(stat.mtime);
+        let all = self.bases(session).await?;
+        let zxid = stat.mzxid.unsigned_abs();
+        let needed = floor.saturating_sub(zxid);
+        if let [number] = all[..]
+            && number >= needed
+        {
+            return Ok(Some(number));
+        }
+        let clock = self.clock.wall().as_micros().min(Fence::MAX.get() / 2);
+        let highest = all.iter().copied().max().unwrap_or(0);
+        let number = clock.saturating_sub(zxid).max(needed).max(highest);
+        let mut ops = vec![set(bases, Vec::new(), stat.version)];
+        ops.extend(all.iter().map(|old| delete(self.layout.base(*old), ANY)));
+        ops.push(create(self.layout.base(number), Vec::new()));
+        match session.multi(&ops).await {
+            Ok(_) => tracing::info!(number, "the base of the fences was written"),
+            // Somebody else was faster.
+            Err(Failure::Refused(_, zk::Error::BadVersion | zk::Error::NoNode | zk::Error::NodeExists)) => {
+                return Ok(None);
+            }
+            Err(failure) => return Err(failure),
+        }
+        Ok(Some(number))
     }
 
     /// False: it is gone.
