@@ -80,8 +80,9 @@ impl Shared {
             floor: 0,
         };
         let answer = asking.run(&caller).await;
-        let open =
-            !asking.own.is_empty() || matches!(answer, Ok(Acquired::Granted(_)) | Err(Error::Unknown(_)));
+        // What may be there of an earlier try is still to be found, also when this one could not even be sent.
+        let may_have = asking.known || !asking.own.is_empty();
+        let open = may_have || matches!(answer, Ok(Acquired::Granted(_)) | Err(Error::Unknown(_)));
         entered.nothing = !open;
         answer
     }

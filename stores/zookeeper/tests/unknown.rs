@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{admin, keeper, open, tree, try_open};
-use lockkeeper_core::{Error, Fence, Release, Store};
-use lockkeeper_testkit::laws::{self, ask, eventually, give_back, is_free, soon, take};
+use lockkeeper_core::{Acquired, Error, Fence, Release, Store};
+use lockkeeper_testkit::laws::{self, ask, eventually, give_back, is_free, soon, take, with};
 use lockkeeper_testkit::proxy::{At, Fault, Framing, Proxy, every_point};
 use lockkeeper_testkit::servers::{self, Server, ZooKeeperOptions};
 
@@ -96,4 +96,37 @@ async fn a_reply_that_never_comes() {
 async fn a_request_that_never_arrives() {
     let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
     break_everywhere(&server, "reset before the request is passed on", At::reset).await;
+}
+
+/// The answer to an ask was lost, the next try could not even be sent, and there was no third one. The second was taken for the
+/// whole story, and what the first had got was in nobody's book: the lock was stuck for as long as the process lived.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_answer_is_not_forgotten_over_a_try_that_was_never_sent() {
+    // A session that does not end meanwhile.
+    let options = ZooKeeperOptions { extra: vec!["maxSessionTimeout=90000".into()], ..Default::default() };
+    let Ok(server) = servers::zookeeper(options) else { return };
+    let proxy = Proxy::start(server.addr(), Framing::ZooKeeper);
+    let store = try_open(&format!("zk://{}?timeout=500ms&session=90s", proxy.addr())).await.unwrap();
+    let other = open(server.addr()).await;
+    // The first ask makes what is missing; the next one is a single request.
+    give_back(&store, &take(&store, &ask("x")).await.claim).await;
+    let fault = proxy.inject(Fault::at_request(1).cut_before_reply());
+    let lost = with(ask("x"), |ask| ask.ttl = Duration::from_secs(5));
+    let answer = store.acquire(&lost).await;
+    assert!(matches!(answer, Err(Error::Unknown(_))) && fault.fired(), "{answer:?}");
+    assert!(!other.inspect(&laws::name("x")).await.unwrap().unwrap().held.is_empty(), "it did happen");
+    proxy.cut_all();
+    eventually("a try is not sent", || async {
+        match store.acquire(&lost).await {
+            Err(Error::Unavailable(_)) => true,
+            Err(Error::Unknown(_)) => false,
+            answer => panic!("{answer:?}"),
+        }
+    })
+    .await;
+    proxy.heal();
+    eventually("it is given back when its time is over", || async {
+        matches!(other.acquire(&ask("x")).await, Ok(Acquired::Granted(_)))
+    })
+    .await;
 }
