@@ -155,7 +155,10 @@ impl Asking<'_> {
             if let Some(fence) = fence {
                 // What it re-enters must still be there when it does, or somebody else may be in by then.
                 let outer = line.holders().find(|one| one.path != *own && one.fence(base.number) == fence);
-                ops.extend(outer.and_then(|one| Some(check(&one.path, one.read.as_ref()?.stat.version))));
+                let Some((path, read)) = outer.and_then(|one| Some((&one.path, one.read.as_ref()?))) else {
+                    return Ok(Step::Again);
+                };
+                ops.push(check(path, read.stat.version));
             }
             ops.push(set(own, entry.under(&line.name, names), self.version));
             if let (Some(note), false) = (&note, self.noted) {
