@@ -36,6 +36,7 @@ mod records;
 mod renew;
 mod script;
 mod store;
+mod version;
 mod view;
 mod wait;
 mod watch;

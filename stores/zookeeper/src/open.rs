@@ -5,6 +5,7 @@ use zookeeper_client as zk;
 
 use crate::fault::Failure;
 use crate::store::Shared;
+use crate::version::{self, Version};
 
 /// Connects, refuses what cannot work, and writes down what is promised.
 pub(crate) async fn profile(shared: &Shared) -> Result<Profile> {
@@ -28,13 +29,20 @@ pub(crate) async fn profile(shared: &Shared) -> Result<Profile> {
         time => _ = time?,
     }
     let (asked, given) = (shared.options.session, session.client.session_timeout());
-    let mut notes = vec![
+    let version = version::ask(&shared.options.servers, shared.options.timeout).await;
+    let forgets = doubts(version.as_ref());
+    if let Some(note) = &forgets {
+        tracing::warn!("{note}");
+    }
+    let kept = if forgets.is_some() { Promise::Likely } else { Promise::Kept };
+    let mut notes = Vec::from_iter(forgets);
+    notes.extend([
         "a holder that is paused past its ttl may still write: only a resource that checks the fence refuses that".to_owned(),
         format!(
             "the session lasts {given:?}: a dead process keeps its locks for that long. A ttl of more than {:?} is kept by a note that Curator does not know",
             session.lasts()
         ),
-    ];
+    ]);
     if given < asked {
         notes.push(format!(
             "a session of {asked:?} was asked for, the servers allow {given:?} (maxSessionTimeout)"
@@ -52,9 +60,10 @@ pub(crate) async fn profile(shared: &Shared) -> Result<Profile> {
     notes.push("circles of waiting owners are not found: let asks end by a wait time".into());
     Ok(Profile {
         store: "zk".into(),
-        exclusion: Promise::Kept,
+        exclusion: kept,
+        // A new epoch has higher zxids, whatever was forgotten of the last one.
         fence: Promise::Kept,
-        durable: Promise::Kept,
+        durable: kept,
         waiting: Waiting::Line,
         wake: shared.options.poll + given,
         shared: true,
@@ -68,4 +77,20 @@ pub(crate) async fn profile(shared: &Shared) -> Result<Profile> {
         records: true,
         notes,
     })
+}
+
+/// Why a grant may be forgotten here, if it may be.
+fn doubts(version: Option<&Version>) -> Option<String> {
+    match version {
+        Some(version) if version.forgets() => Some(format!(
+            "members of ZooKeeper {version} can forget what a majority has taken when one leader follows another quickly \
+             (ZOOKEEPER-4643, 4785): use 3.9.4 or later. Until then the fence is what protects you"
+        )),
+        Some(_) => None,
+        None => Some(
+            "nobody tells which ZooKeeper this is, and before 3.9.4 members can forget what a majority has taken \
+             (ZOOKEEPER-4785): let the servers answer srvr (4lw.commands.whitelist)"
+                .into(),
+        ),
+    }
 }
