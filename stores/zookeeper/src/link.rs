@@ -78,6 +78,8 @@ impl Link {
             .with_session_timeout(self.session)
             .with_connection_timeout(self.timeout)
             .with_server_version(3, 5, 0)
+            // A session that was closed with the store would free what somebody may still believe to hold.
+            .with_detached()
             .with_fail_eagerly();
         if let Some((user, password)) = &self.login {
             connector = connector.with_auth("digest", format!("{user}:{password}").as_bytes());

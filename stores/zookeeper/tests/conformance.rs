@@ -68,9 +68,10 @@ macro_rules! harness {
 
             async fn client(&self) -> Arc<dyn Store> {
                 let hosts: fn(&$server) -> String = $hosts;
-                // Slow disks of a busy machine are not what the laws are about.
+                // Slow disks of a busy machine are not what the laws are about; but what a dead client held has to be free
+                // before their patience ends.
                 let url = format!(
-                    "zk://{}/{}?timeout=20s&session=60s&create=yes",
+                    "zk://{}/{}?timeout=20s&session=20s&create=yes",
                     hosts(&self.server),
                     self.prefix
                 );

@@ -168,9 +168,13 @@ async fn a_server_is_cut_off_from_its_clients() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn away_wrong_password_missing_rights_and_a_wrong_path_are_told_apart() {
-    let Ok(mut server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
+    // The session outlasts a restart, also on a busy machine.
+    let extra = vec!["maxSessionTimeout=60000".into()];
+    let options = ZooKeeperOptions { extra, ..ZooKeeperOptions::default() };
+    let Ok(mut server) = servers::zookeeper(options) else { return };
     let addr = server.addr();
-    let store = try_open(&format!("zk://app:pass@{addr}/jobs?create=yes&timeout=1s")).await.unwrap();
+    let url = format!("zk://app:pass@{addr}/jobs?create=yes&timeout=1s&session=60s");
+    let store = try_open(&url).await.unwrap();
     let held = take(&store, &ask("x")).await;
     for denied in ["", "app:wrong@", "other:pass@"] {
         let url = format!("zk://{denied}{addr}/jobs");

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use common::{admin, keeper, open, tree, try_open};
 use lockkeeper_core::{Acquired, Release, Renewal, Wait};
+use lockkeeper_host::{Clock, SystemClock};
 use lockkeeper_testkit::laws::{
     ask, eventually, give_back, granted, in_line, is_free, name, refused, soon, stand_in_line, take, with,
 };
@@ -136,4 +137,23 @@ async fn a_lock_delay_follows_the_death_of_a_process() {
     assert!(view.held.is_empty() && view.delayed_ms.is_some(), "{view:?}");
     let patient = with(ask("y"), |ask| ask.wait = Wait::Forever);
     assert!(matches!(soon("a short delay ends", store.acquire(&patient)).await, Ok(Acquired::Granted(_))));
+}
+
+/// A store that was dropped closed its session or did not, as it happened. Closed, it freed a lock whose lease still ran; not
+/// closed, it kept it for the whole session. Now it is always the second.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_dropped_store_held_is_not_free_while_its_lease_runs() {
+    let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
+    let other = open(server.addr()).await;
+    for _ in 0..6 {
+        let store = try_open(&format!("zk://{}?session=2s", server.addr())).await.unwrap();
+        let held = take(&store, &ask("x")).await;
+        drop(store);
+        let patient = with(ask("x"), |ask| ask.wait = Wait::Forever);
+        let next = soon("its session ends", other.acquire(&patient)).await;
+        assert!(SystemClock.now() >= held.sent_at + held.lease, "free before its lease is over");
+        let Ok(Acquired::Granted(next)) = next else { panic!("{next:?}") };
+        assert!(next.fence > held.fence);
+        give_back(&other, &next.claim).await;
+    }
 }
