@@ -23,6 +23,9 @@ pub fn schemes() -> Vec<&'static str> {
     if cfg!(feature = "etcd") {
         known.push("etcd://HOST,HOST,HOST");
     }
+    if cfg!(feature = "zookeeper") {
+        known.push("zk://HOST,HOST,HOST");
+    }
     if cfg!(feature = "memory") {
         known.push("memory:");
     }
@@ -70,6 +73,12 @@ pub(crate) async fn open(url: &str, clock: Arc<dyn Clock>) -> Result<Arc<dyn Sto
             let mut options = lockkeeper_etcd::Options::from_url(url)?;
             options.clock = clock;
             Ok(Arc::new(lockkeeper_etcd::EtcdStore::open(options).await?))
+        }
+        #[cfg(feature = "zookeeper")]
+        "zk" => {
+            let mut options = lockkeeper_zookeeper::Options::from_url(url)?;
+            options.clock = clock;
+            Ok(Arc::new(lockkeeper_zookeeper::ZooKeeperStore::open(options).await?))
         }
         _ => Err(Error::invalid(format!(
             "there is no store {scheme:?} in this build. Known are {}",

@@ -218,6 +218,8 @@ async fn half_given_and_absurd_options_are_refused() {
         "sqlite:",
         "redis://",
         "redlock://a,b",
+        "etcd://",
+        "zk://",
         "nosuch:x",
         ":",
         "sqlite:?",

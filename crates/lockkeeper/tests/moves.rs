@@ -2,16 +2,18 @@
 
 use lockkeeper::Lockkeeper;
 use lockkeeper_testkit::resource::FencedFile;
-use lockkeeper_testkit::servers::{self, EtcdOptions, RedisOptions, TempDir};
+use lockkeeper_testkit::servers::{self, EtcdOptions, RedisOptions, TempDir, ZooKeeperOptions};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_name_that_moves_from_store_to_store_keeps_growing_fences() {
     let Ok(redis) = servers::redis(RedisOptions::default()) else { return };
     let Ok(etcd) = servers::etcd(EtcdOptions::default()) else { return };
+    let Ok(zookeeper) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
     let dir = TempDir::new("moves");
     let resource = FencedFile::new(dir.path().join("resource"));
     let stores = [
         format!("redis://{}", redis.addr()),
+        format!("zk://{}", zookeeper.addr()),
         format!("etcd://{}", etcd.addr()),
         format!("sqlite:{}", dir.path().join("locks.db").display()),
     ];
@@ -26,5 +28,5 @@ async fn a_name_that_moves_from_store_to_store_keeps_growing_fences() {
             guard.release().await.unwrap();
         }
     }
-    assert_eq!(resource.accepted().unwrap().len(), 9);
+    assert_eq!(resource.accepted().unwrap().len(), 12);
 }

@@ -86,13 +86,13 @@ impl Sea {
         self.healing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts what does not run, and waits for a leader: nothing begins before the last fault is over.
+    /// Starts what does not run, and waits for all members: nothing begins before the last fault is over.
     fn calm<W: Weather>(&self) -> Option<()> {
         let mut cluster = self.cluster();
         if cluster.is_none() {
             *cluster = Some(W::start()?);
         }
-        cluster.as_ref().map(Cluster::leader).map(drop)
+        cluster.as_ref().map(Cluster::settle)
     }
 
     fn strike(self: &Arc<Self>, fault: Fault) {

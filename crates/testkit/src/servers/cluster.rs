@@ -53,6 +53,19 @@ impl Cluster {
         self.nodes.iter().map(|node| node.addr().to_string()).collect::<Vec<_>>().join(",")
     }
 
+    /// Waits until every member serves, and exactly one of them leads. One that was away still catches up for a while after it
+    /// can be reached again, and one that was cut off while it led takes itself for the leader: until then a fault is not over.
+    ///
+    /// # Panics
+    /// If that takes too long.
+    pub fn settle(&self) {
+        wait_for("all members of the cluster serve", || {
+            self.nodes.iter().try_for_each(Server::ready)?;
+            let leaders = self.nodes.iter().filter(|node| (self.leads)(node.addr())).count();
+            if leaders == 1 { Ok(()) } else { Err(io::Error::other(format!("{leaders} lead"))) }
+        });
+    }
+
     /// The number of the member that leads now.
     ///
     /// # Panics

@@ -1,12 +1,13 @@
 //! Servers on networks of their own, so that one can be cut off from everybody: its peers, its clients, both ways.
 
-use std::fs;
+use std::fs::{self, File};
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use super::port::try_claim;
 use super::process::Launch;
 use super::{Skip, demand, require};
 
@@ -17,6 +18,8 @@ pub struct Islands {
     /// The process and a number: part of all names, so that what a killed test left can be told and removed.
     id: String,
     net: [u8; 3],
+    // Goes last: until then nobody else may have the network.
+    _claim: File,
     count: u8,
 }
 
@@ -41,7 +44,8 @@ impl Islands {
         static NEXT: AtomicU8 = AtomicU8::new(0);
         sweep();
         let id = format!("{:06x}{:02x}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let sea = Arc::new(Islands { program, net: free_net(), id, count });
+        let (net, _claim) = free_net();
+        let sea = Arc::new(Islands { program, net, _claim, id, count });
         let bridge = sea.bridge();
         ip(&["link", "add", &bridge, "type", "bridge"]);
         ip(&["addr", "add", &format!("{}/24", sea.addr(254)), "dev", &bridge]);
@@ -112,13 +116,18 @@ impl Island {
     }
 }
 
-/// One of the networks that are set aside for tests (RFC 2544), with nobody on it.
-fn free_net() -> [u8; 3] {
+/// One of the networks that are set aside for tests (RFC 2544), with nobody on it, and the claim to it. Without the claim two
+/// clusters that start at once would both find it free, and only one of them could be reached.
+fn free_net() -> ([u8; 3], File) {
     let start = std::process::id() as u8;
-    let free =
-        |c: &u8| try_ip(&["route", "show", &format!("198.18.{c}.0/24")]).is_some_and(|told| told.is_empty());
-    let found = (0..=u8::MAX).map(|offset| start.wrapping_add(offset)).find(free);
-    [198, 18, found.expect("one of 256 networks is free")]
+    let free = |c: u8| {
+        let claim =
+            try_claim(&format!("net-{c}")).expect("networks can be claimed in the temporary directory")?;
+        let nobody = try_ip(&["route", "show", &format!("198.18.{c}.0/24")])?.is_empty();
+        nobody.then_some(([198, 18, c], claim))
+    };
+    let found = (0..=u8::MAX).map(|offset| start.wrapping_add(offset)).find_map(free);
+    found.expect("one of 256 networks is free")
 }
 
 /// Removes what tests left that were killed.
@@ -151,4 +160,20 @@ fn try_ip(args: &[&str]) -> Option<String> {
         return None;
     }
     Some(String::from_utf8_lossy(&done.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    /// Three clusters that started at once had one network: the servers of two of them could not be reached, and "did not start".
+    #[test]
+    fn islands_that_are_raised_at_once_have_networks_of_their_own() {
+        let raising: Vec<_> = (0..6).map(|_| std::thread::spawn(|| Islands::raise(1))).collect();
+        let raised: Vec<_> = raising.into_iter().map(|one| one.join().expect("it is raised")).collect();
+        let Ok(raised) = raised.into_iter().collect::<Result<Vec<_>, Skip>>() else { return };
+        let nets: HashSet<[u8; 3]> = raised.iter().map(|islands| islands[0].sea.net).collect();
+        assert_eq!(nets.len(), raised.len(), "{nets:?}");
+    }
 }

@@ -38,7 +38,8 @@ impl Port {
         for _ in 0..COUNT {
             let offset = (start + u32::from(NEXT.fetch_add(1, Ordering::Relaxed))) % u32::from(COUNT);
             let number = FIRST + offset as u16;
-            let Some(claim) = try_claim(number).expect("ports can be claimed in the temporary directory")
+            let Some(claim) =
+                try_claim(&number.to_string()).expect("ports can be claimed in the temporary directory")
             else {
                 continue;
             };
@@ -55,11 +56,12 @@ impl Port {
     }
 }
 
-fn try_claim(number: u16) -> io::Result<Option<File>> {
+/// Claims something of this machine that only one test may have at a time. `None`: another one has it.
+pub(super) fn try_claim(what: &str) -> io::Result<Option<File>> {
     let user = rustix::process::getuid().as_raw();
     let dir = std::env::temp_dir().join(format!("lockkeeper-ports-{user}"));
     fs::create_dir_all(&dir)?;
-    let file = File::options().create(true).append(true).open(dir.join(number.to_string()))?;
+    let file = File::options().create(true).append(true).open(dir.join(what))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(Some(file)),
         Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
@@ -76,7 +78,7 @@ mod tests {
     fn a_claimed_port_is_free_and_is_given_once() {
         let ports: Vec<Port> = (0..50).map(|_| Port::claim()).collect();
         assert_eq!(ports.iter().map(Port::number).collect::<HashSet<_>>().len(), 50);
-        assert!(try_claim(ports[0].number()).unwrap().is_none(), "still claimed");
+        assert!(try_claim(&ports[0].number().to_string()).unwrap().is_none(), "still claimed");
         TcpListener::bind((Ipv4Addr::LOCALHOST, ports[0].number())).unwrap();
     }
 }

@@ -118,6 +118,15 @@ impl Server {
         self.child.as_ref().map(Child::id)
     }
 
+    /// Whether it does what it is there for, now.
+    ///
+    /// # Errors
+    /// If it does not run, or does not answer soon, or not as it should.
+    pub fn ready(&self) -> io::Result<()> {
+        let pid = self.pid().ok_or_else(|| io::Error::other("it does not run"))?;
+        self.program.ping(&self.place, pid)
+    }
+
     /// All that it has written to its log so far.
     pub fn log(&self) -> String {
         read_log(&self.place)

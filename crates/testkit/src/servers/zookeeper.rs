@@ -10,6 +10,8 @@ use super::process::Launch;
 use super::{Place, Program, Server, Skip, require};
 
 pub(super) const JAR: &str = "/usr/share/java/zookeeper.jar";
+/// Without it the servers keep to themselves why they do not start. It comes with the other one.
+const LOGGER: &str = "/usr/share/java/slf4j-simple.jar";
 
 /// How to run a ZooKeeper server that stands alone.
 #[derive(Clone, Debug)]
@@ -90,7 +92,8 @@ pub(super) fn launch(java: &Path, place: &Place, options: &ZooKeeperOptions) -> 
     let main = "org.apache.zookeeper.server.quorum.QuorumPeerMain";
     let config = place.join("zoo.cfg").display().to_string();
     let properties = options.properties.iter().map(|property| format!("-D{property}"));
-    let rest = ["-Xmx256m", "-cp", JAR, main, &config].map(str::to_owned);
+    let quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn";
+    let rest = ["-Xmx256m", quiet, "-cp", &format!("{JAR}:{LOGGER}"), main, &config].map(str::to_owned);
     Launch::new(java, properties.chain(rest))
 }
 

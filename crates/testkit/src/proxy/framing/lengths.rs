@@ -33,27 +33,37 @@ impl Rest {
     }
 }
 
-/// Four bytes of length, then an xid in nearly every message.
+/// Four bytes of length, then an xid in nearly every message. A connection may also be for one of the four-letter words, whose
+/// answer is text.
 #[derive(Default)]
-pub(super) struct ZooKeeper(Rest);
+pub(super) struct ZooKeeper {
+    rest: Rest,
+    words: bool,
+}
 
 impl Splitter for ZooKeeper {
     fn piece(&mut self, buf: &[u8]) -> Result<Option<Piece>, String> {
-        if !self.0.is_open() {
+        // No frame is so long that its first byte is a letter.
+        self.words |= !self.rest.is_open() && buf.first().is_some_and(u8::is_ascii_alphabetic);
+        if self.words {
+            let mark = Mark { aside: true, stream: None };
+            return Ok((!buf.is_empty()).then_some(Piece { len: buf.len(), last: true, mark }));
+        }
+        if !self.rest.is_open() {
             let Some((header, _)) = buf.split_first_chunk::<8>() else { return Ok(None) };
             let [length, xid] = [0, 4].map(|at| i32::from_be_bytes(header[at..at + 4].try_into().unwrap()));
             let length = usize::try_from(length).ok().filter(|n| *n >= 4);
             let length = length.ok_or_else(|| "a ZooKeeper frame without an xid".to_owned())?;
             // A watch event has xid -1 and a ping -2: both come when they like.
-            self.0.begin(4 + length, Mark { aside: matches!(xid, -1 | -2), stream: None })?;
+            self.rest.begin(4 + length, Mark { aside: matches!(xid, -1 | -2), stream: None })?;
         }
-        Ok(self.0.piece(buf))
+        Ok(self.rest.piece(buf))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{ASIDE, PLAIN, assert_split};
+    use super::super::tests::{ASIDE, PLAIN, assert_split, split};
     use super::*;
     use crate::proxy::{Direction, Framing};
 
@@ -65,6 +75,18 @@ mod tests {
         let create = b"\0\0\0\x06\0\0\0\x01ab";
         let all: &[(&[u8], Mark)] = &[(connect, PLAIN), (ping, ASIDE), (event, ASIDE), (create, PLAIN)];
         assert_split(Framing::ZooKeeper, Direction::Replies, all);
-        assert!(ZooKeeper::default().piece(b"ruok\r\n\r\n").is_err(), "not a frame");
+        assert!(ZooKeeper::default().piece(b"\0\0\0\x02abcd").is_err(), "not a frame");
+    }
+
+    #[test]
+    fn four_letter_words_and_their_answers_pass_uncounted() {
+        for (direction, text) in
+            [(Direction::Requests, &b"srvr"[..]), (Direction::Replies, b"Mode: leader\n\0\0\0\0")]
+        {
+            for size in [1, 3, 100] {
+                let pieces = split(Framing::ZooKeeper, direction, text, size);
+                assert!(pieces.iter().all(|(_, mark)| *mark == ASIDE), "{pieces:?}");
+            }
+        }
     }
 }

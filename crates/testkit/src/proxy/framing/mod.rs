@@ -21,7 +21,7 @@ pub enum Framing {
     /// the nth reply answers the nth request; notifications and notices pass uncounted. After a change to TLS every
     /// read is a message.
     Postgres,
-    /// ZooKeeper. Frames with four bytes of length; pings and watch events pass uncounted.
+    /// ZooKeeper. Frames with four bytes of length; pings, watch events and four-letter words pass uncounted.
     ZooKeeper,
     /// HTTP/2, as gRPC speaks it. A frame is a message: of the requests every `DATA` frame with a body and every
     /// `HEADERS` frame that ends its stream, of the replies every `HEADERS` and `DATA` frame; all others pass uncounted.

@@ -1,0 +1,164 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_core::{Address, Error, Result};
+use lockkeeper_host::{Clock, SystemClock};
+
+/// How to open a store.
+///
+/// ```
+/// # use lockkeeper_zookeeper::Options;
+/// let options = Options::from_url("zk://me:secret@10.0.0.7,10.0.0.8:2181/jobs?session=20s")?;
+/// assert_eq!(options.servers, ["10.0.0.7:2181", "10.0.0.8:2181"]);
+/// assert_eq!(options.base, "/jobs");
+/// # Ok::<(), lockkeeper_core::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Options {
+    /// Where the servers of the ensemble listen for clients, as `host:port`. One that answers is enough.
+    pub servers: Vec<String>,
+    /// User and password, for digest authentication.
+    pub login: Option<(String, String)>,
+    /// The node that all locks are below: `/lock` by default.
+    pub base: String,
+    /// Whether the node that all locks are below is made if it is missing. One that was named and is missing is more
+    /// often mistyped than new.
+    pub create: bool,
+    /// How long a server may be silent before another one is asked.
+    pub timeout: Duration,
+    /// How often a waiter looks for itself, whatever it is told: a lost notification costs this much at most.
+    pub poll: Duration,
+    /// How long our session outlives us. The servers have the last word.
+    pub session: Duration,
+    /// Where time comes from.
+    pub clock: Arc<dyn Clock>,
+}
+
+// The password must not be shown.
+impl std::fmt::Debug for Options {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let user = self.login.as_ref().map(|(user, _)| user);
+        write!(f, "Options({:?}, user {user:?}, base {:?})", self.servers, self.base)
+    }
+}
+
+const OPTIONS: [&str; 4] = ["timeout", "poll", "session", "create"];
+
+impl Options {
+    /// From an address: `zk://[USER:PASSWORD@]HOST[:PORT],…[/PATH]`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] with what is wrong.
+    pub fn from_url(url: &str) -> Result<Self> {
+        let mut address = Address::parse(url)?;
+        match address.scheme.as_str() {
+            "zk" => {}
+            "zks" => {
+                return Err(Error::Unsupported("ZooKeeper with TLS is not possible yet: use zk://".into()));
+            }
+            other => {
+                return Err(Error::invalid(format!("{other}:// is not the address of a ZooKeeper store")));
+            }
+        }
+        let login = match (address.user.take(), address.password.take()) {
+            (None, None) => None,
+            (Some(user), Some(password)) => Some((user, password)),
+            _ => return Err(Error::invalid("user and password go together, as zk://USER:PASSWORD@HOST")),
+        };
+        let server = |(host, port): &(String, Option<u16>)| {
+            let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
+            format!("{host}:{}", port.unwrap_or(2181))
+        };
+        let mut options = Options::new(address.hosts.iter().map(server).collect());
+        options.login = login;
+        let path = address.path.trim_end_matches('/');
+        if !path.is_empty() {
+            (options.base, options.create) = (format!("/{path}"), false);
+        }
+        options.create = match address.option("create").as_deref() {
+            None => options.create,
+            Some("yes") => true,
+            Some("no") => false,
+            Some(_) => return Err(Error::invalid("create is yes or no")),
+        };
+        options.timeout = address.span("timeout")?.unwrap_or(options.timeout);
+        options.poll = address.span("poll")?.unwrap_or(options.poll);
+        options.session = address.span("session")?.unwrap_or(options.session);
+        address.finish(&OPTIONS)?;
+        options.check()?;
+        Ok(options)
+    }
+
+    /// These servers, and everything else as usual.
+    pub fn new(servers: Vec<String>) -> Self {
+        Options {
+            servers,
+            login: None,
+            base: "/lock".into(),
+            create: true,
+            timeout: Duration::from_secs(3),
+            poll: Duration::from_secs(10),
+            session: Duration::from_secs(15),
+            clock: Arc::new(SystemClock),
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.servers.is_empty() {
+            return Err(Error::invalid("a host is missing in the address: zk://HOST[:PORT],…[/PATH]"));
+        }
+        let strange = |part: &str| {
+            let odd = |c: char| c.is_control() || ('\u{e000}'..='\u{f8ff}').contains(&c) || c >= '\u{fff0}';
+            part.is_empty() || part == "." || part == ".." || part.chars().any(odd)
+        };
+        let mut parts = self.base.split('/');
+        let rooted = parts.next() == Some("");
+        if !rooted || self.base.len() > 256 || parts.any(strange) || self.base.starts_with("/zookeeper") {
+            return Err(Error::invalid(format!(
+                "the path {:?} is not possible: 1 to 256 bytes, no empty part, no . and .., not below /zookeeper",
+                self.base
+            )));
+        }
+        if self.timeout < Duration::from_millis(50) || self.poll < Duration::from_millis(50) {
+            return Err(Error::invalid("timeout and poll are at least 50ms"));
+        }
+        if self.session < Duration::from_millis(200) || self.session > Duration::from_secs(600) {
+            return Err(Error::invalid("session is 200ms to 10m"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_given_addresses_are_refused() {
+        for bad in [
+            "zk://",
+            "zk://me@h",
+            "zk://h/a//b",
+            "zk://h/a/../b",
+            "zk://h/zookeeper/x",
+            "zk://h?poll=1ms",
+            "zk://h?session=1ms",
+            "zk://h?create=maybe",
+            "zk://h?prefix=x",
+            "http://h",
+        ] {
+            assert!(matches!(Options::from_url(bad), Err(Error::Invalid(_))), "{bad:?}");
+        }
+        assert!(matches!(Options::from_url("zks://h"), Err(Error::Unsupported(_))));
+    }
+
+    #[test]
+    fn a_password_is_never_shown() {
+        let options = Options::from_url("zk://me:secret@h,[::1]:7/a/b/").unwrap();
+        assert_eq!(
+            (options.servers.as_slice(), &*options.base, options.create),
+            (&["h:2181".into(), "[::1]:7".into()][..], "/a/b", false)
+        );
+        assert!(!format!("{options:?}").contains("secret"));
+    }
+}

@@ -1,0 +1,264 @@
+//! The session with the ensemble: one at a time for all locks of the process. The client underneath finds another server
+//! when one is silent, and keeps the session over that. One that has ended is replaced, and nothing of it counts any more.
+
+use std::future::Future;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use lockkeeper_core::Moment;
+use lockkeeper_host::Clock;
+use zookeeper_client::{
+    self as zk, Acls, Client, CreateMode, MultiWriteError, MultiWriteResult, SessionState, Stat,
+};
+
+use crate::config::Options;
+use crate::fault::Failure;
+use crate::gate::Gate;
+use crate::script::{self, Op};
+
+pub struct Link {
+    servers: String,
+    hosts: u32,
+    login: Option<(String, String)>,
+    timeout: Duration,
+    session: Duration,
+    clock: Arc<dyn Clock>,
+    now: tokio::sync::Mutex<Option<Arc<Session>>>,
+    tide: Mutex<Option<(u64, Moment)>>,
+}
+
+/// A session, for as long as it lasts.
+pub struct Session {
+    pub client: Client,
+    pub id: i64,
+    pub gate: Gate,
+    timeout: Duration,
+    clock: Arc<dyn Clock>,
+    login: bool,
+}
+
+impl Link {
+    pub fn new(options: &Options) -> Self {
+        Link {
+            servers: options.servers.join(","),
+            hosts: u32::try_from(options.servers.len()).unwrap_or(u32::MAX),
+            login: options.login.clone(),
+            timeout: options.timeout,
+            session: options.session,
+            clock: options.clock.clone(),
+            now: tokio::sync::Mutex::default(),
+            tide: Mutex::default(),
+        }
+    }
+
+    pub fn acls(&self) -> Acls<'static> {
+        script::acls(self.login.is_some())
+    }
+
+    /// The session, connected; or why not.
+    pub async fn session(&self) -> Result<Arc<Session>, Failure> {
+        let session = {
+            let mut now = self.now.lock().await;
+            match now.as_ref().filter(|session| !session.is_over()) {
+                Some(session) => session.clone(),
+                None => {
+                    *now = None;
+                    let fresh = Arc::new(self.connect().await?);
+                    tracing::debug!(id = fresh.id, "a new session");
+                    now.insert(fresh).clone()
+                }
+            }
+        };
+        session.connected(self.timeout).await?;
+        Ok(session)
+    }
+
+    async fn connect(&self) -> Result<Session, Failure> {
+        let mut connector = Client::connector()
+            .with_session_timeout(self.session)
+            .with_connection_timeout(self.timeout)
+            .with_server_version(3, 5, 0)
+            // A session that was closed with the store would free what somebody may still believe to hold.
+            .with_detached()
+            .with_fail_eagerly();
+        if let Some((user, password)) = &self.login {
+            connector = connector.with_auth("digest", format!("{user}:{password}").as_bytes());
+        }
+        let limit = self.timeout * self.hosts;
+        let client = match tokio::time::timeout(limit, connector.connect(&self.servers)).await {
+            Ok(Ok(client)) => client,
+            Ok(Err(error @ (zk::Error::AuthFailed | zk::Error::BadArguments(_)))) => {
+                return Err(Failure::of(error));
+            }
+            Ok(Err(error)) => {
+                return Err(Failure::Away(format!("no ZooKeeper that serves at {}: {error}", self.servers)));
+            }
+            Err(_) => {
+                return Err(Failure::Away(format!(
+                    "no ZooKeeper that serves at {} within {limit:?}",
+                    self.servers
+                )));
+            }
+        };
+        Ok(Session {
+            id: client.session_id().0,
+            gate: Gate::default(),
+            client,
+            timeout: self.timeout,
+            clock: self.clock.clone(),
+            login: self.login.is_some(),
+        })
+    }
+
+    /// What the ensemble's clock shows now, at least, in milliseconds. `None`: we have never heard.
+    pub fn tide(&self) -> Option<u64> {
+        let tide = *self.tide.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        tide.map(|(then, at)| then + self.clock.now().since(at).as_millis() as u64)
+    }
+
+    /// A write happened at this time by the ensemble's clock, and we have just heard of it.
+    pub fn heard(&self, time: i64) {
+        let (now, time) = (self.clock.now(), time.unsigned_abs());
+        let later = self.tide().is_none_or(|known| time > known);
+        if later {
+            *self.tide.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some((time, now));
+        }
+    }
+}
+
+/// What became of a transaction: when it was sent, its number, and one answer for each step.
+pub struct Done {
+    pub sent_at: Moment,
+    pub answers: Vec<MultiWriteResult>,
+}
+
+impl Done {
+    /// What the steps that created nodes made.
+    pub fn created(&self) -> impl Iterator<Item = &str> {
+        self.answers.iter().filter_map(|answer| match answer {
+            MultiWriteResult::Create { path, .. } => Some(path.as_str()),
+            _ => None,
+        })
+    }
+
+    /// The state after the last step that set something. A step that created something says nothing: servers before 3.9
+    /// leave that out (ZOOKEEPER-4026).
+    pub fn stat(&self) -> Option<&Stat> {
+        self.answers.iter().rev().find_map(|answer| match answer {
+            MultiWriteResult::SetData { stat } => Some(stat),
+            _ => None,
+        })
+    }
+}
+
+impl Session {
+    pub fn is_over(&self) -> bool {
+        self.client.state().is_terminated()
+    }
+
+    pub fn is_connected(&self) -> bool {
+        self.client.state() == SessionState::SyncConnected
+    }
+
+    /// A guard may believe for this long after a write that a majority took. A server that follows tells the leader of us
+    /// only now and then, and the leader ends the session by what it was told: so the whole timeout is too long.
+    pub fn lasts(&self) -> Duration {
+        self.client.session_timeout() * 3 / 5
+    }
+
+    /// Waits for the connection. Requests that are made without one stay in a queue that nobody can take them out of.
+    async fn connected(&self, patience: Duration) -> Result<(), Failure> {
+        let mut watcher = self.client.state_watcher();
+        let wait = async {
+            let mut state = self.client.state();
+            loop {
+                match state {
+                    SessionState::SyncConnected => return Ok(()),
+                    SessionState::AuthFailed => return Err(Failure::of(zk::Error::AuthFailed)),
+                    state if state.is_terminated() => return Err(Failure::Ended),
+                    _ => state = watcher.changed().await,
+                }
+            }
+        };
+        match tokio::time::timeout(patience, wait).await {
+            // It was not sent, whatever ended.
+            Ok(Err(Failure::Ended)) => Err(Failure::Away("the session with ZooKeeper has ended".into())),
+            Ok(answer) => answer,
+            Err(_) => Err(Failure::Away(format!("no connection to ZooKeeper within {patience:?}"))),
+        }
+    }
+
+    /// Waits for the answer to a request.
+    pub async fn hear<T>(&self, answer: impl Future<Output = Result<T, zk::Error>>) -> Result<T, Failure> {
+        match tokio::time::timeout(self.timeout, answer).await {
+            Ok(answer) => answer.map_err(Failure::of),
+            Err(_) => Err(Failure::Unheard(format!("no answer within {:?}", self.timeout))),
+        }
+    }
+
+    /// All of these steps, or none.
+    pub async fn multi<'a>(&self, ops: impl IntoIterator<Item = &'a Op>) -> Result<Done, Failure> {
+        let sent_at = self.clock.now();
+        let mut writer = self.client.new_multi_writer();
+        for op in ops {
+            let added = match op {
+                Op::Check(path, version) => writer.add_check_version(path, *version),
+                Op::Create { path, data, mode } => {
+                    writer.add_create(path, data, &mode.with_acls(script::acls(self.login)))
+                }
+                Op::Set { path, data, version } => writer.add_set_data(path, data, Some(*version)),
+                Op::Delete(path, version) => writer.add_delete(path, Some(*version)),
+            };
+            added.map_err(Failure::of)?;
+        }
+        let answers = match tokio::time::timeout(self.timeout, writer.commit()).await {
+            Ok(Ok(answers)) => answers,
+            Ok(Err(MultiWriteError::RequestFailed { source })) => return Err(Failure::of(source)),
+            Ok(Err(MultiWriteError::OperationFailed { index, source })) => {
+                return Err(Failure::at(index, source));
+            }
+            Err(_) => return Err(Failure::Unheard(format!("no answer within {:?}", self.timeout))),
+        };
+        Ok(Done { sent_at, answers })
+    }
+
+    pub async fn children(&self, path: &str) -> Result<(Vec<String>, Stat), Failure> {
+        self.hear(self.client.get_children(path)).await
+    }
+
+    pub async fn get(&self, path: &str) -> Result<(Vec<u8>, Stat), Failure> {
+        self.hear(self.client.get_data(path)).await
+    }
+
+    pub async fn set(&self, path: &str, data: &[u8], version: i32) -> Result<Stat, Failure> {
+        self.hear(self.client.set_data(path, data, Some(version))).await
+    }
+
+    /// Deletes it, if it is there. False: it was not.
+    pub async fn delete(&self, path: &str) -> Result<bool, Failure> {
+        Ok(Failure::gone(self.hear(self.client.delete(path, None)).await)?.is_some())
+    }
+
+    /// Makes a node that is there for what is below it. The servers remove it when that has been empty for a while, if
+    /// they know how.
+    pub async fn make_parent(&self, path: &str, acls: Acls<'static>) -> Result<(), Failure> {
+        let container = CreateMode::Container.with_acls(acls);
+        let made = match self.hear(self.client.create(path, b"", &container)).await {
+            Err(failure) if failure.is(&zk::Error::Unimplemented) => {
+                let plain = CreateMode::Persistent.with_acls(acls);
+                self.hear(self.client.create(path, b"", &plain)).await
+            }
+            made => made,
+        };
+        match made {
+            Err(failure) if !failure.is(&zk::Error::NodeExists) => Err(failure),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes a node that stays, with all above it.
+    pub async fn make_all(&self, path: &str, acls: Acls<'static>) -> Result<(), Failure> {
+        let plain = CreateMode::Persistent.with_acls(acls);
+        self.hear(self.client.mkdir(path, &plain)).await
+    }
+}

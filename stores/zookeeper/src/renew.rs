@@ -1,0 +1,171 @@
+//! Renewing: one write for many grants. It proves to us that the session lives, and that their nodes are there. It must be a
+//! write: what a single server says may be long out of date.
+
+use std::collections::HashSet;
+
+use futures_util::future::join_all;
+use lockkeeper_core::{Grant, Moment, Names, Renewal, Result};
+use zookeeper_client as zk;
+
+use crate::back::note_of;
+use crate::book::Known;
+use crate::fault::Failure;
+use crate::layout::{self, Mark};
+use crate::link::Session;
+use crate::script::{Op, check, create};
+use crate::store::Shared;
+
+/// How many nodes are checked in one transaction.
+const BATCH: usize = 128;
+
+/// A hold that is to be renewed.
+struct Renewed {
+    mark: Mark,
+    names: Names,
+    known: Known,
+    /// What is to hold the lock back after the death of its holder, if that is not written yet.
+    note: Option<Vec<u8>>,
+}
+
+impl Shared {
+    pub async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
+        let now = self.clock.now();
+        let marks: Vec<Mark> = grants.iter().map(|grant| layout::mark(&grant.claim.attempt)).collect();
+        let mut kept: HashSet<Mark> = HashSet::new();
+        if self.may_have(&marks) {
+            let session = self.link.session().await?;
+            let mut due = self.due(&session, &marks);
+            while !due.is_empty() {
+                let some = due.split_off(due.len() - a_batch_of(&due));
+                match self.still_there(&session, some).await {
+                    Ok(there) => self.renewed(&session, there, &mut kept).await,
+                    Err(Failure::Ended) => break,
+                    Err(failure) => return Err(failure.into()),
+                }
+            }
+        }
+        let answers = marks.iter().zip(grants).map(|(mark, grant)| self.count_anew(now, mark, grant, &kept));
+        let answers = answers.collect();
+        self.book.look();
+        Ok(answers)
+    }
+
+    /// Whether there is anything to renew. What hung on a session that is over is lost, and nobody need be asked.
+    fn may_have(&self, marks: &[Mark]) -> bool {
+        let pages = self.book.open();
+        let known = |mark: &Mark| pages.holds.get(mark)?.known.as_ref();
+        marks.iter().filter_map(known).any(|known| !known.session.is_over())
+    }
+
+    /// What is to be renewed, and what is to be written for it. Whoever gives it back from now on knows that there may be a
+    /// note.
+    fn due(&self, session: &Session, marks: &[Mark]) -> Vec<Renewed> {
+        let mut pages = self.book.open();
+        let mut due = Vec::new();
+        for mark in marks.iter().filter(|mark| !pages.ending.contains(*mark)).copied().collect::<HashSet<_>>()
+        {
+            let Some(hold) = pages.holds.get_mut(&mark) else { continue };
+            let Some(known) = hold.known.as_mut().filter(|known| known.session.id == session.id) else {
+                continue;
+            };
+            let note = if known.noted { None } else { note_of(session, &known.entry) };
+            known.noting |= note.is_some();
+            due.push(Renewed { mark, names: hold.names.clone(), known: known.clone(), note });
+        }
+        due
+    }
+
+    async fn still_there(&self, session: &Session, mut some: Vec<Renewed>) -> Result<Vec<Renewed>, Failure> {
+        while !some.is_empty() {
+            let ops: Vec<Op> = some.iter().flat_map(|one| self.steps(one)).collect();
+            match session.multi(&ops).await {
+                Ok(_) => break,
+                Err(Failure::Refused(_, zk::Error::NodeExists)) => {
+                    // Of a renewal that was not heard of, or of the same attempt in a session that is gone. Nobody has
+                    // counted on it yet.
+                    for one in &some {
+                        self.delete_note(session, one).await?;
+                    }
+                    continue;
+                }
+                Err(Failure::Refused(_, zk::Error::NoNode | zk::Error::BadVersion)) => {}
+                Err(failure) => return Err(failure),
+            }
+            // One is missing, at least: which are?
+            let there = join_all(some.iter().map(|one| is_there(session, &one.known))).await;
+            let there: Vec<bool> = there.into_iter().collect::<Result<_, Failure>>()?;
+            let mut there = there.into_iter();
+            some.retain(|_| there.next().unwrap_or(false));
+        }
+        Ok(some)
+    }
+
+    fn steps(&self, one: &Renewed) -> Vec<Op> {
+        let mut ops: Vec<Op> = one.known.paths.iter().map(|path| check(path, one.known.version)).collect();
+        if let Some(note) = &one.note {
+            ops.extend(one.names.iter().map(|name| create(self.layout.back(name, &one.mark), note.clone())));
+        }
+        ops
+    }
+
+    async fn delete_note(&self, session: &Session, one: &Renewed) -> Result<(), Failure> {
+        if one.note.is_some() {
+            for name in one.names.iter() {
+                session.delete(&self.layout.back(name, &one.mark)).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes down what was renewed. If it was given back meanwhile, whoever did that may not have seen the note.
+    async fn renewed(&self, session: &Session, there: Vec<Renewed>, kept: &mut HashSet<Mark>) {
+        for one in there {
+            let held = match self.book.open().holds.get_mut(&one.mark).and_then(|hold| hold.known.as_mut()) {
+                Some(known) if known.paths == one.known.paths => {
+                    known.noted |= one.note.is_some();
+                    known.noting = false;
+                    true
+                }
+                _ => false,
+            };
+            if held {
+                kept.insert(one.mark);
+            } else {
+                _ = self.delete_note(session, &one).await;
+            }
+        }
+    }
+
+    /// The lease counts anew, or it is lost.
+    fn count_anew(&self, now: Moment, mark: &Mark, grant: &Grant, kept: &HashSet<Mark>) -> Renewal {
+        let mut pages = self.book.open();
+        match pages.holds.get_mut(mark) {
+            Some(hold) if kept.contains(mark) => {
+                hold.expires = hold.expires.max(now + grant.ttl);
+                Renewal::Renewed
+            }
+            Some(hold) if hold.caller.is_none() => {
+                // A later good answer would not bring it back. What is left of it is taken away.
+                (hold.known, hold.expires) = (None, now + grant.ttl);
+                Renewal::Lost
+            }
+            _ => Renewal::Lost,
+        }
+    }
+}
+
+/// How many of the last fit into one transaction; one does at least.
+fn a_batch_of(due: &[Renewed]) -> usize {
+    let mut nodes = 0;
+    let fits = |one: &&Renewed| {
+        nodes += one.known.paths.len();
+        nodes <= BATCH
+    };
+    due.iter().rev().take_while(fits).count().max(1)
+}
+
+async fn is_there(session: &Session, known: &Known) -> Result<bool, Failure> {
+    let looks = known.paths.iter().map(|path| session.hear(session.client.check_stat(path)));
+    let found = join_all(looks).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+    Ok(found.iter().all(|stat| stat.is_some_and(|stat| stat.version == known.version)))
+}

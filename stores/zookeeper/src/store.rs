@@ -1,0 +1,164 @@
+use std::collections::HashSet;
+use std::future::Future;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use async_trait::async_trait;
+use lockkeeper_core::{
+    Acquired, Ask, Claim, Error, EventStream, Fence, Grant, LockName, LockPage, LockView, Locks, Page,
+    Profile, Release, Renewal, Result, limits,
+};
+use lockkeeper_host::{Clock, Reactor, Task};
+
+use crate::base::Base;
+use crate::book::{self, Book};
+use crate::config::Options;
+use crate::lane::{self, Lane};
+use crate::layout::{self, Layout};
+use crate::link::Link;
+use crate::open;
+use crate::watch::{self, Watch};
+
+/// How many lines are remembered to have a node.
+const LINES: usize = 10_000;
+
+/// Locks and records in ZooKeeper. Clones share everything.
+#[derive(Clone)]
+pub struct ZooKeeperStore {
+    pub(crate) shared: Arc<Shared>,
+    // Goes last: with it goes the thread, and everything that runs there.
+    reactor: Arc<(Reactor, [Task<()>; 3])>,
+}
+
+/// What the store and the tasks on its thread have in common.
+pub(crate) struct Shared {
+    pub options: Options,
+    pub clock: Arc<dyn Clock>,
+    pub layout: Layout,
+    pub link: Link,
+    pub lane: Lane,
+    pub book: Book,
+    pub watch: Watch,
+    /// What is added to a zxid to make it a fence.
+    pub base: Mutex<Base>,
+    /// The highest fence that we have seen.
+    pub floor: AtomicU64,
+    /// The lines that had a node when we last asked.
+    lines: Mutex<HashSet<LockName>>,
+    profile: OnceLock<Profile>,
+}
+
+impl Shared {
+    pub fn has_line(&self, name: &LockName) -> bool {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner).contains(name)
+    }
+
+    pub fn know_line(&self, name: &LockName) {
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        if lines.len() >= LINES {
+            lines.clear();
+        }
+        lines.insert(name.clone());
+    }
+
+    pub fn forget_line(&self, name: &LockName) {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+    }
+}
+
+impl std::fmt::Debug for ZooKeeperStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "ZooKeeperStore({:?})", self.shared.options.servers)
+    }
+}
+
+impl ZooKeeperStore {
+    /// Connects, looks at the server, and refuses what cannot work.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] or [`Error::Unknown`] if nobody answers, [`Error::Denied`] if the password is wrong or a
+    /// right is missing, [`Error::Invalid`] if the path of the address is not there, [`Error::Unsupported`] if the server
+    /// is too old.
+    pub async fn open(options: Options) -> Result<Self> {
+        options.check()?;
+        let reactor = Reactor::start("lockkeeper-zookeeper")
+            .map_err(|error| Error::Unavailable(format!("no thread for the connection: {error}")))?;
+        let (lane, depot) = lane::lane();
+        let shared = Arc::new(Shared {
+            clock: options.clock.clone(),
+            layout: Layout::new(&options.base),
+            link: Link::new(&options),
+            lane,
+            options,
+            book: Book::default(),
+            watch: Watch::default(),
+            base: Mutex::default(),
+            floor: AtomicU64::new(0),
+            lines: Mutex::default(),
+            profile: OnceLock::new(),
+        });
+        let tasks = [
+            reactor.spawn(book::attend(shared.clone())),
+            reactor.spawn(watch::attend(shared.clone())),
+            reactor.spawn(lane::attend(depot)),
+        ];
+        let store = ZooKeeperStore { shared, reactor: Arc::new((reactor, tasks)) };
+        let profile = store.run(async |shared| open::profile(&shared).await).await?;
+        _ = store.shared.profile.set(profile);
+        Ok(store)
+    }
+
+    /// Does something on the store's own thread, where its sockets and timers are. Dropping this ends it.
+    pub(crate) async fn run<T, F>(&self, work: impl FnOnce(Arc<Shared>) -> F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let done = self.reactor.0.spawn(work(self.shared.clone())).await;
+        done.unwrap_or_else(|error| Err(Error::Unknown(format!("the store's thread ended: {error}"))))
+    }
+}
+
+#[async_trait]
+impl Locks for ZooKeeperStore {
+    fn profile(&self) -> Profile {
+        self.shared.profile.get().expect("set when it was opened").clone()
+    }
+
+    async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
+        ask.check()?;
+        let ask = ask.clone();
+        self.run(async move |shared| shared.acquire(&ask).await).await
+    }
+
+    async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
+        let grants = grants.to_vec();
+        self.run(async move |shared| shared.renew(&grants).await).await
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        let (names, mark) = (claim.names.clone(), layout::mark(&claim.attempt));
+        self.run(async move |shared| Ok(shared.release_mark(&names, mark).await?)).await
+    }
+
+    async fn inspect(&self, name: &LockName) -> Result<Option<LockView>> {
+        let name = name.clone();
+        self.run(async move |shared| shared.view(&name).await).await
+    }
+
+    async fn list(&self, prefix: &str, page: &Page) -> Result<LockPage> {
+        let (prefix, page) = (prefix.to_owned(), page.clone());
+        self.run(async move |shared| shared.page(&prefix, &page).await).await
+    }
+
+    async fn watch(&self, prefix: &str) -> Result<EventStream> {
+        let prefix = prefix.to_owned();
+        self.run(async move |shared| shared.watch(&prefix).await).await
+    }
+
+    async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {
+        limits::check_reason(reason)?;
+        let (name, reason) = (name.clone(), reason.to_owned());
+        self.run(async move |shared| shared.break_lock(&name, &reason).await).await
+    }
+}

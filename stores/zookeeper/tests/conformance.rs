@@ -1,0 +1,116 @@
+//! The laws, on real servers. Every client is another open store with a connection of its own; what they share are the
+//! servers. Laws share the servers too, under different prefixes, as different programs would.
+
+mod common;
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lockkeeper_core::Store;
+use lockkeeper_host::{Clock, SystemClock};
+use lockkeeper_testkit::laws::Harness;
+use lockkeeper_testkit::servers::{self, Cluster, Server, ZooKeeperOptions};
+use lockkeeper_zookeeper::{Options, ZooKeeperStore};
+
+/// One of the laws' servers: it lives for as long as a law uses it.
+fn share<T>(shared: &Mutex<Weak<T>>, start: impl FnOnce() -> Option<T>) -> Option<Arc<T>> {
+    let mut shared = shared.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if let Some(running) = shared.upgrade() {
+        return Some(running);
+    }
+    let started = Arc::new(start()?);
+    *shared = Arc::downgrade(&started);
+    Some(started)
+}
+
+/// Servers that let sessions last for long: a busy machine is not what the laws are about.
+fn patient() -> ZooKeeperOptions {
+    ZooKeeperOptions { extra: vec!["maxSessionTimeout=60000".into()], ..ZooKeeperOptions::default() }
+}
+
+fn prefix() -> String {
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    format!("law{}", COUNT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Whether members of this version keep what a majority has taken: before 3.9.4 they may forget it, and the store says so.
+fn keeps(addr: SocketAddr) -> bool {
+    let told = common::say(addr, "srvr");
+    let version = told.lines().find_map(|line| line.strip_prefix("Zookeeper version: ")).expect("a version");
+    let numbers: Vec<u32> = version.split(['.', '-', ',']).map_while(|part| part.parse().ok()).collect();
+    numbers >= vec![3, 9, 4]
+}
+
+macro_rules! harness {
+    ($name:ident: $server:ty, $start:expr, $hosts:expr, $keeps:expr) => {
+        static KEEPS: OnceLock<bool> = OnceLock::new();
+
+        struct $name {
+            server: Arc<$server>,
+            prefix: String,
+        }
+
+        #[async_trait]
+        impl Harness for $name {
+            // Nothing of an old session counts.
+            const RESUMES: bool = false;
+
+            async fn start() -> Option<Self> {
+                static SHARED: Mutex<Weak<$server>> = Mutex::new(Weak::new());
+                let server = tokio::task::spawn_blocking(|| share(&SHARED, $start)).await.unwrap()?;
+                let keeps: fn(&$server) -> bool = $keeps;
+                KEEPS.get_or_init(|| keeps(&server));
+                Some($name { server, prefix: prefix() })
+            }
+
+            async fn client(&self) -> Arc<dyn Store> {
+                let hosts: fn(&$server) -> String = $hosts;
+                // Slow disks of a busy machine are not what the laws are about; but what a dead client held has to be free
+                // before their patience ends.
+                let url = format!(
+                    "zk://{}/{}?timeout=20s&session=20s&create=yes",
+                    hosts(&self.server),
+                    self.prefix
+                );
+                Arc::new(ZooKeeperStore::open(Options::from_url(&url).unwrap()).await.unwrap())
+            }
+
+            fn clock(&self) -> Arc<dyn Clock> {
+                Arc::new(SystemClock)
+            }
+
+            fn for_correctness() -> bool {
+                *KEEPS.get().expect("it was started")
+            }
+
+            async fn pass(&self, time: Duration) {
+                tokio::time::sleep(time).await;
+            }
+        }
+    };
+}
+
+mod one_node {
+    use super::*;
+    fn hosts(server: &Server) -> String {
+        server.addr().to_string()
+    }
+    harness!(One: Server, || servers::zookeeper(patient()).ok(), hosts, |_| true);
+    lockkeeper_testkit::conformance!(One);
+    mod recipes {
+        use super::*;
+        lockkeeper_testkit::recipes!(One);
+    }
+}
+
+mod three_nodes {
+    use super::*;
+    fn keep(cluster: &Cluster) -> bool {
+        keeps(cluster.nodes()[0].addr())
+    }
+    harness!(Three: Cluster, || servers::zookeeper_cluster(3, patient()).ok(), Cluster::hosts, keep);
+    lockkeeper_testkit::conformance!(Three);
+}

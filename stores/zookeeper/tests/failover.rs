@@ -1,0 +1,205 @@
+//! Members that die and members that hang, in the middle of it: a counter loses nothing, fences grow, and nobody has to
+//! restart a client.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use common::{Counter, keeper, open, try_open};
+use lockkeeper_core::{Acquired, Error, Renewal};
+use lockkeeper_testkit::laws::{ask, eventually, give_back, soon, take, with};
+use lockkeeper_testkit::proxy::{Direction, Framing, Pick, Proxy};
+use lockkeeper_testkit::servers::{self, Cluster, TempDir, ZooKeeperOptions};
+
+/// Contends from several clients while `faults` happen to the cluster, then checks what came of it.
+async fn contend(mut cluster: Cluster, faults: impl FnOnce(&mut Cluster) + Send + 'static) {
+    let dir = TempDir::new("failover");
+    let counter = Arc::new(Counter::new(dir.path()));
+    let (stop, sum, last) =
+        (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let mut workers = Vec::new();
+    for _ in 0..4 {
+        let keeper = keeper(&open(cluster.hosts()).await);
+        let (counter, stop, sum, last) = (counter.clone(), stop.clone(), sum.clone(), last.clone());
+        workers.push(tokio::spawn(async move {
+            while !stop.load(Ordering::SeqCst) {
+                let guard = match keeper.lock("popular").ttl(Duration::from_secs(15)).acquire().await {
+                    Ok(guard) => guard,
+                    Err(Error::Unknown(_) | Error::Unavailable(_)) => continue,
+                    Err(error) => panic!("{error}"),
+                };
+                counter.add_one().await;
+                sum.fetch_add(1, Ordering::SeqCst);
+                let before = last.fetch_max(guard.fence().get(), Ordering::SeqCst);
+                assert!(before < guard.fence().get(), "the fence went back");
+                assert!(guard.is_held(), "lost while it was held for milliseconds");
+                _ = guard.release().await;
+            }
+            keeper.settle().await;
+        }));
+    }
+    let working = |sum: &Arc<AtomicU64>| {
+        let (sum, from) = (sum.clone(), sum.load(Ordering::SeqCst));
+        async move {
+            eventually("the work goes on", || async { sum.load(Ordering::SeqCst) > from + 20 }).await;
+        }
+    };
+    working(&sum).await;
+    let cluster = tokio::task::spawn_blocking(move || {
+        faults(&mut cluster);
+        cluster
+    })
+    .await
+    .unwrap();
+    working(&sum).await;
+    stop.store(true, Ordering::SeqCst);
+    for worker in workers {
+        soon("a worker ends", worker).await.unwrap();
+    }
+    assert_eq!(counter.get(), sum.load(Ordering::SeqCst), "two were in at once");
+    drop(cluster);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_leader_is_killed() {
+    let Ok(cluster) = servers::zookeeper_cluster(3, ZooKeeperOptions::default()) else { return };
+    contend(cluster, |cluster| {
+        for _ in 0..2 {
+            let leader = cluster.leader();
+            cluster.node_mut(leader).kill9();
+            std::thread::sleep(Duration::from_secs(2));
+            cluster.node_mut(leader).restart();
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_leader_is_paused() {
+    let Ok(cluster) = servers::zookeeper_cluster(3, ZooKeeperOptions::default()) else { return };
+    contend(cluster, |cluster| {
+        let leader = cluster.leader();
+        cluster.node_mut(leader).pause();
+        std::thread::sleep(Duration::from_secs(8));
+        cluster.node_mut(leader).resume();
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_majority_nothing_is_granted_and_it_comes_back() {
+    let Ok(mut cluster) = servers::zookeeper_cluster(3, ZooKeeperOptions::default()) else { return };
+    let store = open(cluster.hosts()).await;
+    let held = take(&store, &with(ask("x"), |ask| ask.ttl = Duration::from_secs(2))).await;
+    cluster.node_mut(0).kill9();
+    cluster.node_mut(1).kill9();
+    let refused = store.acquire(&ask("y")).await;
+    assert!(matches!(refused, Err(Error::Unknown(_) | Error::Unavailable(_))), "{refused:?}");
+    let cluster = tokio::task::spawn_blocking(move || {
+        // The first cannot answer before the second is there.
+        std::thread::scope(|scope| {
+            let mut nodes = cluster.nodes_mut().iter_mut();
+            let (first, second) = (nodes.next().unwrap(), nodes.next().unwrap());
+            scope.spawn(|| first.restart());
+            scope.spawn(|| second.restart());
+        });
+        cluster
+    })
+    .await
+    .unwrap();
+    eventually("it comes back by itself", || async {
+        let again = with(ask("z"), |_| {});
+        matches!(store.acquire(&again).await, Ok(Acquired::Granted(_)))
+    })
+    .await;
+    // Kept over it, or lost with its session: the answer says which, and the fence goes on either way.
+    let renewed = store.renew(std::slice::from_ref(&held)).await.unwrap();
+    if renewed == [Renewal::Lost] {
+        eventually("it may be had again", || async {
+            match store.acquire(&ask("x")).await {
+                Ok(Acquired::Granted(next)) => {
+                    assert!(next.fence > held.fence);
+                    true
+                }
+                _ => false,
+            }
+        })
+        .await;
+    }
+    drop(cluster);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_is_cut_off_from_its_clients() {
+    // The session outlasts the way to the next server.
+    let extra = vec!["maxSessionTimeout=60000".into()];
+    let options = ZooKeeperOptions { extra, ..ZooKeeperOptions::default() };
+    let Ok(cluster) = servers::zookeeper_cluster(3, options) else { return };
+    // Every server is behind a door of its own, and one door after the other is shut.
+    let doors: Vec<Proxy> =
+        cluster.nodes().iter().map(|node| Proxy::start(node.addr(), Framing::Bytes)).collect();
+    let hosts = doors.iter().map(|door| door.addr().to_string()).collect::<Vec<_>>().join(",");
+    let store = try_open(&format!("zk://{hosts}?timeout=1s&session=20s")).await.unwrap();
+    let (keeper, mut last) = (keeper(&store), None);
+    for door in &doors {
+        // Nothing comes back from it, and nobody is told.
+        door.hold(Direction::Replies);
+        let guard = soon("it goes on with another server", async {
+            loop {
+                match keeper.lock("x").ttl(Duration::from_secs(2)).acquire().await {
+                    Ok(guard) => break guard,
+                    Err(Error::Unknown(_) | Error::Unavailable(_)) => {}
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        })
+        .await;
+        assert!(Some(guard.fence()) > last, "the fence went back");
+        last = Some(guard.fence());
+        drop(guard);
+        soon("it is given back", keeper.settle()).await;
+        door.cut(Pick::Any);
+        door.heal();
+    }
+    drop(cluster);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn away_wrong_password_missing_rights_and_a_wrong_path_are_told_apart() {
+    // The session outlasts a restart, also on a busy machine.
+    let extra = vec!["maxSessionTimeout=60000".into()];
+    let options = ZooKeeperOptions { extra, ..ZooKeeperOptions::default() };
+    let Ok(mut server) = servers::zookeeper(options) else { return };
+    let addr = server.addr();
+    let url = format!("zk://app:pass@{addr}/jobs?create=yes&timeout=1s&session=60s");
+    let store = try_open(&url).await.unwrap();
+    let held = take(&store, &ask("x")).await;
+    for denied in ["", "app:wrong@", "other:pass@"] {
+        let url = format!("zk://{denied}{addr}/jobs");
+        let error = try_open(&url).await.err().expect("not allowed");
+        assert!(matches!(error, Error::Denied(_)), "{url}: {error:?}");
+        assert!(!error.to_string().contains("wrong"), "a password is shown: {error}");
+    }
+    let error = try_open(&format!("zk://{addr}/jbos")).await.err().expect("mistyped");
+    assert!(matches!(&error, Error::Invalid(text) if text.contains("/jbos")), "{error:?}");
+    // A restart, and nobody notices.
+    tokio::task::block_in_place(|| server.restart());
+    eventually("it is renewed after a restart", || async {
+        match store.renew(std::slice::from_ref(&held)).await {
+            Ok(renewed) => {
+                assert_eq!(renewed, [Renewal::Renewed]);
+                true
+            }
+            Err(_) => false,
+        }
+    })
+    .await;
+    give_back(&store, &held.claim).await;
+    server.kill9();
+    let away = store.acquire(&ask("x")).await;
+    assert!(matches!(away, Err(Error::Unavailable(_) | Error::Unknown(_))), "{away:?}");
+    let away = try_open(&format!("zk://{addr}")).await;
+    assert!(matches!(away.err(), Some(Error::Unavailable(_))));
+}
