@@ -195,6 +195,22 @@ impl Once {
         self.begin(cell, guard).await
     }
 
+    /// The result if there is one by now. Neither waits nor runs.
+    pub async fn result(&self) -> Result<Option<Done<Stored>>> {
+        need_records(&self.keeper, "a thing done once")?;
+        self.look(&Cell::new(&self.keeper, name_of("once/", &self.key)?)).await
+    }
+
+    /// Whether the key is in use for something else than our fingerprint says.
+    #[cfg(feature = "tower")]
+    pub(crate) async fn stands_for_another(&self) -> Result<bool> {
+        let Some(seen) = Cell::new(&self.keeper, name_of("once/", &self.key)?).read().await? else {
+            return Ok(false);
+        };
+        let (page, _) = Page::parse(&self.key, &seen.value)?;
+        Ok(page.check_print(&self.key, self.print.as_deref()).is_err())
+    }
+
     fn check(&self) -> Result<()> {
         if self.keep < lockkeeper_core::limits::TTL_MIN {
             return Err(Error::invalid(format!(
