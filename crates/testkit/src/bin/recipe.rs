@@ -2,21 +2,22 @@
 //!
 //! ```text
 //! recipe add  store=URL name=KEY times=N               adds to a register, one by one
-//! recipe once store=URL keys=N dir=DIR results=FILE    does N keys in an order of its own, each once
+//! recipe once store=URL keys=N dir=DIR results=FILE    does N keys in an order of its own, each with an entry in a ledger
 //! recipe lead store=URL name=NAME ttl_ms=N file=FILE   leads whenever it can, and writes down when it believed so
 //! recipe windows store=URL windows=N file=FILE start_ns=N offset_ms=N    runs a window every 10 ms, by a clock that is off
 //! ```
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{Read, Write};
-use std::path::Path;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper::{Clock, Error, Fence, Lockkeeper, Moment, SystemClock, Wall, Window};
+use lockkeeper::{Claim, Clock, Error, Fence, Lockkeeper, Moment, Stored, SystemClock, Wall, Window};
 use lockkeeper_host::Timer;
-use rustix::fs::{FlockOperation, flock};
+use lockkeeper_testkit::resource::Ledger;
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -42,27 +43,72 @@ impl Process {
 
     async fn once(&self) -> Result<(), Failure> {
         let keys: u64 = self.arg("keys").parse()?;
-        let dir = Path::new(self.arg("dir"));
         let mut results = File::options().create(true).append(true).open(self.arg("results"))?;
         // A step that shares no factor with the number of keys visits them all, each process in another order.
         let start = u64::from(std::process::id());
         for i in 0..keys {
-            let key = format!("key-{}", (start + i * 7919) % keys);
-            let done = loop {
-                let once = self.keeper.once(&key).ttl(Duration::from_secs(5)).poll(Duration::from_millis(50));
-                match once.run(|fence| effect(dir, &key, fence)).await {
-                    Ok(done) => break done,
-                    // Somebody took over, because we were slow: their result counts.
-                    Err(Error::Stale { .. } | Error::Lost(_) | Error::Unavailable(_)) => {}
-                    Err(error) => return Err(error.into()),
+            let number = (start + i * 7919) % keys;
+            let (fence, bytes) = loop {
+                match self.answer(number).await {
+                    // We were slow, and somebody took over; or the store was away.
+                    Err(Error::Stale { .. } | Error::Lost(_) | Error::Unavailable(_) | Error::Unknown(_)) => {
+                    }
+                    answer => break answer?,
                 }
             };
-            let value = done.result.map_err(|e| format!("the work failed: {e}"))?;
+            let mut hash = DefaultHasher::new();
+            bytes.hash(&mut hash);
             // One call: a kill comes before or after it, never within.
-            results.write_all(format!("{key} {value} {}\n", done.fence).as_bytes())?;
+            let line = format!("key-{number} {:016x} {} {fence}\n", hash.finish(), bytes.len());
+            results.write_all(line.as_bytes())?;
         }
         Ok(())
     }
+
+    /// The answer to a key: what somebody left, or what came of doing it now.
+    async fn answer(&self, number: u64) -> lockkeeper::Result<(Fence, Vec<u8>)> {
+        let key = format!("key-{number}");
+        let once = self.keeper.once(&key).ttl(Duration::from_secs(1)).poll(Duration::from_millis(50));
+        let turn = match once.claim().await? {
+            Claim::Done(done) => return Ok((done.fence, done.result.bytes)),
+            Claim::Turn(turn) => turn,
+        };
+        let (fence, dir) = (turn.fence(), PathBuf::from(self.arg("dir")));
+        // In a thread, as work that nobody can break off: one that lost its lease goes on, and tries to enter.
+        let work = tokio::task::spawn_blocking(move || effect(&dir, &key, fence, number));
+        let entered = turn.guard().run(work).await?.expect("the thread ends well")?;
+        // Every run would leave another result, some in several records. There must be one for all.
+        let mut bytes = format!("{entered}, says {} with {fence} ", std::process::id()).into_bytes();
+        bytes.resize(if number % 40 == 7 { 70_000 } else { 200 }, number as u8);
+        turn.finish(Stored { ok: true, bytes: bytes.clone() }).await?;
+        Ok((fence, bytes))
+    }
+}
+
+/// Looks, and enters only if there is nothing; with time between, and after, for a kill or a stop.
+fn effect(dir: &Path, key: &str, fence: Fence, number: u64) -> lockkeeper::Result<String> {
+    let pause = Duration::from_millis(2 + number * 7 % 40);
+    // Every run is counted, also those that find it done.
+    count(dir, "runs", key, fence);
+    let ledger = Ledger::new(dir);
+    let entered = ledger.look(key, fence)?;
+    std::thread::sleep(pause);
+    let entered = match entered {
+        Some(entered) => entered,
+        None => {
+            let value = format!("{key} by {}", std::process::id());
+            ledger.enter(key, fence, &value).inspect_err(|_| count(dir, "refused", key, fence))?;
+            value
+        }
+    };
+    std::thread::sleep(pause);
+    Ok(entered)
+}
+
+fn count(dir: &Path, what: &str, key: &str, fence: Fence) {
+    let file = File::options().create(true).append(true).open(dir.join(what));
+    file.and_then(|mut file| file.write_all(format!("{key} {fence} {}\n", std::process::id()).as_bytes()))
+        .expect("it can be written");
 }
 
 impl Process {
@@ -141,29 +187,6 @@ impl Clock for Off {
     fn call_at(&self, at: Moment, then: Box<dyn FnOnce() + Send>) -> Timer {
         SystemClock.call_at(at, then)
     }
-}
-
-/// Leaves its mark in the key's own file, unless an earlier run did: what is there is the result. The file takes one mark, as
-/// a unique key would; it does not compare fences.
-async fn effect(dir: &Path, key: &str, fence: Fence) -> Result<String, String> {
-    let apply = || -> std::io::Result<String> {
-        let mut file = File::options().create(true).append(true).read(true).open(dir.join(key))?;
-        flock(&file, FlockOperation::LockExclusive)?;
-        let mut text = String::new();
-        file.read_to_string(&mut text)?;
-        if text.is_empty() {
-            text = format!("{key}-{fence}-{}", std::process::id());
-            file.write_all(text.as_bytes())?;
-        }
-        Ok(text)
-    };
-    // Every run is counted, also those that find the effect done.
-    let counted = File::options().create(true).append(true).open(dir.join("runs"));
-    counted.and_then(|mut runs| writeln!(runs, "{key} {fence}")).map_err(|e| e.to_string())?;
-    let before = apply().map_err(|e| e.to_string())?;
-    // Time for a kill between the effect and the word about it.
-    tokio::time::sleep(Duration::from_millis(2)).await;
-    Ok(before)
 }
 
 fn main() -> Result<(), Failure> {

@@ -1,0 +1,7 @@
+//! The recipes, by real processes that are killed and stopped, on real stores.
+
+mod crowd;
+mod election;
+mod once;
+mod register;
+mod windows;
