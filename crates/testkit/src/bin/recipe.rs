@@ -3,7 +3,7 @@
 //! ```text
 //! recipe add  store=URL name=KEY times=N               adds to a register, one by one
 //! recipe once store=URL keys=N dir=DIR results=FILE    does N keys in an order of its own, each with an entry in a ledger
-//! recipe lead store=URL name=NAME ttl_ms=N file=FILE   leads whenever it can, and writes down when it believed so
+//! recipe lead store=URL name=NAME ttl_ms=N file=FILE history=FILE    leads whenever it can, and writes down when it believed so
 //! recipe windows store=URL windows=N file=FILE start_ns=N offset_ms=N    runs a window every 10 ms, by a clock that is off
 //! ```
 
@@ -15,8 +15,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper::{Claim, Clock, Error, Fence, Lockkeeper, Moment, Stored, SystemClock, Wall, Window};
+use lockkeeper::{
+    Claim, Clock, Error, Fence, Lockkeeper, Moment, Outcome, Release, Stored, SystemClock, Wall, Window,
+};
 use lockkeeper_host::Timer;
+use lockkeeper_testkit::history::{Event, Op, Recorder};
 use lockkeeper_testkit::resource::Ledger;
 
 type Failure = Box<dyn std::error::Error>;
@@ -112,29 +115,50 @@ fn count(dir: &Path, what: &str, key: &str, fence: Fence) {
 }
 
 impl Process {
-    /// Leads in terms of a few dozen looks each. Each look is a line: the term, a moment before and a moment after.
+    /// Leads in terms of up to a hundred looks each. Each look is a line: the term, a moment before, a moment after, and who.
+    /// The same story is told to the history, for its checkers.
     async fn lead(&self) -> Result<(), Failure> {
+        let (name, me) = (self.arg("name"), std::process::id());
         let ttl = Duration::from_millis(self.arg("ttl_ms").parse()?);
         let mut file = File::options().create(true).append(true).open(self.arg("file"))?;
+        let history = Recorder::new(self.arg("history"), me.to_string())?;
         loop {
-            let election = self.keeper.election(self.arg("name")).ttl(ttl);
-            let Ok(leader) = election.campaign(std::process::id().to_string()).await else {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-                continue;
+            let story = Lockkeeper::new_attempt();
+            let tell = |event: Event| history.record(event.attempt(&story));
+            tell(Event::invoke(Op::Acquire, name));
+            let leader = match self.keeper.election(name).ttl(ttl).campaign(me.to_string()).await {
+                Ok(leader) => leader,
+                Err(error) => {
+                    tell(Event::failed(Op::Acquire, name, &error));
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    continue;
+                }
             };
+            let mut told = leader.guard().deadline();
+            tell(Event::ok(Op::Acquire, name).fence(leader.term()).deadline(told));
             for look in 0..100 {
                 let before = SystemClock.now().as_nanos();
                 if !leader.guard().is_held() {
+                    tell(Event::signal(name));
                     break;
                 }
                 let after = SystemClock.now().as_nanos();
-                file.write_all(format!("{} {before} {after}\n", leader.term()).as_bytes())?;
-                if look % 20 == 0 {
-                    let _ = leader.proclaim(format!("{} {look}", std::process::id())).await;
+                file.write_all(format!("{} {before} {after} {me}\n", leader.term()).as_bytes())?;
+                if leader.guard().deadline() > told {
+                    told = leader.guard().deadline();
+                    tell(Event::ok(Op::Renew, name).deadline(told));
+                }
+                if look % 20 == 19 {
+                    let _ = leader.proclaim(format!("{me} {look}")).await;
                 }
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
-            let _ = leader.resign().await;
+            tell(Event::invoke(Op::Release, name));
+            tell(match leader.resign().await {
+                Ok(Release::Released) => Event::ok(Op::Release, name),
+                Ok(Release::AlreadyGone) => Event::refused(Op::Release, name, Outcome::Lost),
+                Err(error) => Event::failed(Op::Release, name, &error),
+            });
         }
     }
 
@@ -201,7 +225,9 @@ fn main() -> Result<(), Failure> {
         let keeper = loop {
             match Lockkeeper::open(store).await {
                 // Started while the store is away: that is part of the test.
-                Err(Error::Unavailable(_)) => tokio::time::sleep(Duration::from_millis(100)).await,
+                Err(Error::Unavailable(_) | Error::Unknown(_)) => {
+                    tokio::time::sleep(Duration::from_millis(100)).await
+                }
                 opened => break opened?,
             }
         };

@@ -1,6 +1,7 @@
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use lockkeeper::{Clock, SystemClock};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// A smaller number, unless the long suites are wanted.
@@ -32,14 +33,15 @@ pub struct Crowd {
     args: Vec<Vec<String>>,
     children: Vec<Child>,
     stopped: Option<(usize, Instant)>,
-    pub kills: u64,
+    /// Who was killed, and a moment before that.
+    pub killed: Vec<(u32, u64)>,
     pub stops: u64,
 }
 
 impl Crowd {
     pub fn new(what: &'static str, args: Vec<Vec<String>>) -> Crowd {
         let children = args.iter().map(|args| recipe(what, args)).collect();
-        Crowd { what, args, children, stopped: None, kills: 0, stops: 0 }
+        Crowd { what, args, children, stopped: None, killed: Vec::new(), stops: 0 }
     }
 
     /// The same for all.
@@ -57,6 +59,12 @@ impl Crowd {
         }
     }
 
+    /// Somebody else.
+    pub fn other_than(&self, pid: u32) -> u32 {
+        let others: Vec<u32> = self.children.iter().map(Child::id).filter(|other| *other != pid).collect();
+        others[below(others.len())]
+    }
+
     /// Which of them it is, by its pid; any, if that is no more.
     fn find(&self, pid: Option<u32>) -> usize {
         let found = pid.and_then(|pid| self.children.iter().position(|child| child.id() == pid));
@@ -70,13 +78,13 @@ impl Crowd {
         if !self.runs(at) {
             return String::new();
         }
+        self.killed.push((self.children[at].id(), SystemClock.now().as_nanos()));
         self.children[at].kill().unwrap();
         let fresh = recipe(self.what, &self.args[at]);
         let killed = std::mem::replace(&mut self.children[at], fresh).wait_with_output().unwrap();
         if self.stopped.is_some_and(|(stopped, _)| stopped == at) {
             self.stopped = None;
         }
-        self.kills += 1;
         String::from_utf8_lossy(&killed.stdout).into_owned()
     }
 

@@ -46,7 +46,7 @@ fn twelve_do_each_key_once(store: &str) {
             crowd.kill_one(runner);
         }
     }
-    let (kills, stops) = (crowd.kills, crowd.stops);
+    let (kills, stops) = (crowd.killed.len(), crowd.stops);
     for (status, _) in crowd.finish() {
         assert!(status.success());
     }
