@@ -1,7 +1,7 @@
 //! A process that uses a recipe, for tests that kill and stop real processes.
 //!
 //! ```text
-//! recipe add  store=URL name=KEY times=N               adds to a register, one by one
+//! recipe add  store=URL name=KEY times=N file=FILE     adds to a register, one by one, and writes down how far it is
 //! recipe once store=URL keys=N dir=DIR results=FILE    does N keys in an order of its own, each with an entry in a ledger
 //! recipe lead store=URL name=NAME ttl_ms=N file=FILE history=FILE    leads whenever it can, and writes down when it believed so
 //! recipe windows store=URL windows=N file=FILE start_ns=N offset_ms=N    runs a window every 10 ms, by a clock that is off
@@ -34,11 +34,17 @@ impl Process {
         self.args.get(key).unwrap_or_else(|| panic!("recipe: {key}= is missing"))
     }
 
+    /// Writes a `t` before each addition and a `d` after it. One that is started again goes on where it was killed.
     async fn add(&self) -> Result<(), Failure> {
         let register = self.keeper.register::<u64>(self.arg("name"));
+        let path = self.arg("file");
+        let tried = std::fs::read(path).unwrap_or_default().iter().filter(|c| **c == b't').count();
+        let mut file = File::options().create(true).append(true).open(path)?;
         let mut conflicts = 0;
-        for _ in 0..self.arg("times").parse()? {
+        for _ in tried..self.arg("times").parse()? {
+            file.write_all(b"t")?;
             conflicts += register.update(|old| old.unwrap_or(0) + 1).await?.conflicts;
+            file.write_all(b"d")?;
         }
         println!("conflicts {conflicts}");
         Ok(())
@@ -162,6 +168,7 @@ impl Process {
         }
     }
 
+    /// Writes a line when it begins a window and another when it has finished it.
     async fn windows(&self) -> Result<(), Failure> {
         let offset_us: i64 = self.arg("offset_ms").parse::<i64>()? * 1000;
         let start = Moment::from_nanos(self.arg("start_ns").parse()?);
@@ -169,15 +176,21 @@ impl Process {
         let keeper = Lockkeeper::with_store(self.keeper.store().clone(), clock.clone());
         let windows = keeper.windows("job");
         let mut file = File::options().create(true).append(true).open(self.arg("file"))?;
-        for n in 0..self.arg("windows").parse()? {
+        // One that is started again need not look at all that is done.
+        let first = windows.newest_ms().await?.map_or(0, |newest| (newest - Off::FIRST_MS) / 60_000);
+        for n in first..self.arg("windows").parse()? {
             let at_ms = Off::FIRST_MS + n * 60_000;
             while clock.wall().as_micros() / 1000 < at_ms {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
-            let guard = keeper.lock("job").acquire().await?;
+            let guard = keeper.lock("job").ttl(Duration::from_secs(2)).acquire().await?;
             if let Window::Ours(run) = windows.begin(&guard, at_ms).await? {
-                file.write_all(format!("{n} {}\n", run.fence()).as_bytes())?;
+                let (fence, me) = (run.fence(), std::process::id());
+                file.write_all(format!("begins {n} {fence} {me}\n").as_bytes())?;
+                // Time for a kill, now and then.
+                tokio::time::sleep(Duration::from_millis(if n % 8 == 3 { 60 } else { 1 })).await;
                 run.finish().await?;
+                file.write_all(format!("ends {n} {fence} {me}\n").as_bytes())?;
             }
             guard.release().await?;
         }

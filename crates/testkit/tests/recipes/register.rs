@@ -1,34 +1,52 @@
-use std::process::Child;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use lockkeeper::Lockkeeper;
-use lockkeeper_testkit::servers::{self, EtcdOptions, RedisOptions, TempDir};
+use lockkeeper_testkit::servers::{self, EtcdOptions, PostgresOptions, RedisOptions, TempDir};
 
-use super::crowd::{recipe, times};
+use super::crowd::{Crowd, below, times};
 
-/// Sixteen processes count together in one register.
+/// Sixteen processes count together in one register, and are killed at random meanwhile. Whoever was killed goes on after the
+/// addition that it was at: that one is done or not, nobody knows. All others count, each once.
 async fn sixteen_count(store: &str) {
-    let (processes, times) = (16, times(1000, 100));
-    let started = Instant::now();
-    let args = [format!("store={store}"), "name=visits".into(), format!("times={times}")];
-    let children: Vec<Child> = (0..processes).map(|_| recipe("add", &args)).collect();
+    let (each, kills) = (times(1000, 50), times(100, 10));
+    let (dir, started) = (TempDir::new("register"), Instant::now());
+    let files: Vec<_> = (0..16).map(|i| dir.join(&format!("{i}"))).collect();
+    let args = files.iter().map(|file| {
+        let file = format!("file={}", file.display());
+        vec![format!("store={store}"), "name=visits".into(), format!("times={each}"), file]
+    });
+    let mut crowd = Crowd::new("add", args.collect());
+    for _ in 0..kills {
+        std::thread::sleep(Duration::from_millis(20 + below(60) as u64));
+        crowd.kill_one(None);
+    }
+    let kills = crowd.killed.len() as u64;
     let mut conflicts = 0;
-    for child in children {
-        let done = child.wait_with_output().unwrap();
-        assert!(done.status.success(), "{done:?}");
-        let said = String::from_utf8_lossy(&done.stdout).into_owned();
+    for (status, said) in crowd.finish() {
+        assert!(status.success(), "{said}");
         conflicts += said.trim().strip_prefix("conflicts ").unwrap().parse::<u64>().unwrap();
     }
+    let (mut tried, mut done) = (0, 0);
+    for file in &files {
+        let story = std::fs::read(file).unwrap();
+        tried += story.iter().filter(|c| **c == b't').count() as u64;
+        done += story.iter().filter(|c| **c == b'd').count() as u64;
+    }
     let keeper = Lockkeeper::open(store).await.unwrap();
-    let counted = keeper.register::<u64>("visits").read().await.unwrap().unwrap();
-    assert_eq!(counted.value, processes * times, "increments were lost, or counted twice");
+    let counted = keeper.register::<u64>("visits").read().await.unwrap().unwrap().value;
+    assert_eq!(tried, 16 * each);
+    assert!(tried - done <= kills, "{} additions have no answer, and {kills} were killed", tried - done);
+    assert!((done..=tried).contains(&counted), "{counted} are counted: {done} were done, {tried} tried");
     assert!(conflicts > 0, "they never met: the test shows nothing");
-    println!("{store}: {} increments, {conflicts} conflicts, {:?}", counted.value, started.elapsed());
+    println!(
+        "{store}: {counted} counted, {done} told as done, {tried} tried, {kills} kills, {conflicts} conflicts, {:?}",
+        started.elapsed()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sixteen_processes_count_in_a_file_and_lose_none() {
-    let dir = TempDir::new("register");
+    let dir = TempDir::new("register-store");
     sixteen_count(&format!("sqlite:{}", dir.join("locks.db").display())).await;
 }
 
@@ -42,4 +60,10 @@ async fn sixteen_processes_count_in_redis_and_lose_none() {
 async fn sixteen_processes_count_in_etcd_and_lose_none() {
     let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
     sixteen_count(&format!("etcd://{}?timeout=20s", server.addr())).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sixteen_processes_count_in_postgres_and_lose_none() {
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    sixteen_count(&format!("postgres://postgres@{}/postgres?timeout=20s", server.addr())).await;
 }
