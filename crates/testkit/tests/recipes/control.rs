@@ -23,6 +23,10 @@ impl Seen {
     fn longest(&self) -> Duration {
         self.longest.max(self.under_way.map_or(Duration::ZERO, |began| began.elapsed()))
     }
+
+    fn ends(&mut self) {
+        (self.longest, self.under_way) = (self.longest(), None);
+    }
 }
 
 impl Control {
@@ -37,9 +41,7 @@ impl Control {
                 while !its_ends.load(Ordering::Relaxed) {
                     its_seen.lock().unwrap().under_way = Some(Instant::now());
                     while !once(&keeper).await && !its_ends.load(Ordering::Relaxed) {}
-                    let mut seen = its_seen.lock().unwrap();
-                    (seen.longest, seen.under_way) = (seen.longest(), None);
-                    drop(seen);
+                    its_seen.lock().unwrap().ends();
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }
             });
