@@ -10,8 +10,6 @@ use crate::text::plain;
 
 /// All is well.
 pub const OK: i32 = 0;
-/// There is no such record.
-pub const ABSENT: i32 = 1;
 /// The command was found but could not be started; the number every shell uses.
 pub const CANNOT_START: i32 = 126;
 /// The command was not found; the number every shell uses.

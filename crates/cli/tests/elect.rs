@@ -4,6 +4,7 @@ mod common;
 use std::process::Command;
 
 use common::*;
+use lockkeeper_testkit::servers::{self, EtcdOptions, PostgresOptions, RedisOptions, TempDir};
 use rustix::process::Signal;
 
 fn elect(place: &Place, options: &[&str], script: &str) -> Command {
@@ -87,6 +88,80 @@ fn the_file_to_resume_with_is_a_secret_of_one_process() {
     let again = elect(&place, &["--resume", "proof"], "true").output().unwrap();
     assert_eq!(code(again.status), 0, "{}", errors(&again));
     assert!(!place.dir.join("proof").exists(), "resigned, it has nothing to resume");
+}
+
+/// Kills a leader, while somebody waits in line, and starts it again: the terms before and after, and that of the one in line.
+fn killed_and_started_again(name: &str, store: &str) -> [u64; 3] {
+    let place = Place::new(name);
+    let lead = |file: &str| {
+        let mut command = elect(&place, &["--resume", file, "--ttl", "30s"], STAY);
+        command.env("LOCKKEEPER_STORE", store);
+        Running::new(command)
+    };
+    let mut first = lead("proof");
+    let old = first.line().parse().unwrap();
+    let mut waits = lead("other");
+    let waiting = || {
+        let mut show = place.lk(["show", "election/e", "--json"]);
+        json(&show.env("LOCKKEEPER_STORE", store).output().unwrap())["lock"]["waiting"].as_u64()
+    };
+    while waiting() != Some(1) {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let command = place.read("pid");
+    first.signal(Signal::KILL);
+    first.child.wait().unwrap();
+    // What it had started goes with it: the same term must not have two commands.
+    until_gone(&command);
+    let mut again = lead("proof");
+    let (new, next);
+    if store.starts_with("sqlite:") {
+        // There the death was seen, and the one in line was let in.
+        next = waits.line().parse().unwrap();
+        waits.signal(Signal::TERM);
+        new = again.line().parse().unwrap();
+    } else {
+        new = again.line().parse().unwrap();
+        again.signal(Signal::TERM);
+        next = waits.line().parse().unwrap();
+    }
+    for mut leader in [again, waits] {
+        leader.signal(Signal::TERM);
+        leader.child.wait().unwrap();
+    }
+    [old, new, next]
+}
+
+/// Killed and started again within its ttl, it goes on with its term, and the one in line is next.
+fn goes_on(name: &str, store: &str) {
+    let [old, new, next] = killed_and_started_again(name, store);
+    assert!(new == old && next > old, "{old}, then {new}, then {next}");
+}
+
+#[test]
+fn a_leader_that_was_killed_goes_on_with_its_term_on_redis() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    goes_on("elect_redis", &format!("redis://{}", server.addr()));
+}
+
+#[test]
+fn a_leader_that_was_killed_goes_on_with_its_term_on_etcd() {
+    let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
+    goes_on("elect_etcd", &format!("etcd://{}", server.addr()));
+}
+
+#[test]
+fn a_leader_that_was_killed_goes_on_with_its_term_on_postgres() {
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    goes_on("elect_postgres", &format!("postgres://postgres@{}/postgres", server.addr()));
+}
+
+#[test]
+fn on_a_file_the_death_is_seen_and_the_next_one_leads() {
+    let dir = TempDir::new("elect-file");
+    let store = format!("sqlite:{}", dir.join("locks.db").display());
+    let [old, new, next] = killed_and_started_again("elect_file", &store);
+    assert!(old < next && next < new, "{old}, then {next}, then {new}");
 }
 
 #[test]

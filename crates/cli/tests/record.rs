@@ -49,8 +49,14 @@ fn a_change_of_somebody_else_is_not_overwritten() {
     assert_eq!(code(run(&place, &["record", "rm", "r", "--fence", &two]).status), 0);
     for gone in [vec!["get", "r"], vec!["rm", "r"], vec!["cas", "r", "x", "--fence", &two]] {
         let output = run(&place, &[&["record"], &gone[..]].concat());
-        assert_eq!(code(output.status), 1, "{gone:?}");
+        assert_eq!(code(output.status), 66, "{gone:?}");
         assert!(errors(&output).contains("there is no record"), "{}", errors(&output));
+        let output = run(&place, &[&["record"], &gone[..], &["--json"]].concat());
+        let error: Value = serde_json::from_slice(&output.stderr).unwrap();
+        assert_eq!(
+            (&error["error"]["outcome"], &error["error"]["exit_code"]),
+            (&"absent".into(), &66.into())
+        );
     }
 }
 

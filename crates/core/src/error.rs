@@ -99,11 +99,13 @@ pub enum Outcome {
     Deadlock,
     /// A limit was reached.
     Limited,
+    /// There is no such record. An answer, never an [`Error`]: reading what is not there is no mistake.
+    Absent,
 }
 
 impl Outcome {
     /// Every row of the table.
-    pub const ALL: [Outcome; 11] = [
+    pub const ALL: [Outcome; 12] = [
         Outcome::Done,
         Outcome::Busy,
         Outcome::Lost,
@@ -115,6 +117,7 @@ impl Outcome {
         Outcome::Denied,
         Outcome::Deadlock,
         Outcome::Limited,
+        Outcome::Absent,
     ];
 
     const fn row(self) -> (&'static str, u8, u16, &'static str) {
@@ -130,6 +133,7 @@ impl Outcome {
             Outcome::Denied => ("denied", 77, 403, "NOPERM"),
             Outcome::Deadlock => ("deadlock", 73, 423, "DEADLOCK"),
             Outcome::Limited => ("limited", 72, 429, "LIMITED"),
+            Outcome::Absent => ("absent", 66, 404, "ABSENT"),
         }
     }
 

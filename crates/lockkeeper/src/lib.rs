@@ -39,6 +39,8 @@
 mod builder;
 mod driver;
 mod guard;
+#[cfg(feature = "tower")]
+pub mod idempotency;
 mod keeper;
 mod open;
 #[cfg(feature = "postgres")]
@@ -75,6 +77,7 @@ mod pages {
     mod cron {}
     #[doc = include_str!("../../../docs/election.md")]
     mod election {}
+    #[cfg(feature = "tower")]
     #[doc = include_str!("../../../docs/once.md")]
     mod once {}
     #[doc = include_str!("../../../docs/register.md")]

@@ -1,5 +1,9 @@
 //! What a lock protects, for tests: files that check the fence, that do not, and that lose updates.
 
+mod ledger;
+
+pub use ledger::Ledger;
+
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};

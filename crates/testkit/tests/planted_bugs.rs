@@ -25,6 +25,7 @@ impl<const BUG: u8> Harness for Planted<BUG> {
         let bug = laws::ALL
             .iter()
             .chain(recipes::ALL)
+            .chain(forgotten::ALL)
             .copied()
             .find(|bug| *bug as u8 == BUG)
             .expect("a bug that is used");
@@ -73,4 +74,10 @@ mod laws {
 mod recipes {
     use super::*;
     lockkeeper_testkit::every_recipe_law!(planted_tests);
+}
+
+/// The store is fine here, and the recipe is not.
+mod forgotten {
+    use super::*;
+    lockkeeper_testkit::every_recipe_bug!(planted_tests);
 }

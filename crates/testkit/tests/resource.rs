@@ -5,7 +5,7 @@ use std::sync::Barrier;
 
 use lockkeeper_core::{Error, Fence};
 use lockkeeper_testkit::history::stale_writes;
-use lockkeeper_testkit::resource::{CounterFile, FencedFile, UnfencedFile};
+use lockkeeper_testkit::resource::{CounterFile, FencedFile, Ledger, UnfencedFile};
 use lockkeeper_testkit::servers::TempDir;
 
 fn fence(n: u64) -> Fence {
@@ -123,4 +123,25 @@ async fn tasks_lose_updates_as_well() {
     let counter = CounterFile::new(dir.join("c"));
     let (a, b) = tokio::join!(counter.increment_async(), counter.increment_async());
     assert_eq!((a.unwrap(), b.unwrap(), counter.get().unwrap()), (1, 1, 1));
+}
+
+#[test]
+fn who_looked_and_was_stopped_cannot_enter_what_its_successor_has() {
+    // The twin without a fence takes it twice: insert-if-absent in two steps is not enough.
+    for (fenced, entries) in [(true, 1), (false, 2)] {
+        let dir = TempDir::new("ledger");
+        let ledger = if fenced { Ledger::new(dir.path()) } else { Ledger::unfenced(dir.path()) };
+        assert_eq!(ledger.look("k", fence(5)).unwrap(), None);
+        // Here it is stopped, and its lease goes to another.
+        assert_eq!(ledger.look("k", fence(9)).unwrap(), None);
+        ledger.enter("k", fence(9), "successor").unwrap();
+        match ledger.enter("k", fence(5), "late") {
+            Err(Error::Stale { yours, seen }) => assert!(fenced && (yours, seen) == (fence(5), fence(9))),
+            taken => assert!(!fenced && taken.is_ok()),
+        }
+        assert_eq!(ledger.entries("k").unwrap().len(), entries);
+        // Whoever died after its entry is found out by the next one, who enters nothing.
+        assert_eq!(ledger.look("k", fence(12)).unwrap().as_deref(), Some("successor"));
+        assert_eq!(ledger.look("other", fence(1)).unwrap(), None);
+    }
 }

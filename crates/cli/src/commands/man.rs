@@ -71,5 +71,6 @@ fn meaning(outcome: Outcome) -> &'static str {
         Outcome::Denied => "Denied: not allowed.",
         Outcome::Deadlock => "Deadlock: waiting would never end.",
         Outcome::Limited => "Limited: a limit was reached.",
+        Outcome::Absent => "Absent: there is no such record.",
     }
 }

@@ -1,22 +1,26 @@
 //! A process that uses a recipe, for tests that kill and stop real processes.
 //!
 //! ```text
-//! recipe add  store=URL name=KEY times=N               adds to a register, one by one
-//! recipe once store=URL keys=N dir=DIR results=FILE    does N keys in an order of its own, each once
-//! recipe lead store=URL name=NAME ttl_ms=N file=FILE   leads whenever it can, and writes down when it believed so
+//! recipe add  store=URL name=KEY times=N file=FILE     adds to a register, one by one, and writes down how far it is
+//! recipe once store=URL keys=N dir=DIR results=FILE    does N keys in an order of its own, each with an entry in a ledger
+//! recipe lead store=URL name=NAME ttl_ms=N file=FILE history=FILE    leads whenever it can, and writes down when it believed so
 //! recipe windows store=URL windows=N file=FILE start_ns=N offset_ms=N    runs a window every 10 ms, by a clock that is off
 //! ```
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{Read, Write};
-use std::path::Path;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper::{Clock, Error, Fence, Lockkeeper, Moment, SystemClock, Wall, Window};
+use lockkeeper::{
+    Claim, Clock, Error, Fence, Lockkeeper, Moment, Outcome, Release, Stored, SystemClock, Wall, Window,
+};
 use lockkeeper_host::Timer;
-use rustix::fs::{FlockOperation, flock};
+use lockkeeper_testkit::history::{Event, Op, Recorder};
+use lockkeeper_testkit::resource::Ledger;
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -30,11 +34,17 @@ impl Process {
         self.args.get(key).unwrap_or_else(|| panic!("recipe: {key}= is missing"))
     }
 
+    /// Writes a `t` before each addition and a `d` after it. One that is started again goes on where it was killed.
     async fn add(&self) -> Result<(), Failure> {
         let register = self.keeper.register::<u64>(self.arg("name"));
+        let path = self.arg("file");
+        let tried = std::fs::read(path).unwrap_or_default().iter().filter(|c| **c == b't').count();
+        let mut file = File::options().create(true).append(true).open(path)?;
         let mut conflicts = 0;
-        for _ in 0..self.arg("times").parse()? {
+        for _ in tried..self.arg("times").parse()? {
+            file.write_all(b"t")?;
             conflicts += register.update(|old| old.unwrap_or(0) + 1).await?.conflicts;
+            file.write_all(b"d")?;
         }
         println!("conflicts {conflicts}");
         Ok(())
@@ -42,56 +52,123 @@ impl Process {
 
     async fn once(&self) -> Result<(), Failure> {
         let keys: u64 = self.arg("keys").parse()?;
-        let dir = Path::new(self.arg("dir"));
         let mut results = File::options().create(true).append(true).open(self.arg("results"))?;
         // A step that shares no factor with the number of keys visits them all, each process in another order.
         let start = u64::from(std::process::id());
         for i in 0..keys {
-            let key = format!("key-{}", (start + i * 7919) % keys);
-            let done = loop {
-                let once = self.keeper.once(&key).ttl(Duration::from_secs(5)).poll(Duration::from_millis(50));
-                match once.run(|fence| effect(dir, &key, fence)).await {
-                    Ok(done) => break done,
-                    // Somebody took over, because we were slow: their result counts.
-                    Err(Error::Stale { .. } | Error::Lost(_) | Error::Unavailable(_)) => {}
-                    Err(error) => return Err(error.into()),
+            let number = (start + i * 7919) % keys;
+            let (fence, bytes) = loop {
+                match self.answer(number).await {
+                    // We were slow, and somebody took over; or the store was away.
+                    Err(Error::Stale { .. } | Error::Lost(_) | Error::Unavailable(_) | Error::Unknown(_)) => {
+                    }
+                    answer => break answer?,
                 }
             };
-            let value = done.result.map_err(|e| format!("the work failed: {e}"))?;
+            let mut hash = DefaultHasher::new();
+            bytes.hash(&mut hash);
             // One call: a kill comes before or after it, never within.
-            results.write_all(format!("{key} {value} {}\n", done.fence).as_bytes())?;
+            let line = format!("key-{number} {:016x} {} {fence}\n", hash.finish(), bytes.len());
+            results.write_all(line.as_bytes())?;
         }
         Ok(())
     }
+
+    /// The answer to a key: what somebody left, or what came of doing it now.
+    async fn answer(&self, number: u64) -> lockkeeper::Result<(Fence, Vec<u8>)> {
+        let key = format!("key-{number}");
+        let once = self.keeper.once(&key).ttl(Duration::from_secs(1)).poll(Duration::from_millis(50));
+        let turn = match once.claim().await? {
+            Claim::Done(done) => return Ok((done.fence, done.result.bytes)),
+            Claim::Turn(turn) => turn,
+        };
+        let (fence, dir) = (turn.fence(), PathBuf::from(self.arg("dir")));
+        // In a thread, as work that nobody can break off: one that lost its lease goes on, and tries to enter.
+        let work = tokio::task::spawn_blocking(move || effect(&dir, &key, fence, number));
+        let entered = turn.guard().run(work).await?.expect("the thread ends well")?;
+        // Every run would leave another result, some in several records. There must be one for all.
+        let mut bytes = format!("{entered}, says {} with {fence} ", std::process::id()).into_bytes();
+        bytes.resize(if number % 40 == 7 { 70_000 } else { 200 }, number as u8);
+        turn.finish(Stored { ok: true, bytes: bytes.clone() }).await?;
+        Ok((fence, bytes))
+    }
+}
+
+/// Looks, and enters only if there is nothing; with time between, and after, for a kill or a stop.
+fn effect(dir: &Path, key: &str, fence: Fence, number: u64) -> lockkeeper::Result<String> {
+    let pause = Duration::from_millis(2 + number * 7 % 40);
+    // Every run is counted, also those that find it done.
+    count(dir, "runs", key, fence);
+    let ledger = Ledger::new(dir);
+    let entered = ledger.look(key, fence)?;
+    std::thread::sleep(pause);
+    let entered = match entered {
+        Some(entered) => entered,
+        None => {
+            let value = format!("{key} by {}", std::process::id());
+            ledger.enter(key, fence, &value).inspect_err(|_| count(dir, "refused", key, fence))?;
+            value
+        }
+    };
+    std::thread::sleep(pause);
+    Ok(entered)
+}
+
+fn count(dir: &Path, what: &str, key: &str, fence: Fence) {
+    let file = File::options().create(true).append(true).open(dir.join(what));
+    file.and_then(|mut file| file.write_all(format!("{key} {fence} {}\n", std::process::id()).as_bytes()))
+        .expect("it can be written");
 }
 
 impl Process {
-    /// Leads in terms of a few dozen looks each. Each look is a line: the term, a moment before and a moment after.
+    /// Leads in terms of up to a hundred looks each. Each look is a line: the term, a moment before, a moment after, and who.
+    /// The same story is told to the history, for its checkers.
     async fn lead(&self) -> Result<(), Failure> {
+        let (name, me) = (self.arg("name"), std::process::id());
         let ttl = Duration::from_millis(self.arg("ttl_ms").parse()?);
         let mut file = File::options().create(true).append(true).open(self.arg("file"))?;
+        let history = Recorder::new(self.arg("history"), me.to_string())?;
         loop {
-            let election = self.keeper.election(self.arg("name")).ttl(ttl);
-            let Ok(leader) = election.campaign(std::process::id().to_string()).await else {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-                continue;
+            let story = Lockkeeper::new_attempt();
+            let tell = |event: Event| history.record(event.attempt(&story));
+            tell(Event::invoke(Op::Acquire, name));
+            let leader = match self.keeper.election(name).ttl(ttl).campaign(me.to_string()).await {
+                Ok(leader) => leader,
+                Err(error) => {
+                    tell(Event::failed(Op::Acquire, name, &error));
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    continue;
+                }
             };
+            let mut told = leader.guard().deadline();
+            tell(Event::ok(Op::Acquire, name).fence(leader.term()).deadline(told));
             for look in 0..100 {
                 let before = SystemClock.now().as_nanos();
                 if !leader.guard().is_held() {
+                    tell(Event::signal(name));
                     break;
                 }
                 let after = SystemClock.now().as_nanos();
-                file.write_all(format!("{} {before} {after}\n", leader.term()).as_bytes())?;
-                if look % 20 == 0 {
-                    let _ = leader.proclaim(format!("{} {look}", std::process::id())).await;
+                file.write_all(format!("{} {before} {after} {me}\n", leader.term()).as_bytes())?;
+                if leader.guard().deadline() > told {
+                    told = leader.guard().deadline();
+                    tell(Event::ok(Op::Renew, name).deadline(told));
+                }
+                if look % 20 == 19 {
+                    let _ = leader.proclaim(format!("{me} {look}")).await;
                 }
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
-            let _ = leader.resign().await;
+            tell(Event::invoke(Op::Release, name));
+            tell(match leader.resign().await {
+                Ok(Release::Released) => Event::ok(Op::Release, name),
+                Ok(Release::AlreadyGone) => Event::refused(Op::Release, name, Outcome::Lost),
+                Err(error) => Event::failed(Op::Release, name, &error),
+            });
         }
     }
 
+    /// Writes a line when it begins a window and another when it has finished it.
     async fn windows(&self) -> Result<(), Failure> {
         let offset_us: i64 = self.arg("offset_ms").parse::<i64>()? * 1000;
         let start = Moment::from_nanos(self.arg("start_ns").parse()?);
@@ -99,15 +176,21 @@ impl Process {
         let keeper = Lockkeeper::with_store(self.keeper.store().clone(), clock.clone());
         let windows = keeper.windows("job");
         let mut file = File::options().create(true).append(true).open(self.arg("file"))?;
-        for n in 0..self.arg("windows").parse()? {
+        // One that is started again need not look at all that is done.
+        let first = windows.newest_ms().await?.map_or(0, |newest| (newest - Off::FIRST_MS) / 60_000);
+        for n in first..self.arg("windows").parse()? {
             let at_ms = Off::FIRST_MS + n * 60_000;
             while clock.wall().as_micros() / 1000 < at_ms {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
-            let guard = keeper.lock("job").acquire().await?;
+            let guard = keeper.lock("job").ttl(Duration::from_secs(2)).acquire().await?;
             if let Window::Ours(run) = windows.begin(&guard, at_ms).await? {
-                file.write_all(format!("{n} {}\n", run.fence()).as_bytes())?;
+                let (fence, me) = (run.fence(), std::process::id());
+                file.write_all(format!("begins {n} {fence} {me}\n").as_bytes())?;
+                // Time for a kill, now and then.
+                tokio::time::sleep(Duration::from_millis(if n % 8 == 3 { 60 } else { 1 })).await;
                 run.finish().await?;
+                file.write_all(format!("ends {n} {fence} {me}\n").as_bytes())?;
             }
             guard.release().await?;
         }
@@ -143,29 +226,6 @@ impl Clock for Off {
     }
 }
 
-/// Leaves its mark in the key's own file, unless an earlier run did: what is there is the result. The file takes one mark, as
-/// a unique key would; it does not compare fences.
-async fn effect(dir: &Path, key: &str, fence: Fence) -> Result<String, String> {
-    let apply = || -> std::io::Result<String> {
-        let mut file = File::options().create(true).append(true).read(true).open(dir.join(key))?;
-        flock(&file, FlockOperation::LockExclusive)?;
-        let mut text = String::new();
-        file.read_to_string(&mut text)?;
-        if text.is_empty() {
-            text = format!("{key}-{fence}-{}", std::process::id());
-            file.write_all(text.as_bytes())?;
-        }
-        Ok(text)
-    };
-    // Every run is counted, also those that find the effect done.
-    let counted = File::options().create(true).append(true).open(dir.join("runs"));
-    counted.and_then(|mut runs| writeln!(runs, "{key} {fence}")).map_err(|e| e.to_string())?;
-    let before = apply().map_err(|e| e.to_string())?;
-    // Time for a kill between the effect and the word about it.
-    tokio::time::sleep(Duration::from_millis(2)).await;
-    Ok(before)
-}
-
 fn main() -> Result<(), Failure> {
     let mut args = std::env::args().skip(1);
     let what = args.next().unwrap_or_default();
@@ -178,7 +238,9 @@ fn main() -> Result<(), Failure> {
         let keeper = loop {
             match Lockkeeper::open(store).await {
                 // Started while the store is away: that is part of the test.
-                Err(Error::Unavailable(_)) => tokio::time::sleep(Duration::from_millis(100)).await,
+                Err(Error::Unavailable(_) | Error::Unknown(_)) => {
+                    tokio::time::sleep(Duration::from_millis(100)).await
+                }
                 opened => break opened?,
             }
         };

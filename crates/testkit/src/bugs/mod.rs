@@ -1,5 +1,7 @@
-//! Planted bugs: a good store, spoilt in one way each. Every law must catch one of them; see [`crate::every_law`].
+//! Planted bugs: a good store, spoilt in one way each, or a recipe that forgets a check. Every law must catch one of them; see
+//! [`crate::every_law`].
 
+mod recipe;
 mod store;
 
 pub use store::Bugged;
@@ -56,6 +58,15 @@ pub enum Bug {
     CutsRecordNames,
     CountsFromTheReply,
     OverstatesItself,
+    // In the recipes, on a store that is fine.
+    UpdateUnchecked,
+    TrailForgotten,
+    LateResultKept,
+    PrintUnchecked,
+    TermUnchecked,
+    OnlyTheNewestIsKept,
+    WindowForgotten,
+    LateEndKept,
 }
 
 /// Implements [`lockkeeper_core::Locks`] and [`lockkeeper_core::Records`] for a type with a field `store` by passing

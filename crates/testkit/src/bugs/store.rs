@@ -13,7 +13,7 @@ use lockkeeper_core::{
 use lockkeeper_host::random_128;
 use tokio::sync::Notify;
 
-use super::Bug;
+use super::{Bug, recipe};
 
 /// A store with one [`Bug`].
 pub struct Bugged {
@@ -21,6 +21,8 @@ pub struct Bugged {
     bug: Bug,
     notes: Arc<Notes>,
     own_count: AtomicU64,
+    /// The fence of the newest grant of this client; zero without one.
+    own_fence: AtomicU64,
 }
 
 /// What the clients of one spoilt store share.
@@ -40,13 +42,18 @@ struct Notes {
 impl Bugged {
     /// Spoils a store; `client` makes the next client of the same spoilt store.
     pub fn new(store: Arc<dyn Store>, bug: Bug) -> Self {
-        Bugged { store, bug, notes: Arc::default(), own_count: AtomicU64::new(0) }
+        Bugged {
+            store,
+            bug,
+            notes: Arc::default(),
+            own_count: AtomicU64::new(0),
+            own_fence: AtomicU64::new(0),
+        }
     }
 
     /// One more client of the same spoilt store.
     pub fn client(&self) -> Self {
-        let notes = self.notes.clone();
-        Bugged { store: self.store.clone(), bug: self.bug, notes, own_count: AtomicU64::new(0) }
+        Bugged { notes: self.notes.clone(), ..Bugged::new(self.store.clone(), self.bug) }
     }
 
     fn made_up(&self, ask: &Ask, like: Fence) -> Grant {
@@ -75,6 +82,11 @@ impl Bugged {
 
     fn made_up_version(&self) -> u64 {
         1_000_000 + self.notes.count.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// A record as it is told, spoilt.
+    fn twist_record(&self, record: Record) -> Record {
+        recipe::twist_read(self.bug, Fence::new(self.own_fence.load(Ordering::Relaxed)).ok(), record)
     }
 
     /// The key of a record, spoilt.
@@ -143,6 +155,7 @@ impl Bugged {
             Bug::CountsFromTheReply => grant.sent_at = grant.sent_at + ask.ttl / 2,
             _ => {}
         }
+        self.own_fence.store(grant.fence.get(), Ordering::Relaxed);
         self.notes.grants.lock().unwrap().insert(ask.claim.attempt, grant.clone());
         grant
     }
@@ -339,7 +352,7 @@ impl Records for Bugged {
             Some(record) if self.bug == Bug::ReadsAreStale => {
                 Ok(Some(self.notes.read.lock().unwrap().entry(key.clone()).or_insert(record).clone()))
             }
-            found => Ok(found),
+            found => Ok(found.map(|record| self.twist_record(record))),
         }
     }
 
@@ -351,8 +364,9 @@ impl Records for Bugged {
         ttl: Option<Duration>,
     ) -> Result<Write> {
         let expect = if self.bug == Bug::ExpectIgnored { Expect::Any } else { expect };
+        let (value, expect) = recipe::twist_write(self.bug, key, value, expect);
         let mut ttl = if self.bug == Bug::RecordsNeverExpire { None } else { ttl };
-        let mut value = value;
+        let mut value = &value[..];
         match self.bug {
             Bug::WritesAreLost => {
                 return Ok(Write::Written(Version(self.made_up_version())));
@@ -366,6 +380,7 @@ impl Records for Bugged {
         let written = self.store.write(&self.twist_key(key), value, expect, ttl).await?;
         match written {
             Write::Written(_) if self.bug == Bug::VersionsStartAgain => Ok(Write::Written(Version(1))),
+            Write::Conflict(found) => Ok(Write::Conflict(found.map(|record| self.twist_record(record)))),
             written => Ok(written),
         }
     }

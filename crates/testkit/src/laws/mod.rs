@@ -170,6 +170,23 @@ macro_rules! every_recipe_law {
     };
 }
 
+/// Calls a macro with every check that a recipe could forget, and the law that must notice.
+#[macro_export]
+macro_rules! every_recipe_bug {
+    ($then:ident $(, $arg:tt)*) => {
+        $then! { [$($arg)*]
+            register::updates_of_many_lose_nothing => UpdateUnchecked,
+            register::an_update_whose_answer_is_lost_counts_once => TrailForgotten,
+            once::a_late_result_is_refused => LateResultKept,
+            once::another_request_under_the_same_key_is_refused => PrintUnchecked,
+            election::a_late_leader_cannot_proclaim => TermUnchecked,
+            election::an_observer_sees_everything_once_in_order => OnlyTheNewestIsKept,
+            windows::a_window_is_run_once_by_all => WindowForgotten,
+            windows::a_window_that_was_not_finished_is_taken_over => LateEndKept,
+        }
+    };
+}
+
 /// Turns every law of the recipes into a test of its own for one [`Harness`].
 #[macro_export]
 macro_rules! recipes {

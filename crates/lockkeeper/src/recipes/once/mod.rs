@@ -1,24 +1,17 @@
 //! A thing that is done once, however often it is asked for: absent → running → done, with the result kept.
 
+mod claim;
 mod page;
 mod parts;
+mod run;
 mod turn;
 
-use std::future::Future;
 use std::time::Duration;
 
-use lockkeeper_core::{Busy, Error, Fence, LockName, Result};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use lockkeeper_core::Fence;
 use sha2::{Digest, Sha256};
 
-use super::backoff::look_again;
-use super::cell::{Cell, Seen};
-use super::{name_of, need_records};
-use crate::builder::LockBuilder;
-use crate::guard::Guard;
 use crate::keeper::Lockkeeper;
-use page::Page;
 pub use turn::Turn;
 
 /// What is to become of a run that failed.
@@ -154,149 +147,4 @@ impl Once {
         self.for_correctness = true;
         self
     }
-
-    /// The result, from now or from before. `work` is called only if it is our turn, and dropped before the deadline if
-    /// the lease cannot be kept: then the answer is [`Error::Lost`] and the next caller takes over. [`Error::Stale`] if
-    /// somebody took over while we finished: our result was not kept, and theirs counts.
-    ///
-    /// Dropping the future gives the turn back; so does a panic. The next caller runs then, with a newer fence.
-    pub async fn run<T, E, W>(self, work: impl FnOnce(Fence) -> W) -> Result<Done<Result<T, E>>>
-    where
-        T: Serialize + DeserializeOwned,
-        E: Serialize + DeserializeOwned,
-        W: Future<Output = Result<T, E>>,
-    {
-        let turn = match self.claim().await? {
-            Claim::Done(Done { result, fence, .. }) => {
-                return Ok(Done { result: of_stored(result)?, fence, replayed: true });
-            }
-            Claim::Turn(turn) => turn,
-        };
-        let fence = turn.fence();
-        let result = turn.guard().run(work(fence)).await?;
-        turn.finish(to_stored(&result)?).await?;
-        Ok(Done { result, fence, replayed: false })
-    }
-
-    /// The result if there is one, else the turn to make it. Waits while somebody else runs.
-    pub async fn claim(self) -> Result<Claim> {
-        need_records(&self.keeper, "a thing done once")?;
-        self.check()?;
-        let cell = Cell::new(&self.keeper, name_of("once/", &self.key)?);
-        if let Some(done) = self.look(&cell).await? {
-            return Ok(Claim::Done(done));
-        }
-        let guard = tokio::select! {
-            biased;
-            // Standing in line is the wait; looking now and then spares those at the end of a long line.
-            done = self.watch_for_result(&cell) => return done.map(Claim::Done),
-            guard = self.stand_in_line(&cell.key) => guard?,
-        };
-        self.begin(cell, guard).await
-    }
-
-    fn check(&self) -> Result<()> {
-        if self.keep < lockkeeper_core::limits::TTL_MIN {
-            return Err(Error::invalid(format!(
-                "the result is kept for {:?}: at least 100ms are needed",
-                self.keep
-            )));
-        }
-        Ok(())
-    }
-
-    async fn stand_in_line(&self, name: &LockName) -> Result<Guard> {
-        let mut ask: LockBuilder = self.keeper.lock(name).ttl(self.ttl);
-        if self.for_correctness {
-            ask = ask.for_correctness();
-        }
-        match self.wait {
-            Some(Duration::ZERO) => match ask.try_acquire().await? {
-                Some(guard) => Ok(guard),
-                None => Err(self.busy(name).await?),
-            },
-            Some(wait) => ask.wait(wait).acquire().await,
-            None => ask.acquire().await,
-        }
-    }
-
-    /// Who is at it, for one who does not wait.
-    async fn busy(&self, name: &LockName) -> Result<Error> {
-        let view = self.keeper.inspect(name).await?;
-        let (held, waiting) = view.map_or_else(Default::default, |view| (view.held, view.waiting));
-        Ok(Error::Busy(Box::new(Busy { name: name.clone(), held, waiting })))
-    }
-
-    async fn watch_for_result(&self, cell: &Cell) -> Result<Done<Stored>> {
-        loop {
-            look_again(&*self.keeper.0.clock, self.poll).await;
-            // Trouble while looking is no trouble: the place in line will tell.
-            match self.look(cell).await {
-                Ok(Some(done)) => return Ok(done),
-                Err(error @ Error::Invalid(_)) => return Err(error),
-                _ => {}
-            }
-        }
-    }
-
-    /// The result, if there is one.
-    async fn look(&self, cell: &Cell) -> Result<Option<Done<Stored>>> {
-        match cell.read().await? {
-            Some(seen) => self.judge(cell, &seen).await,
-            None => Ok(None),
-        }
-    }
-
-    /// The result that a page tells of; `None` if it tells of a run.
-    async fn judge(&self, cell: &Cell, seen: &Seen) -> Result<Option<Done<Stored>>> {
-        let (page, body) = Page::parse(&self.key, &seen.value)?;
-        page.check_print(&self.key, self.print.as_deref())?;
-        let Some(done) = &page.done else { return Ok(None) };
-        let bytes = parts::gather(cell, &self.key, page.fence, done, body).await?;
-        Ok(Some(Done { result: Stored { ok: done.ok, bytes }, fence: page.fence, replayed: true }))
-    }
-
-    /// Says in the record that we run, unless there is a result after all.
-    async fn begin(&self, cell: Cell, guard: Guard) -> Result<Claim> {
-        loop {
-            let old = cell.read().await?;
-            if let Some(seen) = &old {
-                if let Some(done) = self.judge(&cell, seen).await? {
-                    guard.release().await.ok();
-                    return Ok(Claim::Done(done));
-                }
-                let (page, _) = Page::parse(&self.key, &seen.value)?;
-                if page.fence > guard.fence() {
-                    // Somebody was let in after us: we are late, and do not know it yet.
-                    return Err(Error::Stale { yours: guard.fence(), seen: page.fence });
-                }
-            }
-            let page = Page::running(guard.fence(), self.print.clone()).bytes(&[]);
-            let ttl = Some(turn::forgotten_after(self.keep));
-            // If not, the runner before us came through after all, or its page went: look again.
-            if let Ok(running) = guard.run(cell.swap(old.as_ref(), &page, ttl)).await?? {
-                let (key, print) = (self.key.clone(), self.print.clone());
-                let (keep, on_failure) = (self.keep, self.on_failure);
-                let turn = Turn { cell, guard, running, key, print, keep, on_failure };
-                return Ok(Claim::Turn(Box::new(turn)));
-            }
-        }
-    }
-}
-
-fn to_stored<T: Serialize, E: Serialize>(result: &Result<T, E>) -> Result<Stored> {
-    let bytes = match result {
-        Ok(value) => serde_json::to_vec(value),
-        Err(value) => serde_json::to_vec(value),
-    };
-    let bytes = bytes.map_err(|e| Error::invalid(format!("the result cannot be written as JSON: {e}")))?;
-    Ok(Stored { ok: result.is_ok(), bytes })
-}
-
-fn of_stored<T: DeserializeOwned, E: DeserializeOwned>(stored: Stored) -> Result<Result<T, E>> {
-    let result = match stored.ok {
-        true => serde_json::from_slice(&stored.bytes).map(Ok),
-        false => serde_json::from_slice(&stored.bytes).map(Err),
-    };
-    result.map_err(|e| Error::invalid(format!("the stored result is not of this type: {e}")))
 }

@@ -5,6 +5,7 @@ use lockkeeper_core::{Error, Fence, Result};
 use super::page::Page;
 use super::{OnFailure, Stored, parts};
 use crate::guard::Guard;
+use crate::recipes::backoff::Backoff;
 use crate::recipes::cell::{Cell, Seen};
 
 /// The page of a run that nobody finished stays for this long, or for as long as results are kept if that is longer. It
@@ -41,16 +42,29 @@ impl Turn {
     /// Keeps the result, or forgets the try if it failed and is to be retried. Then gives the lock back.
     ///
     /// The record decides, not the lease: a result that comes late counts if nobody took over meanwhile. If somebody did,
-    /// it is [`Error::Stale`].
+    /// it is [`Error::Stale`]. A store that is away is tried again for as long as nobody can take over, a ttl at most.
     pub async fn finish(self, result: Stored) -> Result<()> {
-        let stored = if !result.ok && self.on_failure == OnFailure::Retry {
-            self.forget().await
-        } else {
-            self.store(&result).await
+        let clock = self.cell.keeper.0.clock.clone();
+        let (give_up, mut backoff) = (clock.now() + self.guard.ttl(), Backoff::new(&*clock));
+        let stored = loop {
+            match self.try_finish(&result).await {
+                // The work is done. To give up because of a moment would mean to do it again.
+                Err(Error::Unavailable(_)) if self.guard.is_held() && clock.now() < give_up => {
+                    backoff.wait().await
+                }
+                stored => break stored,
+            }
         };
         // If it is lost by now, or cannot be given back: its ttl ends it, and everybody finds the result.
         let _ = self.guard.release().await;
         stored
+    }
+
+    async fn try_finish(&self, result: &Stored) -> Result<()> {
+        match self.on_failure {
+            OnFailure::Retry if !result.ok => self.forget().await,
+            _ => self.store(result).await,
+        }
     }
 
     async fn store(&self, result: &Stored) -> Result<()> {

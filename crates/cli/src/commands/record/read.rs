@@ -1,0 +1,129 @@
+use std::time::Duration;
+
+use clap::Args;
+use futures_util::StreamExt;
+use lockkeeper::{Entry, LockName, Page};
+use serde_json::{Value, json};
+
+use super::Key;
+use crate::args::{Common, utf8};
+use crate::exit::{self, Failure, OK};
+use crate::output::{self, bold};
+use crate::signals::Signals;
+use crate::span;
+use crate::text::{columns, cut, plain};
+
+#[derive(Args, Debug)]
+pub struct Get {
+    #[command(flatten)]
+    pub key: Key,
+}
+
+#[derive(Args, Debug)]
+pub struct Ls {
+    /// Only keys that begin with this
+    #[arg(default_value = "", hide_default_value = true, value_parser = utf8("prefix"))]
+    pub prefix: String,
+    #[command(flatten)]
+    pub common: Common,
+}
+
+#[derive(Args, Debug)]
+pub struct Watch {
+    #[command(flatten)]
+    pub key: Key,
+    /// How often to look, give or take a quarter
+    #[arg(long, value_name = "SPAN", default_value = "500ms", value_parser = span::ttl, allow_hyphen_values = true)]
+    pub poll: Duration,
+}
+
+impl Get {
+    pub async fn go(self) -> Result<i32, Failure> {
+        let keeper = self.key.common.open().await?;
+        let Some(entry) = keeper.register_bytes(&self.key.key).read().await? else {
+            return Err(self.key.absent());
+        };
+        match self.key.common.json {
+            true => output::line(&shown(&self.key.key, Some(&entry)).to_string())?,
+            false => output::bytes(&entry.value)?,
+        }
+        Ok(OK)
+    }
+}
+
+impl Ls {
+    pub async fn go(self) -> Result<i32, Failure> {
+        let keeper = self.common.open().await?;
+        let (mut all, mut next) = keeper.registers(&self.prefix, &Page::FIRST).await?;
+        while let Some(after) = next {
+            let (more, then) = keeper.registers(&self.prefix, &Page::after(after)).await?;
+            all.extend(more);
+            next = then;
+        }
+        if self.common.json {
+            let records: Vec<Value> = all.iter().map(|(key, entry)| shown(key, Some(entry))).collect();
+            output::line(&json!({ "records": records }).to_string())?;
+        } else if !all.is_empty() {
+            let mut rows = vec![["KEY", "FENCE", "BYTES", "VALUE"].map(String::from).to_vec()];
+            rows.extend(all.iter().map(|(key, entry)| row(key, entry)));
+            for (i, line) in columns(&rows).iter().enumerate() {
+                output::line(&if i == 0 { bold(line) } else { line.clone() })?;
+            }
+        }
+        Ok(OK)
+    }
+}
+
+fn row(key: &LockName, entry: &Entry<Vec<u8>>) -> Vec<String> {
+    let first = entry.value.split(|b| *b == b'\n').next().unwrap_or_default();
+    // A glance is enough: a value may be long, or no text at all.
+    let glance = plain(&String::from_utf8_lossy(&first[..first.len().min(200)])).into_owned();
+    vec![
+        plain(key.as_str()).into_owned(),
+        entry.fence.to_string(),
+        entry.value.len().to_string(),
+        cut(&glance, 40),
+    ]
+}
+
+impl Watch {
+    pub async fn go(self) -> Result<i32, Failure> {
+        let mut signals = Signals::ending()?;
+        let keeper = self.key.common.open().await?;
+        let mut changes = keeper.register_bytes(&self.key.key).poll(self.poll).watch();
+        loop {
+            tokio::select! {
+                biased;
+                signal = signals.end() => return Ok(exit::by_signal(signal.as_raw())),
+                change = changes.next() => match change {
+                    Some(change) => self.print(change?.as_ref())?,
+                    None => return Ok(OK),
+                },
+            }
+        }
+    }
+
+    fn print(&self, entry: Option<&Entry<Vec<u8>>>) -> Result<(), Failure> {
+        if self.key.common.json {
+            return output::line(&shown(&self.key.key, entry).to_string());
+        }
+        output::line(&match entry {
+            Some(entry) => {
+                format!("fence {}  {}", entry.fence, plain(&String::from_utf8_lossy(&entry.value)))
+            }
+            None => "there is none".into(),
+        })
+    }
+}
+
+/// A record for machines. Bytes that are no text are given in hex.
+fn shown(key: &LockName, entry: Option<&Entry<Vec<u8>>>) -> Value {
+    let Some(entry) = entry else { return json!({ "key": key, "fence": null }) };
+    match std::str::from_utf8(&entry.value) {
+        Ok(text) => json!({ "key": key, "fence": entry.fence, "value": text }),
+        Err(_) => {
+            let hex: String = entry.value.iter().map(|byte| format!("{byte:02x}")).collect();
+            json!({ "key": key, "fence": entry.fence, "value_hex": hex })
+        }
+    }
+}

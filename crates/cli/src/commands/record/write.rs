@@ -1,0 +1,123 @@
+use std::io::Read;
+use std::time::Duration;
+
+use clap::Args;
+use lockkeeper::{Fence, Outcome, Swap, VALUE_BYTES};
+
+use super::Key;
+use crate::args::utf8;
+use crate::exit::Failure;
+use crate::span;
+
+/// What to write.
+#[derive(Args, Debug)]
+pub struct New {
+    /// The new value, as text
+    #[arg(value_parser = utf8("value"), required_unless_present = "stdin", conflicts_with = "stdin")]
+    pub value: Option<String>,
+    /// Read the new value from stdin, byte for byte; at most 1 MiB less 2 KiB
+    #[arg(long)]
+    pub stdin: bool,
+    /// The value is gone this long after it was written [default: it stays]
+    #[arg(long, value_name = "SPAN", value_parser = span::long, allow_hyphen_values = true)]
+    pub ttl: Option<Duration>,
+}
+
+#[derive(Args, Debug)]
+pub struct Set {
+    #[command(flatten)]
+    pub key: Key,
+    #[command(flatten)]
+    pub new: New,
+}
+
+#[derive(Args, Debug)]
+pub struct Cas {
+    #[command(flatten)]
+    pub key: Key,
+    #[command(flatten)]
+    pub new: New,
+    /// Only over the write with this fence
+    #[arg(long, value_name = "N", value_parser = fence, required_unless_present = "absent")]
+    pub fence: Option<Fence>,
+    /// Only if there is no value
+    #[arg(long, conflicts_with = "fence")]
+    pub absent: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct Rm {
+    #[command(flatten)]
+    pub key: Key,
+    /// Only if the newest write has this fence
+    #[arg(long, value_name = "N", value_parser = fence)]
+    pub fence: Option<Fence>,
+}
+
+fn fence(text: &str) -> Result<Fence, String> {
+    let number = text.parse().map_err(|_| "a fence is a number".to_owned())?;
+    Fence::new(number).map_err(|e| e.to_string())
+}
+
+impl New {
+    /// The bytes, read before any store is opened.
+    fn bytes(&self) -> Result<Vec<u8>, Failure> {
+        let Some(value) = &self.value else {
+            let mut bytes = Vec::new();
+            let read = std::io::stdin().lock().take(VALUE_BYTES as u64 + 1).read_to_end(&mut bytes);
+            read.map_err(|e| Failure::new(Outcome::Invalid, format!("stdin cannot be read: {e}")))?;
+            return fits(bytes);
+        };
+        fits(value.clone().into_bytes())
+    }
+}
+
+fn fits(bytes: Vec<u8>) -> Result<Vec<u8>, Failure> {
+    if bytes.len() > VALUE_BYTES {
+        let message = format!("a value may have {VALUE_BYTES} bytes, and this one has more");
+        return Err(
+            Failure::new(Outcome::Limited, message).next("keep it elsewhere, and its address in the record")
+        );
+    }
+    Ok(bytes)
+}
+
+impl Set {
+    pub async fn go(self) -> Result<i32, Failure> {
+        let bytes = self.new.bytes()?;
+        let keeper = self.key.common.open().await?;
+        let mut register = keeper.register_bytes(&self.key.key);
+        if let Some(ttl) = self.new.ttl {
+            register = register.ttl(ttl);
+        }
+        let done = register.update(|_| bytes.clone()).await?;
+        self.key.told("written", done.fence)
+    }
+}
+
+impl Cas {
+    pub async fn go(self) -> Result<i32, Failure> {
+        let bytes = self.new.bytes()?;
+        let keeper = self.key.common.open().await?;
+        let mut register = keeper.register_bytes(&self.key.key);
+        if let Some(ttl) = self.new.ttl {
+            register = register.ttl(ttl);
+        }
+        match register.compare_and_set(self.fence, &bytes).await? {
+            Swap::Swapped(fence) => self.key.told("written", fence),
+            Swap::Conflict(Some(found)) => Err(self.key.changed(&found)),
+            Swap::Conflict(None) => Err(self.key.absent()),
+        }
+    }
+}
+
+impl Rm {
+    pub async fn go(self) -> Result<i32, Failure> {
+        let keeper = self.key.common.open().await?;
+        match keeper.register_bytes(&self.key.key).remove(self.fence).await? {
+            Swap::Swapped(fence) => self.key.told("deleted", fence),
+            Swap::Conflict(Some(found)) => Err(self.key.changed(&found)),
+            Swap::Conflict(None) => Err(self.key.absent()),
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Recipes that forget a check of their own, on a store that is fine: what they read or write is changed on the way, so that it is
+//! as if the check were not there.
+
+use lockkeeper_core::{Expect, Fence, LockName, Record};
+use serde_json::{Value, json};
+
+use super::Bug;
+
+/// The line of the recipes' own, if there is one, and what follows it.
+fn split(bytes: &[u8]) -> (&[u8], &[u8]) {
+    match bytes.iter().position(|b| *b == b'\n') {
+        Some(end) if bytes.starts_with(b"lk1 ") => bytes.split_at(end + 1),
+        _ => (&[], bytes),
+    }
+}
+
+/// Changes the page of a recipe: its first line, or all of it.
+fn edit(bytes: &[u8], change: impl FnOnce(&mut Value)) -> Vec<u8> {
+    let (trail, page) = split(bytes);
+    let end = page.iter().position(|b| *b == b'\n').unwrap_or(page.len());
+    let Ok(mut value) = serde_json::from_slice(&page[..end]) else { return bytes.to_vec() };
+    change(&mut value);
+    [trail, value.to_string().as_bytes(), &page[end..]].concat()
+}
+
+fn is_done(bytes: &[u8]) -> bool {
+    let mut done = false;
+    edit(bytes, |page| done = page["done"].is_object() || page["done"] == true);
+    done
+}
+
+fn belongs(key: &LockName, recipe: &str) -> bool {
+    key.as_str().starts_with(recipe)
+}
+
+/// What a client with the fence `own` is told of a record.
+pub(super) fn twist_read(bug: Bug, own: Option<Fence>, mut record: Record) -> Record {
+    let value = match bug {
+        Bug::PrintUnchecked if belongs(&record.key, "once/") => edit(&record.value, |page| {
+            page.as_object_mut().map(|page| page.remove("print"));
+        }),
+        Bug::WindowForgotten if belongs(&record.key, "window/") => {
+            edit(&record.value, |page| page["done"] = json!(false))
+        }
+        // Nobody's term is above that of the one who asks.
+        Bug::TermUnchecked if belongs(&record.key, "election/") => edit(&record.value, |page| {
+            let said = page["proclaimed"].as_array_mut().into_iter().flatten();
+            for (term, own) in said.map(|said| &mut said["term"]).filter_map(|term| Some((term, own?))) {
+                *term = json!(term.as_u64().map_or(own.get(), |term| term.min(own.get())));
+            }
+        }),
+        _ => return record,
+    };
+    record.value = value;
+    record
+}
+
+/// What the store is told to write instead.
+pub(super) fn twist_write(bug: Bug, key: &LockName, value: &[u8], expect: Expect) -> (Vec<u8>, Expect) {
+    let recipe = ["once/", "once-part/", "election/", "window/"].iter().any(|recipe| belongs(key, recipe));
+    match bug {
+        Bug::UpdateUnchecked if !recipe => (value.to_vec(), Expect::Any),
+        Bug::LateResultKept if belongs(key, "once/") && is_done(value) => (value.to_vec(), Expect::Any),
+        Bug::LateEndKept if belongs(key, "window/") && is_done(value) => (value.to_vec(), Expect::Any),
+        Bug::TrailForgotten => (split(value).1.to_vec(), expect),
+        Bug::OnlyTheNewestIsKept if belongs(key, "election/") => {
+            let newest = edit(value, |page| {
+                let last = page["proclaimed"].as_array().and_then(|said| said.last()).cloned();
+                page["proclaimed"] = json!(last.into_iter().collect::<Vec<_>>());
+            });
+            (newest, expect)
+        }
+        _ => (value.to_vec(), expect),
+    }
+}
