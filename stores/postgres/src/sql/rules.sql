@@ -101,7 +101,8 @@ BEGIN
     _lock.attempt := NULL;
     _lock.expires := 0;
   END IF;
-  _lock.back := least(_lock.back, _now + _most);
+  -- What is over is forgotten, or it would come back with a clock that is set back.
+  _lock.back := CASE WHEN _lock.back > _now THEN least(_lock.back, _now + _most) ELSE 0 END;
   _lock.free := greatest(_lock.back, CASE WHEN _lock.expires > 0 THEN _lock.expires + @S.delay(_lock.terms) END);
   UPDATE @S.lock l SET attempt = _lock.attempt, expires = _lock.expires, free = _lock.free, back = _lock.back, flags = _lock.flags
     WHERE l.name = _name AND (l.expires, l.free, l.back, l.flags) IS DISTINCT FROM (_lock.expires, _lock.free, _lock.back, _lock.flags);

@@ -38,7 +38,7 @@ BEGIN
           WHERE _terms IS NULL AND pg_try_advisory_xact_lock_shared(@S.key(_name))) s
         WHERE s.fence BETWEEN s.now AND 9007199254740991 AND s.now > (SELECT watched FROM @S.state)
       ON CONFLICT (name) DO UPDATE SET fence = greatest(excluded.fence, l.fence + 1), attempt = excluded.attempt,
-        since = excluded.since, ttl = excluded.ttl, expires = excluded.expires, free = excluded.free, terms = NULL,
+        since = excluded.since, ttl = excluded.ttl, expires = excluded.expires, free = excluded.free, back = 0, terms = NULL,
         holder = excluded.holder
         WHERE l.free <= excluded.since AND l.flags = 0
       RETURNING l.fence INTO _answer;
@@ -65,7 +65,7 @@ CREATE FUNCTION @S.take_turn(_name text, _attempt bytea, _ttl bigint, _terms jso
 DECLARE _fence bigint;
 BEGIN
   UPDATE @S.lock l SET fence = greatest(s.fence, l.fence + 1), attempt = _attempt, since = s.now, ttl = _ttl,
-      expires = s.now + _ttl, free = s.now + _ttl, terms = NULL, holder = _holder
+      expires = s.now + _ttl, free = s.now + _ttl, back = 0, terms = NULL, holder = _holder
     FROM (SELECT nextval('@S.fence') AS fence, @S.us() AS now
       WHERE _terms IS NULL AND pg_try_advisory_xact_lock_shared(@S.key(_name))) s
     WHERE l.name = _name AND l.free <= s.now AND l.flags = 1 AND s.fence BETWEEN s.now AND 9007199254740991
