@@ -1,7 +1,9 @@
 use std::time::{Duration, Instant};
 
 use lockkeeper::Lockkeeper;
-use lockkeeper_testkit::servers::{self, EtcdOptions, PostgresOptions, RedisOptions, TempDir};
+use lockkeeper_testkit::servers::{
+    self, EtcdOptions, PostgresOptions, RedisOptions, TempDir, ZooKeeperOptions,
+};
 
 use super::crowd::{Crowd, below, times};
 
@@ -66,4 +68,10 @@ async fn sixteen_processes_count_in_etcd_and_lose_none() {
 async fn sixteen_processes_count_in_postgres_and_lose_none() {
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
     sixteen_count(&format!("postgres://postgres@{}/postgres?timeout=20s", server.addr())).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sixteen_processes_count_in_zookeeper_and_lose_none() {
+    let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
+    sixteen_count(&format!("zk://{}?timeout=20s", server.addr())).await;
 }

@@ -16,7 +16,10 @@ impl Once {
         need_records(&self.keeper, "a thing done once")?;
         self.check()?;
         let cell = Cell::new(&self.keeper, name_of("once/", &self.key)?);
-        if let Some(done) = self.look(&cell).await? {
+        let before = cell.read().await?;
+        if let Some(seen) = &before
+            && let Some(done) = self.judge(&cell, seen).await?
+        {
             return Ok(Claim::Done(done));
         }
         let guard = tokio::select! {
@@ -25,7 +28,7 @@ impl Once {
             done = self.watch_for_result(&cell) => return done.map(Claim::Done),
             guard = self.stand_in_line(&cell.key) => guard?,
         };
-        self.begin(cell, guard).await
+        self.begin(cell, guard, before).await
     }
 
     /// The result if there is one by now. Neither waits nor runs.
@@ -105,10 +108,11 @@ impl Once {
         Ok(Some(Done { result: Stored { ok: done.ok, bytes }, fence: page.fence, replayed: true }))
     }
 
-    /// Says in the record that we run, unless there is a result after all.
-    async fn begin(&self, cell: Cell, guard: Guard) -> Result<Claim> {
+    /// Says in the record that we run, unless there is a result after all. It is not read for that: if it is not as it was
+    /// before we stood in line, the write is refused, and the answer says what is there.
+    async fn begin(&self, cell: Cell, guard: Guard, before: Option<Seen>) -> Result<Claim> {
+        let mut old = before;
         loop {
-            let old = cell.read().await?;
             if let Some(seen) = &old {
                 if let Some(done) = self.judge(&cell, seen).await? {
                     guard.release().await.ok();
@@ -122,12 +126,15 @@ impl Once {
             }
             let page = Page::running(guard.fence(), self.print.clone()).bytes(&[]);
             let ttl = Some(turn::forgotten_after(self.keep));
-            // If not, the runner before us came through after all, or its page went: look again.
-            if let Ok(running) = guard.run(cell.swap(old.as_ref(), &page, ttl)).await?? {
-                let (key, print) = (self.key.clone(), self.print.clone());
-                let (keep, on_failure) = (self.keep, self.on_failure);
-                let turn = Turn { cell, guard, running, key, print, keep, on_failure };
-                return Ok(Claim::Turn(Box::new(turn)));
+            match guard.run(cell.swap(old.as_ref(), &page, ttl)).await?? {
+                Ok(running) => {
+                    let (key, print) = (self.key.clone(), self.print.clone());
+                    let (keep, on_failure) = (self.keep, self.on_failure);
+                    let turn = Turn { cell, guard, running, key, print, keep, on_failure };
+                    return Ok(Claim::Turn(Box::new(turn)));
+                }
+                // Somebody ran meanwhile, or the page before went.
+                Err(found) => old = found,
             }
         }
     }
