@@ -16,10 +16,10 @@ pub enum Error {
     #[error("the lock is lost: {0}")]
     Lost(String),
     /// A newer fence was seen: your work is out of date, drop it.
-    #[error("fence {yours} is stale: {seen} was seen already")]
+    #[error("fence {presented} is stale: {seen} was seen already")]
     Stale {
         /// The fence that was offered.
-        yours: Fence,
+        presented: Fence,
         /// The newest one seen.
         seen: Fence,
     },

@@ -40,7 +40,9 @@ impl FencedFile {
     pub fn write(&self, fence: Fence, value: impl Into<String>) -> Result<()> {
         let mut file = self.0.locked().map_err(unavailable)?;
         match last(&mut file).map_err(unavailable)? {
-            Some(Accepted { fence: seen, .. }) if fence < seen => Err(Error::Stale { yours: fence, seen }),
+            Some(Accepted { fence: seen, .. }) if fence < seen => {
+                Err(Error::Stale { presented: fence, seen })
+            }
             _ => append(&file, &Accepted { fence, value: value.into() }).map_err(unavailable),
         }
     }

@@ -21,7 +21,9 @@ fn a_late_writer_is_told_what_was_seen() {
     file.write(fence(5), "five again").unwrap();
     file.write(fence(7), "seven\nlines").unwrap();
     let late = file.write(fence(6), "six");
-    assert!(matches!(late, Err(Error::Stale { yours, seen }) if yours == fence(6) && seen == fence(7)));
+    assert!(
+        matches!(late, Err(Error::Stale { presented, seen }) if presented == fence(6) && seen == fence(7))
+    );
     let now = file.read().unwrap().unwrap();
     assert_eq!((now.fence, &*now.value), (fence(7), "seven\nlines"));
     let values: Vec<String> = file.accepted().unwrap().into_iter().map(|write| write.value).collect();
@@ -48,7 +50,7 @@ fn child_writes() {
         unfenced.write(mine, n.to_string()).unwrap();
         match fenced.write(mine, n.to_string()) {
             Ok(()) => {}
-            Err(Error::Stale { yours, seen }) if yours < seen => refused += 1,
+            Err(Error::Stale { presented, seen }) if presented < seen => refused += 1,
             Err(e) => panic!("{e}"),
         }
         counter.increment().unwrap();
@@ -136,7 +138,9 @@ fn who_looked_and_was_stopped_cannot_enter_what_its_successor_has() {
         assert_eq!(ledger.look("k", fence(9)).unwrap(), None);
         ledger.enter("k", fence(9), "successor").unwrap();
         match ledger.enter("k", fence(5), "late") {
-            Err(Error::Stale { yours, seen }) => assert!(fenced && (yours, seen) == (fence(5), fence(9))),
+            Err(Error::Stale { presented, seen }) => {
+                assert!(fenced && (presented, seen) == (fence(5), fence(9)))
+            }
             taken => assert!(!fenced && taken.is_ok()),
         }
         assert_eq!(ledger.entries("k").unwrap().len(), entries);

@@ -264,3 +264,12 @@ fn running_without_a_server_is_said_aloud() {
     assert!(String::from_utf8_lossy(&output.stderr).contains(line), "{output:?}");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), format!("{line}\n"));
 }
+
+#[test]
+fn moto_answers_and_is_gone_afterwards() {
+    let Ok(moto) = servers::moto() else { return };
+    let pid = moto.pid().unwrap();
+    moto.ready().unwrap();
+    drop(moto);
+    assert!(!alive(pid));
+}

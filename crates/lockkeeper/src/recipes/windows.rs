@@ -116,7 +116,7 @@ impl Windows {
                     return Ok(Window::Done { newest_ms: page.at_ms, fence: page.fence });
                 }
                 if page.fence > guard.fence() {
-                    return Err(Error::Stale { yours: guard.fence(), seen: page.fence });
+                    return Err(Error::Stale { presented: guard.fence(), seen: page.fence });
                 }
             }
             let taken_over = page.as_ref().is_some_and(|page| page.at_ms == at_ms);
@@ -176,7 +176,7 @@ impl Run {
             Ok(_) => Ok(()),
             Err(Some(found)) => {
                 let seen = serde_json::from_slice(&found.value).map_or(found.fence, |page: Page| page.fence);
-                Err(Error::Stale { yours: page.fence, seen })
+                Err(Error::Stale { presented: page.fence, seen })
             }
             Err(None) => Err(Error::Lost("the record of the window was deleted while it ran".into())),
         }

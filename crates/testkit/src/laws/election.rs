@@ -106,7 +106,7 @@ pub async fn a_late_leader_cannot_proclaim<H: Harness>(h: H) {
     h.client().await.break_lock(&name("election/e"), "a law").await.unwrap();
     let newer = elected(&h, &b, "newer").await;
     match late.proclaim("me again").await {
-        Err(Error::Stale { yours, seen }) => assert_eq!((yours, seen), (late.term(), newer.term())),
+        Err(Error::Stale { presented, seen }) => assert_eq!((presented, seen), (late.term(), newer.term())),
         Err(Error::Lost(_)) => {}
         other => panic!("a late leader was to be refused: {other:?}"),
     }

@@ -140,7 +140,7 @@ pub async fn a_late_result_is_refused<H: Harness>(h: H) {
     assert!(newer.fence() > old);
     // Between the two: the newer one runs, and is not disturbed.
     match late.finish(stored(b"late")).await {
-        Err(Error::Stale { yours, seen }) => assert_eq!((yours, seen), (old, newer.fence())),
+        Err(Error::Stale { presented, seen }) => assert_eq!((presented, seen), (old, newer.fence())),
         other => panic!("a late result was to be refused: {other:?}"),
     }
     let fence = newer.fence();

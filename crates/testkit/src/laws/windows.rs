@@ -77,7 +77,7 @@ pub async fn a_window_that_was_not_finished_is_taken_over<H: Harness>(h: H) {
     assert!(run.taken_over && run.fence() > late.fence());
     assert_eq!(run.previous_ms, Some(TODAY - DAY), "what was before is not forgotten over it");
     match late.finish().await {
-        Err(Error::Stale { yours, seen }) => assert_eq!((yours, seen), (dead.fence(), guard.fence())),
+        Err(Error::Stale { presented, seen }) => assert_eq!((presented, seen), (dead.fence(), guard.fence())),
         other => panic!("a late end was to be refused: {other:?}"),
     }
     run.finish().await.unwrap();

@@ -58,7 +58,7 @@ impl Ledger {
         let mut file = log.locked().map_err(unavailable)?;
         let seen = highest(&mut file).map_err(unavailable)?;
         match seen {
-            Some(seen) if self.fenced && fence < seen => Err(Error::Stale { yours: fence, seen }),
+            Some(seen) if self.fenced && fence < seen => Err(Error::Stale { presented: fence, seen }),
             _ => append(&file, &Accepted { fence, value: value.to_owned() }).map_err(unavailable),
         }
     }

@@ -56,7 +56,7 @@ impl Page {
     pub fn say(&mut self, term: Fence, value: Option<String>) -> Result<()> {
         let number = match self.newest() {
             Some(newest) if newest.term > term => {
-                return Err(Error::Stale { yours: term, seen: newest.term });
+                return Err(Error::Stale { presented: term, seen: newest.term });
             }
             Some(newest) if newest.term == term => newest.number + 1,
             _ => 1,

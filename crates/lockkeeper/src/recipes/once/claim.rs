@@ -121,7 +121,7 @@ impl Once {
                 let (page, _) = Page::parse(&self.key, &seen.value)?;
                 if page.fence > guard.fence() {
                     // Somebody was let in after us: we are late, and do not know it yet.
-                    return Err(Error::Stale { yours: guard.fence(), seen: page.fence });
+                    return Err(Error::Stale { presented: guard.fence(), seen: page.fence });
                 }
             }
             let page = Page::running(guard.fence(), self.print.clone()).bytes(&[]);

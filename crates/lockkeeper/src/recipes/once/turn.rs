@@ -96,7 +96,7 @@ impl Turn {
     fn refused(&self, found: Option<Seen>) -> Error {
         let page = found.and_then(|seen| Page::parse(&self.key, &seen.value).ok().map(|(page, _)| page));
         match page {
-            Some(page) => Error::Stale { yours: self.fence(), seen: page.fence },
+            Some(page) => Error::Stale { presented: self.fence(), seen: page.fence },
             None => Error::Lost(format!("the record of {:?} was deleted while it ran", self.key)),
         }
     }

@@ -1,0 +1,35 @@
+//! The check at the place where it counts: resources that refuse a late writer.
+//!
+//! A lock is only as strong as the resource that checks its fence. Each adapter here keeps a **mark** for each resource: the
+//! highest fence that it has taken. A write with a lower fence is refused with [`Error::Stale`](lockkeeper_core::Error::Stale) and changes nothing; one with the
+//! same fence or a higher one is taken, and raises the mark in the same step. So the rule survives a paused process, a late
+//! packet, a clock that jumps and a store that gave the lock to somebody else meanwhile.
+//!
+//! Deleting is a write like any other: the mark stays, because a resource that forgets it takes a late writer for a new one.
+
+use async_trait::async_trait;
+use lockkeeper_core::{Fence, Result};
+
+/// A value that is guarded, and the fence it was last written with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// The mark: the highest fence that was taken.
+    pub fence: Fence,
+    /// The value; `None` if the last write deleted it.
+    pub value: Option<Vec<u8>>,
+}
+
+/// What every adapter can do, whatever it writes to. One suite of laws holds all of them to it.
+///
+/// The same write sent twice (a retry after [`Error::Unknown`](lockkeeper_core::Error::Unknown)) does no harm: its fence is not lower than itself.
+#[async_trait]
+pub trait Fenced: Send + Sync {
+    /// Writes a value. [`Error::Stale`](lockkeeper_core::Error::Stale) if a higher fence was seen: then nothing has changed.
+    async fn put(&self, resource: &str, fence: Fence, value: &[u8]) -> Result<()>;
+
+    /// Deletes the value and keeps the mark. [`Error::Stale`](lockkeeper_core::Error::Stale) as with [`Fenced::put`]; deleting nothing is no error.
+    async fn delete(&self, resource: &str, fence: Fence) -> Result<()>;
+
+    /// The mark and the value. `None`: nobody has ever written here.
+    async fn read(&self, resource: &str) -> Result<Option<Seen>>;
+}
