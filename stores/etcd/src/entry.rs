@@ -83,11 +83,13 @@ impl Entry {
 
     /// As it stands under one of its names.
     pub fn under(&self, name: &LockName, names: &[LockName]) -> Vec<u8> {
+        if names.len() == 1 {
+            return self.to_bytes();
+        }
         let mut entry = self.clone();
-        (entry.names, entry.first) = match names {
-            [_] => (Vec::new(), None),
-            [first, ..] if first == name => (names.to_vec(), None),
-            _ => (Vec::new(), Some(names[0].clone())),
+        (entry.names, entry.first) = match &names[0] {
+            first if first == name => (names.to_vec(), None),
+            first => (Vec::new(), Some(first.clone())),
         };
         entry.to_bytes()
     }

@@ -173,7 +173,8 @@ impl Gather {
         let Some(until) = self.until.take() else { return };
         let mut last = Instant::now();
         while waiting.len() < self.expected && last.elapsed() < self.lull && Instant::now() < until {
-            // A timer would be too coarse.
+            // A timer would be too coarse. Whoever is to come may want this core.
+            std::thread::yield_now();
             tokio::task::yield_now().await;
             while let Ok(order) = orders.try_recv() {
                 waiting.push_back(order);
