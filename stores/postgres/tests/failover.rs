@@ -1,10 +1,10 @@
-//! Servers that are killed, restored, set to another time, or taken over by a standby.
+//! Servers that are killed, set to another time, or taken over by a standby.
 
 mod common;
 
 use std::time::Duration;
 
-use common::{Client, ask_for, client_of, keeper, number, open, sql, try_open, url};
+use common::{Client, ask_for, client_of, keeper, open, sql, try_open, url};
 use lockkeeper_core::{Acquired, Error, Grant, Promise, Renewal, Wait};
 use lockkeeper_testkit::laws::{
     ask, eventually, give_back, granted, is_free, refused, soon, stand_in_line, take, with,
@@ -112,29 +112,6 @@ async fn a_synchronous_standby_misses_nothing() {
     let b = client_of(&standby).await;
     refused(&b, &ask("x")).await;
     assert_eq!(renewed(&b, &held).await, Renewal::Renewed);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fences_outlive_a_dropped_schema_and_an_old_dump() {
-    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
-    let store = client_of(&server).await;
-    let first = take(&store, &ask("x")).await;
-    let dump = number(&server, "SELECT last_value FROM lockkeeper.fence");
-    for _ in 0..50 {
-        let held = take(&store, &ask("y")).await;
-        give_back(&store, &held.claim).await;
-    }
-    let second = take(&store, &ask("y")).await;
-    // Dropped under a store that is open: it is made again, and nobody remembers who held what.
-    sql(&server, "DROP SCHEMA lockkeeper CASCADE");
-    let third = take(&store, &ask("y")).await;
-    assert!(first.fence < second.fence && second.fence < third.fence);
-    // What a restored dump does to the counter.
-    give_back(&store, &third.claim).await;
-    sql(&server, &format!("SELECT setval('lockkeeper.fence', {dump})"));
-    sql(&server, "DELETE FROM lockkeeper.lock");
-    let fourth = take(&store, &ask("y")).await;
-    assert!(fourth.fence > third.fence, "{} after {}", fourth.fence, third.fence);
 }
 
 async fn on_a_clock() -> Option<(Server, ClockShim, Client)> {

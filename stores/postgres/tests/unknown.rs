@@ -1,29 +1,80 @@
 //! Requests that may have happened. One client talks through a proxy that breaks its connection at the first message, at
-//! the second, and so on until nothing is left to break; another looks at what that leaves behind.
+//! the second, and so on until nothing is left to break; another looks at what that leaves behind. The proxy stands before the
+//! server, before a pooler, or between the two.
 
 mod common;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use common::{keeper, number, try_open, url};
-use lockkeeper_core::{Error, Fence, Release, Store};
+use futures_util::future::join_all;
+use lockkeeper_core::{Error, Release, Store};
 use lockkeeper_testkit::laws::{self, ask, eventually, give_back, is_free, soon, take};
 use lockkeeper_testkit::proxy::{At, Fault, Framing, Proxy, every_point};
 use lockkeeper_testkit::servers::{self, PostgresOptions, Server};
 
-const TTL: Duration = Duration::from_secs(20);
+/// Longer than the patience of a test: a lock that is left behind does not come free by itself meanwhile.
+const TTL: Duration = Duration::from_secs(90);
+/// Most of a story is waiting: so many are told at once, each of locks of its own.
+const LANES: u64 = 6;
 
 async fn open(addr: impl std::fmt::Display) -> Result<Arc<dyn Store>, Error> {
     // Long enough for a slow disk to answer.
     try_open(&format!("{}?timeout=1s&poll=100ms&claim=2s", url(addr))).await
 }
 
+/// Where the proxy stands.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Way {
+    /// Client, proxy, server.
+    Direct,
+    /// Client, proxy, pooler, server.
+    BeforePooler,
+    /// Client, pooler, proxy, server.
+    BehindPooler,
+}
+
+/// A way that is built.
+struct Road {
+    proxy: Proxy,
+    pooler: Option<Server>,
+}
+
+impl Road {
+    async fn build(way: Way, server: SocketAddr) -> Road {
+        let pooler = async |before: SocketAddr| {
+            let started = tokio::task::spawn_blocking(move || servers::pgbouncer(before)).await.unwrap();
+            started.unwrap_or_else(|skip| panic!("{}", skip.text()))
+        };
+        match way {
+            Way::Direct => Road { proxy: Proxy::start(server, Framing::Postgres), pooler: None },
+            Way::BeforePooler => {
+                let pooler = pooler(server).await;
+                Road { proxy: Proxy::start(pooler.addr(), Framing::Postgres), pooler: Some(pooler) }
+            }
+            Way::BehindPooler => {
+                let proxy = Proxy::start(server, Framing::Postgres);
+                Road { pooler: Some(pooler(proxy.addr()).await), proxy }
+            }
+        }
+    }
+
+    /// Where the client begins.
+    fn door(&self, way: Way) -> SocketAddr {
+        match (way, &self.pooler) {
+            (Way::BehindPooler, Some(pooler)) => pooler.addr(),
+            _ => self.proxy.addr(),
+        }
+    }
+}
+
 /// What an unlucky client does, from its first word to its last. Everything must come out as if nothing had happened.
-async fn story(proxy: &Proxy, other: &Arc<dyn Store>) {
+async fn story(door: SocketAddr, other: &Arc<dyn Store>, [x, y]: [&str; 2]) {
     // Nothing happened when it cannot even be opened.
     let store = loop {
-        match open(proxy.addr()).await {
+        match open(door).await {
             Ok(store) => break store,
             Err(Error::Unavailable(_) | Error::Unknown(_)) => {}
             Err(error) => panic!("{error}"),
@@ -31,13 +82,13 @@ async fn story(proxy: &Proxy, other: &Arc<dyn Store>) {
     };
     let keeper = keeper(&store);
     // A free lock: granted once, whatever was heard of it.
-    let guard = soon("a free lock is granted", keeper.lock("x").ttl(TTL).acquire()).await.unwrap();
-    let seen = other.inspect(&laws::name("x")).await.unwrap().unwrap();
+    let guard = soon("a free lock is granted", keeper.lock(x).ttl(TTL).acquire()).await.unwrap();
+    let seen = other.inspect(&laws::name(x)).await.unwrap().unwrap();
     assert_eq!(seen.held.iter().map(|held| held.fence).collect::<Vec<_>>(), [guard.fence()]);
     // A lock that is waited for: handed over once, to the one that waits.
-    let held = take(other, &ask("y")).await;
-    let waiter = tokio::spawn(keeper.lock("y").ttl(TTL).acquire());
-    laws::in_line(other, &laws::name("y"), 1).await;
+    let held = take(other, &ask(y)).await;
+    let waiter = tokio::spawn(keeper.lock(y).ttl(TTL).acquire());
+    laws::in_line(other, &laws::name(y), 1).await;
     give_back(other, &held.claim).await;
     let next = soon("the waiter is served", waiter).await.unwrap();
     let next = next.unwrap_or_else(|error| panic!("the waiter was let down: {error}"));
@@ -49,48 +100,106 @@ async fn story(proxy: &Proxy, other: &Arc<dyn Store>) {
     }
     drop(next);
     soon("what is left is given back", keeper.settle()).await;
-    is_free(other, "x").await;
-    is_free(other, "y").await;
+    is_free(other, x).await;
+    is_free(other, y).await;
 }
 
-async fn break_everywhere(server: &Server, kind: &str, fault: fn(At) -> Fault) {
-    let other = open(server.addr()).await.unwrap();
-    let mut last: Option<Fence> = None;
-    let points = every_point(300, async |n| {
-        let proxy = Proxy::start(server.addr(), Framing::Postgres);
-        let injected = proxy.inject(fault(Fault::at_request(n)));
-        story(&proxy, &other).await;
-        let grant = take(&other, &ask("x")).await;
-        assert!(Some(grant.fence) > last, "the fence went back");
-        last = Some(grant.fence);
-        give_back(&other, &grant.claim).await;
-        injected.fired()
-    })
-    .await;
-    println!("{kind}: {points} points");
-    assert!(points > 8, "the story has more than {points} requests");
-    // Nothing is left but two free rows, once the places in line of those who are gone are over.
+async fn break_everywhere(way: Way, kind: &str, fault: fn(At) -> Fault) {
+    if way != Way::Direct && servers::require("pgbouncer", "pgbouncer", "pgbouncer").is_err() {
+        return;
+    }
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    let other = try_open(&format!("{}?timeout=20s", url(server.addr()))).await.unwrap();
+    let lanes = (0..LANES).map(|lane| break_lane(way, lane, fault, &server, &other));
+    let points: u64 = join_all(lanes).await.into_iter().sum();
+    println!("{way:?}, {kind}: {points} points");
+    // A pooler logs in once for many, and nothing is prepared there.
+    let least = if way == Way::Direct { 20 } else { 12 };
+    assert!(points >= least, "the story has more than {points} requests");
+    // Nothing is left but free rows, once the places in line of those who are gone are over.
     let rows = "SELECT (SELECT count(*) FROM lockkeeper.waiter) + (SELECT count(*) FROM lockkeeper.hold) \
                 + (SELECT count(*) FROM lockkeeper.lock WHERE attempt IS NOT NULL OR expires > 0)";
-    eventually("nothing is left behind", || async { number(server, rows) == 0 }).await;
+    eventually("nothing is left behind", || async { number(&server, rows) == 0 }).await;
 }
+
+/// Every `LANES`th point, and how many of them there are.
+async fn break_lane(
+    way: Way,
+    lane: u64,
+    fault: fn(At) -> Fault,
+    server: &Server,
+    other: &Arc<dyn Store>,
+) -> u64 {
+    let (x, y) = (format!("x{lane}"), format!("y{lane}"));
+    let mut last = None;
+    every_point(300, async |turn| {
+        let n = (turn - 1) * LANES + lane + 1;
+        let road = Road::build(way, server.addr()).await;
+        let before = road.proxy.count().requests;
+        let injected = road.proxy.inject(fault(Fault::at_request(n)));
+        story(road.door(way), other, [&x, &y]).await;
+        let grant = take(other, &ask(&x)).await;
+        assert!(Some(grant.fence) > last, "the fence went back");
+        last = Some(grant.fence);
+        give_back(other, &grant.claim).await;
+        assert_eq!(road.proxy.trouble(), None, "what is not understood is not counted");
+        // A goodbye has no answer that could be cut off: the fault does not fire there, and the story goes on.
+        injected.fired() || road.proxy.count().requests - before >= n
+    })
+    .await
+}
+
+const CUT: &str = "answered, and cut before the reply";
+const RESET: &str = "reset before the request is passed on";
+const HELD: &str = "held for ever";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reply_that_never_comes() {
-    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
-    break_everywhere(&server, "answered, and cut before the reply", At::cut_before_reply).await;
+    break_everywhere(Way::Direct, CUT, At::cut_before_reply).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_that_never_arrives() {
-    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
-    break_everywhere(&server, "reset before the request is passed on", At::reset).await;
+    break_everywhere(Way::Direct, RESET, At::reset).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_network_that_swallows_everything_from_a_request_on() {
-    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
-    break_everywhere(&server, "held for ever", At::hold).await;
+    break_everywhere(Way::Direct, HELD, At::hold).await;
+}
+
+mod pooled {
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_reply_that_never_comes() {
+        break_everywhere(Way::BeforePooler, CUT, At::cut_before_reply).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_request_that_never_arrives() {
+        break_everywhere(Way::BeforePooler, RESET, At::reset).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_network_that_swallows_everything_from_a_request_on() {
+        break_everywhere(Way::BeforePooler, HELD, At::hold).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_reply_that_never_comes_to_the_pooler() {
+        break_everywhere(Way::BehindPooler, CUT, At::cut_before_reply).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_request_of_the_pooler_that_never_arrives() {
+        break_everywhere(Way::BehindPooler, RESET, At::reset).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_network_that_swallows_everything_of_the_pooler() {
+        break_everywhere(Way::BehindPooler, HELD, At::hold).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

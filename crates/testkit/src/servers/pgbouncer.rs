@@ -39,9 +39,11 @@ impl Program for PgBouncer {
     fn prepare(&self, place: &Place) -> io::Result<()> {
         hand_over(place.dir())?;
         let (server, port) = (self.server, place.addr(0).port());
+        // After a log-in that failed it would let everybody wait for 15 s, and for one that hangs as long.
         let text = format!(
             "[databases]\n* = host={} port={} user=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\n\
-             unix_socket_dir =\nauth_type = any\npool_mode = transaction\ndefault_pool_size = 8\nmax_client_conn = 1000\n",
+             unix_socket_dir =\nauth_type = any\npool_mode = transaction\ndefault_pool_size = 8\nmax_client_conn = 1000\n\
+             server_login_retry = 0.2\nserver_connect_timeout = 2\n",
             server.ip(),
             server.port()
         );

@@ -22,6 +22,8 @@ pub struct PostgresOptions {
     pub clock: Option<ClockShim>,
     /// What it encrypts with, for those who want that.
     pub tls: Option<TlsFiles>,
+    /// Lines of `pg_hba.conf` before those that let everybody in, such as `host all app 127.0.0.1/32 scram-sha-256`.
+    pub hba: Vec<String>,
 }
 
 /// Starts a PostgreSQL server with a database cluster of its own. Its Unix socket is in its directory.
@@ -127,7 +129,11 @@ impl Program for Postgres {
             }
         }
         let make = self.make(&place.join("data").display().to_string());
-        Launch { user: self.user.clone(), ..make }.run(&place.join("log"))
+        Launch { user: self.user.clone(), ..make }.run(&place.join("log"))?;
+        // The first line that fits is the one that counts.
+        let path = place.join("data").join("pg_hba.conf");
+        let usual = fs::read_to_string(&path)?;
+        fs::write(path, format!("{}\n{usual}", self.options.hba.join("\n")))
     }
 
     fn launch(&self, place: &Place) -> Launch {
