@@ -42,6 +42,10 @@ impl Failure {
     pub fn while_connecting(error: &tokio_postgres::Error, to: &str) -> Self {
         match error.as_db_error() {
             Some(told) => Failure::Refused { code: told.code().code().into(), text: told.message().into() },
+            // The client library says so in words only.
+            None if chain(error).ends_with("password missing") => {
+                Failure::Refused { code: "28000".into(), text: "that a password is needed".into() }
+            }
             None => Failure::Away(format!("no PostgreSQL at {to}: {}", chain(error))),
         }
     }

@@ -57,20 +57,20 @@ impl Shared {
                 Some(answer) => answer,
                 None => {
                     let order = order(ask, kind);
-                    let posted = match &place {
-                        Some(place) => place.post(&self.lane, order).ok_or_else(left)?,
-                        None => self.lane.post(order),
-                    };
-                    posted.answer().await
+                    match &place {
+                        Some(place) => place.send(self, order).await.ok_or_else(left)?,
+                        None => self.send(order).await,
+                    }
                 }
             };
             let ends = match answer.map_err(Error::from).and_then(|answer| read(answer, ask)) {
-                Ok((sent_at, Said::Granted(fence))) => {
+                Ok((sent_at, lease, Said::Granted(fence))) => {
                     let (claim, mode, ttl) = (ask.claim.clone(), ask.mode, ask.ttl);
-                    return Ok(Acquired::Granted(Grant { claim, fence, mode, ttl, sent_at, lease: ttl }));
+                    let lease = lease.unwrap_or(ttl);
+                    return Ok(Acquired::Granted(Grant { claim, fence, mode, ttl, sent_at, lease }));
                 }
-                Ok((_, Said::Busy(busy))) => return Ok(Acquired::Busy(busy)),
-                Ok((_, Said::InLine(ends))) => ends,
+                Ok((_, _, Said::Busy(busy))) => return Ok(Acquired::Busy(busy)),
+                Ok((_, _, Said::InLine(ends))) => ends,
                 // Whoever waits goes on waiting while the server is away; the place may be kept all the same.
                 Err(error @ (Error::Unavailable(_) | Error::Unknown(_))) if stands && waits => {
                     tracing::debug!(%error, "still in line, as far as we know");
@@ -123,7 +123,7 @@ impl Shared {
             terms: None,
             holder: None,
         };
-        match self.lane.send(order).await?.text.as_str() {
+        match self.send(order).await?.text.as_str() {
             "+" => Ok(Release::Released),
             "-" => Ok(Release::AlreadyGone),
             _ => Err(odd()),
@@ -177,8 +177,11 @@ fn order(ask: &Ask, kind: Kind) -> Order {
     }
 }
 
-fn read(lane::Answer { sent_at, text }: lane::Answer, ask: &Ask) -> Result<(Moment, Said)> {
-    Ok((sent_at, understand(&text, ask)?))
+fn read(
+    lane::Answer { sent_at, text, lease }: lane::Answer,
+    ask: &Ask,
+) -> Result<(Moment, Option<Duration>, Said)> {
+    Ok((sent_at, lease, understand(&text, ask)?))
 }
 
 fn understand(text: &str, ask: &Ask) -> Result<Said> {

@@ -5,15 +5,16 @@ use lockkeeper_core::Error;
 use crate::config::Options;
 use crate::fault::Failure;
 use crate::link::{Live, first};
-use crate::script::{MIGRATIONS, Sql, VERSION};
+use crate::script::{FUNCTIONS, MIGRATIONS, Sql, VERSION};
 
 static SERVER: Sql =
     Sql { text: "SELECT pg_is_in_recovery(), current_setting('server_encoding')", types: &[] };
 static THERE: Sql = Sql { text: "SELECT to_regclass('@S.migration') IS NOT NULL", types: &[] };
 static FOUND: Sql = Sql { text: "SELECT coalesce(max(version), 0) FROM @S.migration", types: &[] };
 
-/// Looks whether the server is one to keep locks in, and whether our tables are there in our version; if not, makes them.
-pub(crate) async fn ready(live: &Live, options: &Options) -> Result<(), Failure> {
+/// Looks whether the server is one to keep locks in, and whether our tables are there in our version; if not, makes them. `repair`:
+/// something is known to be missing.
+pub(crate) async fn ready(live: &Live, options: &Options, repair: bool) -> Result<(), Failure> {
     let server = live.rows(&SERVER, &[]).await?;
     if first(&server, 0)? {
         return Err(Failure::Told(Error::Unavailable(format!(
@@ -37,8 +38,8 @@ pub(crate) async fn ready(live: &Live, options: &Options) -> Result<(), Failure>
             options.schema
         ))));
     }
-    if found < VERSION {
-        live.run(&migration(&options.schema)).await.map_err(told)?;
+    if found < VERSION || repair {
+        live.run(&migration(&options.schema, repair)).await.map_err(told)?;
     }
     Ok(())
 }
@@ -52,20 +53,22 @@ async fn found(live: &Live) -> Result<i32, Failure> {
 }
 
 /// What brings the schema to our version, from whatever it is. Many may try at once: one does it, and the others find it done.
-pub(crate) fn migration(schema: &str) -> String {
+pub(crate) fn migration(schema: &str, repair: bool) -> String {
     let mut steps = String::new();
     for (i, step) in MIGRATIONS.iter().enumerate() {
         let (version, step) = (i + 1, step.replace("@S", schema));
         steps += &format!(
             "IF _found < {version} THEN EXECUTE $migration${step}$migration$; \
-             INSERT INTO {schema}.migration(version) VALUES ({version}); END IF;\n"
+             INSERT INTO {schema}.migration(version) VALUES ({version}) ON CONFLICT DO NOTHING; END IF;\n"
         );
     }
+    let functions = FUNCTIONS.replace("@S", schema);
+    steps += &format!("IF _found < {VERSION} THEN EXECUTE $migration${functions}$migration$; END IF;\n");
     format!(
         "BEGIN; SELECT pg_advisory_xact_lock(hashtextextended('lockkeeper migration {schema}', 0));\n\
          DO $do$ DECLARE _found int := 0; BEGIN\n\
          IF to_regnamespace('{schema}') IS NULL THEN CREATE SCHEMA {schema}; END IF;\n\
-         IF to_regclass('{schema}.migration') IS NOT NULL THEN \
+         IF NOT {repair} AND to_regclass('{schema}.migration') IS NOT NULL THEN \
          SELECT coalesce(max(version), 0) INTO _found FROM {schema}.migration; END IF;\n\
          {steps}END $do$; COMMIT;"
     )

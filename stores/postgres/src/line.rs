@@ -1,10 +1,13 @@
 //! Those of this process who stand in line, and the one task that looks after all of them.
 
 use std::collections::{BTreeMap, HashMap};
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::Claim;
+use lockkeeper_core::{Claim, Moment};
 use lockkeeper_host::random_128;
 use serde::Deserialize;
 use tokio::sync::Notify;
@@ -12,7 +15,7 @@ use tokio::task::AbortHandle;
 
 use crate::entry::{hash, hex, micros};
 use crate::fault::Failure;
-use crate::lane::{Answer, Lane, Order, Posted};
+use crate::lane::{Answer, Order};
 use crate::script::LOOK;
 use crate::store::Shared;
 
@@ -35,7 +38,49 @@ struct Desk {
     /// How many of us wait for which name.
     names: BTreeMap<String, usize>,
     listening: bool,
+    /// Messages may have been lost since everybody asked last.
+    missed: bool,
     due: Option<Instant>,
+    sync: Option<Sync>,
+}
+
+/// What the server's clock said to a question that we had sent at this moment: it said so then, or later.
+#[derive(Clone, Copy)]
+struct Sync {
+    sent_at: Moment,
+    said: i64,
+}
+
+impl Sync {
+    /// The earliest that it can have said `later`, as long as nobody sets it. Rates may differ by a hundredth.
+    fn earliest(self, later: i64) -> Moment {
+        let span = Duration::from_micros(later.abs_diff(self.said));
+        match later > self.said {
+            true => self.sent_at + span * 99 / 100,
+            false => self.sent_at.before(span * 101 / 100),
+        }
+    }
+}
+
+/// A lock that somebody gave back and gave to us: its fence, when, and for how long, in microseconds of the server's clock.
+struct Passed {
+    fence: i64,
+    at: i64,
+    lease: Duration,
+}
+
+/// A call: for whom, and what it was given, if anything.
+fn read(text: &str) -> Option<(&str, Option<Passed>)> {
+    let mut words = text.split(' ');
+    let key = words.next()?;
+    let mut number = || words.next()?.parse::<i64>().ok();
+    let passed = match (number(), number(), number()) {
+        (Some(fence), Some(at), Some(lease)) => {
+            Some(Passed { fence, at, lease: Duration::from_micros(lease.try_into().ok()?) })
+        }
+        _ => None,
+    };
+    Some((key, passed))
 }
 
 struct Waiter {
@@ -52,6 +97,8 @@ struct Turn {
     under_way: Option<AbortHandle>,
     /// Somebody took the ask back: nothing is sent for it any more, or it would stand in line for nobody.
     left: bool,
+    /// It was given the lock while it asked by itself: it asks once more, if it is told to wait.
+    given: bool,
     answer: Option<Result<Answer, Failure>>,
 }
 
@@ -77,6 +124,29 @@ impl Waiter {
     }
 }
 
+impl Waiter {
+    /// It has been given the lock. Its lease counts from when that was done, by what is known of the server's clock.
+    fn accept(self: &Arc<Self>, shared: &Arc<Shared>, passed: &Passed, sync: Sync) {
+        let mut turn = self.turn();
+        if turn.left {
+            return;
+        }
+        if turn.order.is_none() || turn.under_way.is_some() {
+            turn.given = true;
+            return self.called.notify_one();
+        }
+        let now = shared.options.clock.now();
+        let sent_at = sync.earliest(passed.at).min(now);
+        if now >= sent_at + passed.lease {
+            drop(turn);
+            return self.take_turn(shared);
+        }
+        turn.order = None;
+        turn.answer = Some(Ok(Answer { sent_at, text: passed.fence.to_string(), lease: Some(passed.lease) }));
+        self.called.notify_one();
+    }
+}
+
 /// A place in line. Dropping it gives up waiting, not the place: that is what a release is for.
 pub(crate) struct Place<'a> {
     line: &'a Line,
@@ -88,6 +158,7 @@ pub(crate) struct Place<'a> {
 /// What `look` says.
 #[derive(Deserialize)]
 struct Seen {
+    now: i64,
     known: bool,
     names: Vec<Spot>,
 }
@@ -126,18 +197,25 @@ impl Line {
         }
     }
 
-    /// One of us is the first in line, and nobody is in the way.
-    pub fn call(&self, shared: &Arc<Shared>, key: &str) {
-        let waiter = self.desk().waiters.get(key).cloned();
-        if let Some(waiter) = waiter {
-            waiter.take_turn(shared);
+    /// One of us is the first in line, and nobody is in the way; or it has been given the lock already.
+    pub fn call(&self, shared: &Arc<Shared>, text: &str) {
+        let Some((key, passed)) = read(text) else { return };
+        let (waiter, sync) = {
+            let desk = self.desk();
+            (desk.waiters.get(key).cloned(), desk.sync)
+        };
+        match (waiter, passed, sync) {
+            (Some(waiter), Some(passed), Some(sync)) => waiter.accept(shared, &passed, sync),
+            (Some(waiter), ..) => waiter.take_turn(shared),
+            // It has left meanwhile. Whoever left gives back what it was given.
+            (None, ..) => {}
         }
     }
 
     /// No messages come any more, and perhaps one was lost.
     pub fn deaf(&self) {
         let mut desk = self.desk();
-        desk.listening = false;
+        desk.missed |= std::mem::take(&mut desk.listening);
         desk.due = Some(Instant::now());
         self.ring.notify_one();
     }
@@ -147,6 +225,9 @@ impl Place<'_> {
     /// It stands in line now; something changes by itself after `ends`. `order` is what to send when it is called.
     pub fn stand(&mut self, order: Order, ends: Option<Duration>) {
         let mut turn = self.waiter.turn();
+        if turn.given {
+            self.waiter.called.notify_one();
+        }
         *turn = Turn { order: Some(order), left: turn.left, ..Turn::default() };
         drop(turn);
         let mut desk = self.line.desk();
@@ -190,10 +271,17 @@ impl Place<'_> {
         self.waiter.turn().left
     }
 
-    /// Hands in an ask, unless somebody took it back.
-    pub fn post(&self, lane: &Lane, order: Order) -> Option<Posted> {
-        let turn = self.waiter.turn();
-        (!turn.left).then(|| lane.post(order))
+    /// Sends an ask, unless somebody took it back. What is sent after that is sent after it: it leaves while nobody can take it back.
+    pub async fn send(&self, shared: &Shared, order: Order) -> Option<Result<Answer, Failure>> {
+        let mut send = pin!(shared.send(order));
+        let left = poll_fn(|cx| {
+            let turn = self.waiter.turn();
+            Poll::Ready((!turn.left).then(|| send.as_mut().poll(cx)))
+        });
+        match left.await? {
+            Poll::Ready(answer) => Some(answer),
+            Poll::Pending => Some(send.await),
+        }
     }
 }
 
@@ -257,18 +345,25 @@ pub(crate) fn jitter(span: Duration) -> Duration {
 
 /// Looks at everything that is waited for, once, whatever the number of those who wait.
 async fn look(shared: &Arc<Shared>) -> Instant {
-    let names: Vec<String> = {
+    let (names, listening, missed): (Vec<String>, bool, bool) = {
         let mut desk = shared.line.desk();
         desk.due = None;
-        desk.names.keys().cloned().collect()
+        (desk.names.keys().cloned().collect(), desk.listening, std::mem::take(&mut desk.missed))
     };
-    let seen = see(shared, &names).await;
+    let sent_at = shared.options.clock.now();
+    let seen = see(shared, listening, &names).await;
     let now = Instant::now();
     let mut desk = shared.line.desk();
     let mut soonest = shared.options.poll;
+    desk.missed |= missed && seen.is_none();
+    if let Some(seen) = &seen {
+        desk.sync = Some(Sync { sent_at, said: seen.now });
+    }
     match seen {
-        // We were silent for too long, or the server has forgotten us: everybody asks again.
-        Some(seen) if !seen.known => desk.waiters.values().for_each(|waiter| waiter.called.notify_one()),
+        // We were silent for too long, or the server has forgotten us, or did not reach us: everybody asks again.
+        Some(seen) if missed || !seen.known => {
+            desk.waiters.values().for_each(|waiter| waiter.called.notify_one());
+        }
         Some(seen) => {
             for Spot { first, ready, ends } in seen.names {
                 if let Some(waiter) = desk.waiters.get(&first).filter(|_| ready) {
@@ -286,17 +381,17 @@ async fn look(shared: &Arc<Shared>) -> Instant {
     now
 }
 
-async fn see(shared: &Shared, names: &[String]) -> Option<Seen> {
+async fn see(shared: &Shared, hears: bool, names: &[String]) -> Option<Seen> {
     let told = async {
         let live = shared.link.live().await?;
         let claim = micros(shared.options.claim);
-        live.rows(&LOOK, &[&shared.client, &live.epoch(), &claim, &names]).await
+        live.rows(&LOOK, &[&shared.client, &live.epoch(), &claim, &hears, &names]).await
     };
     match told.await {
         Ok(rows) => serde_json::from_str(rows.first()?.try_get(0).ok()?).ok(),
         Err(failure) => {
             if failure.is_missing() {
-                shared.link.hang_up();
+                shared.link.rebuild();
             }
             tracing::debug!(?failure, "could not look at the line, will look again");
             None

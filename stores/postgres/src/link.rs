@@ -1,10 +1,12 @@
 //! One connection to the server, shared by everybody, that comes back by itself.
 
 use std::collections::HashMap;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::io;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
@@ -45,6 +47,8 @@ pub(crate) struct Link {
     epoch: AtomicI32,
     /// Whether statements may be prepared: not where a pooler gives each of them to another server process.
     named: AtomicBool,
+    /// Whether something of ours was found missing.
+    repair: AtomicBool,
     line: Mutex<Line>,
     /// Held by whoever makes a new connection; the others wait for it.
     dialing: tokio::sync::Mutex<()>,
@@ -71,6 +75,7 @@ pub(crate) struct Live(Arc<Wire>);
 
 struct Wire {
     client: Client,
+    talk: Arc<Talk>,
     gauge: Arc<Gauge>,
     epoch: i32,
     prepared: OnceLock<HashMap<&'static str, Statement>>,
@@ -101,6 +106,7 @@ impl Link {
             role,
             epoch: AtomicI32::new(0),
             named: AtomicBool::new(false),
+            repair: AtomicBool::new(false),
             line: Mutex::default(),
             dialing: tokio::sync::Mutex::default(),
         }
@@ -119,11 +125,17 @@ impl Link {
         match self.live().await?.rows(sql, params).await {
             // Somebody dropped our tables. Nothing has happened; a new connection makes them again.
             Err(failure) if failure.is_missing() => {
-                self.hang_up();
+                self.rebuild();
                 self.live().await?.rows(sql, params).await
             }
             answer => answer,
         }
+    }
+
+    /// Something of ours is missing: the next connection makes it again.
+    pub fn rebuild(&self) {
+        self.repair.store(true, Ordering::Relaxed);
+        self.hang_up();
     }
 
     /// Drops the connection: the next request makes a new one.
@@ -166,6 +178,11 @@ impl Link {
         }
     }
 
+    /// The connection, if there is one on which statements may follow each other.
+    pub fn prompt(&self) -> Option<Live> {
+        self.ready().filter(|live| live.0.prepared.get().is_some())
+    }
+
     fn ready(&self) -> Option<Live> {
         let mut line = self.line();
         if line.live.as_ref().is_some_and(|live| live.0.gauge.over() || live.0.client.is_closed()) {
@@ -183,7 +200,8 @@ impl Link {
         let made = self.reactor.spawn(dial(self.options.clone(), listener, epoch)).await;
         let live = made.unwrap_or_else(|_| Err(Failure::Away("the store is closed".into())))?;
         if let Role::Speak(client) = &self.role {
-            install::ready(&live, &self.options).await?;
+            install::ready(&live, &self.options, self.repair.load(Ordering::Relaxed)).await?;
+            self.repair.store(false, Ordering::Relaxed);
             if epoch > 1 {
                 live.rows(&HELLO, &[client, &epoch]).await?;
             }
@@ -203,10 +221,10 @@ impl Live {
 
     /// Runs one statement and returns its rows. What is called first is sent first.
     pub async fn rows(&self, sql: &Sql, params: &[Param<'_>]) -> Result<Vec<Row>, Failure> {
-        let Wire { client, prepared, to, schema, .. } = &*self.0;
+        let Wire { client, prepared, to, schema, talk, .. } = &*self.0;
         let mut under_way = self.begin().await;
         let answer = match prepared.get().and_then(|all| all.get(sql.text)) {
-            Some(statement) => client.query(statement, params).await,
+            Some(statement) => talk.soon(client.query(statement, params)).await,
             None => {
                 let text = sql.text.replace("@S", schema);
                 let typed: Vec<_> = params.iter().copied().zip(sql.types.iter().cloned()).collect();
@@ -328,12 +346,11 @@ async fn connect(options: &Options, listener: Option<Listener>, epoch: i32) -> R
     }
     let gauge = Arc::new(Gauge::default());
     let (watched, timeout) = (gauge.clone(), options.timeout);
-    let client = match &options.door {
+    let (client, talk) = match &options.door {
         Door::Unix(..) => {
             let stream = UnixStream::connect(&to).await.map_err(away)?;
             let (client, connection) = config.connect_raw(stream, NoTls).await.map_err(refused)?;
-            tokio::spawn(drive(connection, watched, timeout, listener));
-            client
+            (client, Talk::new(connection))
         }
         Door::Tcp(host, number) => {
             let stream = TcpStream::connect((host.as_str(), *number)).await.map_err(away)?;
@@ -347,34 +364,105 @@ async fn connect(options: &Options, listener: Option<Listener>, epoch: i32) -> R
                 Some(tls) => {
                     let (client, connection) =
                         config.connect_raw(stream, tls.to(host)).await.map_err(refused)?;
-                    tokio::spawn(drive(connection, watched, timeout, listener));
-                    client
+                    (client, Talk::new(connection))
                 }
                 None => {
                     let (client, connection) = config.connect_raw(stream, NoTls).await.map_err(refused)?;
-                    tokio::spawn(drive(connection, watched, timeout, listener));
-                    client
+                    (client, Talk::new(connection))
                 }
             }
         }
     };
+    tokio::spawn(drive(talk.clone(), watched, timeout, listener));
     let (prepared, schema) = (OnceLock::new(), options.schema.clone());
     let alone = tokio::sync::Mutex::new(());
-    Ok(Live(Arc::new(Wire { client, gauge, epoch, prepared, alone, to, schema })))
+    Ok(Live(Arc::new(Wire { client, talk, gauge, epoch, prepared, alone, to, schema })))
+}
+
+/// What moves both ways on a connection. A task on the store's thread sees to it; whoever asks moves its own question on, at once,
+/// which spares it the time until that thread has woken up.
+struct Talk {
+    /// `None`: it is over.
+    connection: Mutex<Option<Box<dyn Moves>>>,
+    /// Who sees to it.
+    waker: OnceLock<Waker>,
+}
+
+trait Moves: Send {
+    fn poll_message(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<AsyncMessage, tokio_postgres::Error>>>;
+}
+
+impl<S, T> Moves for Connection<S, T>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send,
+    T: AsyncRead + AsyncWrite + Unpin + Send,
+{
+    fn poll_message(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<AsyncMessage, tokio_postgres::Error>>> {
+        Connection::poll_message(self, cx)
+    }
+}
+
+impl Talk {
+    fn new(connection: impl Moves + 'static) -> Arc<Self> {
+        Arc::new(Talk { connection: Mutex::new(Some(Box::new(connection))), waker: OnceLock::new() })
+    }
+
+    /// The next message; `None`: the connection is over.
+    async fn next(&self) -> Option<AsyncMessage> {
+        poll_fn(|cx| {
+            let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+            _ = self.waker.set(cx.waker().clone());
+            connection.as_mut().map_or(Poll::Ready(None), |connection| connection.poll_message(cx))
+        })
+        .await
+        .and_then(Result::ok)
+    }
+
+    /// Hangs up: whatever was asked and not answered is told so.
+    fn end(&self) {
+        *self.connection.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Moves on what was handed in, if nobody does so already. Where messages come this is left to the one who passes them on.
+    fn nudge(&self) {
+        let (Some(waker), Ok(mut connection)) = (self.waker.get(), self.connection.try_lock()) else {
+            return;
+        };
+        let Some(open) = connection.as_mut() else { return };
+        if let Poll::Ready(told) = open.poll_message(&mut Context::from_waker(waker)) {
+            if !matches!(told, Some(Ok(_))) {
+                *connection = None;
+            }
+            // There may be more to move than this remark of the server's; or it is over.
+            waker.wake_by_ref();
+        }
+    }
+
+    /// Asks, and sees to it that the question leaves.
+    async fn soon<T>(&self, ask: impl Future<Output = T>) -> T {
+        let mut ask = pin!(ask);
+        let mut left = false;
+        poll_fn(|cx| {
+            let answer = ask.as_mut().poll(cx);
+            if answer.is_pending() && !std::mem::replace(&mut left, true) {
+                self.nudge();
+            }
+            answer
+        })
+        .await
+    }
 }
 
 /// Moves what is said both ways until the connection ends, or nothing is answered any more.
-async fn drive<S, T>(
-    mut connection: Connection<S, T>,
-    gauge: Arc<Gauge>,
-    timeout: Duration,
-    listener: Option<Listener>,
-) where
-    S: AsyncRead + AsyncWrite + Unpin,
-    T: AsyncRead + AsyncWrite + Unpin,
-{
-    let talk = async {
-        while let Some(Ok(message)) = poll_fn(|cx| connection.poll_message(cx)).await {
+async fn drive(talk: Arc<Talk>, gauge: Arc<Gauge>, timeout: Duration, listener: Option<Listener>) {
+    let messages = async {
+        while let Some(message) = talk.next().await {
             if let (AsyncMessage::Notification(note), Some(tell)) = (message, &listener) {
                 let (channel, text) = (note.channel().to_owned(), note.payload().to_owned());
                 tell(Heard::Message { channel, text });
@@ -382,11 +470,11 @@ async fn drive<S, T>(
         }
     };
     tokio::select! {
-        () = talk => {}
+        () = messages => {}
         () = gauge.stuck(timeout) => tracing::warn!("no answer for {timeout:?}: the connection is given up"),
     }
     gauge.end();
-    drop(connection);
+    talk.end();
     if let Some(tell) = listener {
         tell(Heard::Gone);
     }

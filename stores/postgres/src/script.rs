@@ -3,11 +3,14 @@
 use tokio_postgres::types::Type;
 
 /// The version of the schema below. One that is newer is refused.
-pub(crate) const VERSION: i32 = 1;
+pub(crate) const VERSION: i32 = MIGRATIONS.len() as i32;
 
-/// What makes each version out of the one before.
-pub(crate) const MIGRATIONS: [&str; 1] = [concat!(
-    include_str!("sql/tables.sql"),
+/// What makes the tables of each version out of those of the one before. Each may be said again, and makes what is missing.
+pub(crate) const MIGRATIONS: [&str; 2] =
+    [include_str!("sql/tables.sql"), include_str!("sql/handing_over.sql")];
+
+/// The functions of this version.
+pub(crate) const FUNCTIONS: &str = concat!(
     include_str!("sql/step.sql"),
     include_str!("sql/rules.sql"),
     include_str!("sql/ask.sql"),
@@ -16,7 +19,7 @@ pub(crate) const MIGRATIONS: [&str; 1] = [concat!(
     include_str!("sql/view.sql"),
     include_str!("sql/record.sql"),
     include_str!("sql/enter.sql"),
-)];
+);
 
 /// One statement, with the types of what is bound.
 pub(crate) struct Sql {
@@ -80,8 +83,10 @@ pub(crate) static RENEW: Sql = sql(
     &[Type::TEXT_ARRAY, Type::BYTEA_ARRAY],
 );
 pub(crate) static BREAK: Sql = sql("SELECT @S.break_lock($1, $2)", &[Type::TEXT, Type::TEXT]);
-pub(crate) static LOOK: Sql =
-    sql("SELECT @S.look($1, $2, $3, $4)", &[Type::TEXT, Type::INT4, Type::INT8, Type::TEXT_ARRAY]);
+pub(crate) static LOOK: Sql = sql(
+    "SELECT @S.look($1, $2, $3, $4, $5)",
+    &[Type::TEXT, Type::INT4, Type::INT8, Type::BOOL, Type::TEXT_ARRAY],
+);
 pub(crate) static HELLO: Sql = sql("SELECT @S.hello($1, $2)", &[Type::TEXT, Type::INT4]);
 pub(crate) static FENCE: Sql = sql("SELECT @S.next_fence(@S.us())", &[]);
 pub(crate) static TIDY: Sql = sql("SELECT @S.tidy()", &[]);

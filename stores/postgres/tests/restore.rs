@@ -193,7 +193,6 @@ async fn a_schema_that_is_dropped_in_use_is_made_again() {
 
 /// The version of the schema is there and its table is not: nobody makes it again, also not whoever opens the store anew.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "a bug of the store: a single table that is dropped is not made again"]
 async fn a_table_that_is_dropped_in_use_is_made_again() {
     dropped_in_use("DROP TABLE lockkeeper.lock CASCADE").await;
 }

@@ -1,6 +1,6 @@
 -- An ask for one name or several, in all its variety. The answers: a fence; `{"waits": true, ...}` it stands in line;
 -- `{"refused": "upgrade" | "mixed" | "self" | "stale", ...}`; else it is busy, and this is who is in the way.
-CREATE FUNCTION @S.ask(_client text, _epoch int, _claim bigint, _patient bool, _names text[], _attempt bytea, _ttl bigint,
+CREATE OR REPLACE FUNCTION @S.ask(_client text, _epoch int, _claim bigint, _patient bool, _names text[], _attempt bytea, _ttl bigint,
   _terms jsonb, _holder text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE
   _mode int := coalesce((_terms->>'mode')::int, 0); _owner text := _terms->>'owner';
@@ -49,7 +49,7 @@ BEGIN
     RETURN @S.view(coalesce(_way, _names[1]), _now, 3, 0);
   END IF;
   IF _place IS NULL THEN
-    _way := @S.join_line(_client, _epoch, _claim, _names, _attempt, _mode, _owner, _terms, _holder, _now);
+    _way := @S.join_line(_client, _epoch, _claim, _names, _attempt, _mode, _owner, _ttl, _terms, _holder, _now);
     IF _way IS NOT NULL THEN RETURN _way; END IF;
   END IF;
   -- Nobody tells when a transaction of a user's is over: that is looked for ten times a second.
@@ -57,7 +57,7 @@ BEGIN
 END $$;
 
 -- The same attempt again is the same ask: a hold keeps its fence and counts its lease anew. One that is lost in part is lost.
-CREATE FUNCTION @S.again(_names text[], _attempt bytea, _now bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.again(_names text[], _attempt bytea, _now bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE _fence bigint; _name text; _renewed int := 0;
 BEGIN
   SELECT fence INTO _fence FROM @S.lock WHERE name = _names[1] AND attempt = _attempt AND expires > _now;
@@ -73,14 +73,14 @@ BEGIN
   RETURN NULL;
 END $$;
 
-CREATE FUNCTION @S.drop_hold(_name text, _attempt bytea) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.drop_hold(_name text, _attempt bytea) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   UPDATE @S.lock SET attempt = NULL, expires = 0, free = back WHERE name = _name AND attempt = _attempt;
   DELETE FROM @S.hold WHERE name = _name AND attempt = _attempt;
 END $$;
 
 -- Writes a grant down, and takes its ask out of the line. An exclusive one is in the row of the lock if there is room.
-CREATE FUNCTION @S.admit(_names text[], _attempt bytea, _mode int, _fence bigint, _ttl bigint, _terms jsonb, _holder text,
+CREATE OR REPLACE FUNCTION @S.admit(_names text[], _attempt bytea, _mode int, _fence bigint, _ttl bigint, _terms jsonb, _holder text,
   _now bigint, _place bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE _name text; _flags int;
 BEGIN
@@ -104,8 +104,8 @@ BEGIN
 END $$;
 
 -- A place at the end of each line; or why not. An ask that would wait for its own owner is refused.
-CREATE FUNCTION @S.join_line(_client text, _epoch int, _claim bigint, _names text[], _attempt bytea, _mode int, _owner text,
-  _terms jsonb, _holder text, _now bigint) RETURNS text LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.join_line(_client text, _epoch int, _claim bigint, _names text[], _attempt bytea, _mode int, _owner text,
+  _ttl bigint, _terms jsonb, _holder text, _now bigint) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE _place bigint; _name text; _common text[];
 BEGIN
   IF _owner IS NOT NULL THEN
@@ -118,7 +118,8 @@ BEGIN
   IF NOT FOUND THEN RETURN '{"refused": "stale"}'; END IF;
   _place := nextval('@S.place');
   FOREACH _name IN ARRAY _names LOOP
-    INSERT INTO @S.waiter VALUES (_name, _place, _attempt, _client, _mode, _owner, _now, _terms, _holder);
+    INSERT INTO @S.waiter VALUES (_name, _place, _attempt, _client, _mode, _owner, _now, _terms, _holder,
+      CASE WHEN _terms IS NULL AND cardinality(_names) = 1 THEN _ttl END);
     UPDATE @S.lock SET flags = flags | 1 WHERE name = _name AND flags & 1 = 0;
     PERFORM @S.tell(_now, _name, 'waiting', NULL, _holder, NULL);
   END LOOP;
@@ -126,7 +127,7 @@ BEGIN
 END $$;
 
 -- How long until something changes by itself, if nobody says anything; nothing if it will not.
-CREATE FUNCTION @S.ends(_names text[], _now bigint) RETURNS bigint LANGUAGE sql STABLE AS $$
+CREATE OR REPLACE FUNCTION @S.ends(_names text[], _now bigint) RETURNS bigint LANGUAGE sql STABLE AS $$
   SELECT min(at) - _now FROM (
     SELECT CASE WHEN expires > _now THEN expires ELSE free END AS at FROM @S.lock WHERE name = ANY (_names)
     UNION ALL SELECT min(expires) FROM @S.hold WHERE name = ANY (_names)) t WHERE at > _now

@@ -1,5 +1,5 @@
 -- The holds of a name: its own, and those beside each other. `bound`: all names of the grant.
-CREATE FUNCTION @S.holds(_name text) RETURNS TABLE(attempt bytea, fence bigint, mode int, turn bigint, since bigint, expires bigint,
+CREATE OR REPLACE FUNCTION @S.holds(_name text) RETURNS TABLE(attempt bytea, fence bigint, mode int, turn bigint, since bigint, expires bigint,
   lingers bool, delay bigint, bound text[], holder text) LANGUAGE sql STABLE AS $$
   SELECT t.attempt, t.fence, t.mode, t.turn, t.since, t.expires, t.lingers, @S.delay(t.terms),
     CASE WHEN t.terms ? 'names' THEN ARRAY(SELECT jsonb_array_elements_text(t.terms->'names')) ELSE ARRAY[_name] END, t.holder
@@ -11,13 +11,13 @@ CREATE FUNCTION @S.holds(_name text) RETURNS TABLE(attempt bytea, fence bigint, 
   ORDER BY t.fence, t.turn
 $$;
 
-CREATE FUNCTION @S.bound_to(_name text) RETURNS text[] LANGUAGE sql STABLE AS $$
+CREATE OR REPLACE FUNCTION @S.bound_to(_name text) RETURNS text[] LANGUAGE sql STABLE AS $$
   SELECT array_agg(DISTINCT n COLLATE "C") FROM (SELECT _name AS n UNION SELECT unnest(bound) FROM @S.holds(_name)) t
 $$;
 
 -- Takes a lock away from whoever holds it; what is only held back is freed. A grant of several names is lost as a whole, so all
 -- of them are locked first: again, if they turn out to be others by then.
-CREATE FUNCTION @S.break_lock(_name text, _reason text) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.break_lock(_name text, _reason text) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE _names text[]; _victim record; _now bigint; _fence bigint; _one text;
 BEGIN
   LOOP
@@ -42,7 +42,7 @@ BEGIN
 END $$;
 
 -- Ends one hold of one name, and holds the name back until then.
-CREATE FUNCTION @S.strike(_name text, _attempt bytea, _fence bigint, _until bigint) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.strike(_name text, _attempt bytea, _fence bigint, _until bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   DELETE FROM @S.hold WHERE name = _name AND attempt = _attempt;
   UPDATE @S.lock SET attempt = NULL, expires = 0, free = back, terms = NULL

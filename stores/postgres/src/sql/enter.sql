@@ -1,6 +1,6 @@
 -- Takes a lock for the rest of the transaction that calls this; or answers with who holds it by a lease, and takes nothing. Waits
 -- for other transactions that are in. Nothing is written here: the counter of fences must not be held up for so long.
-CREATE FUNCTION @S.enter(_name text) RETURNS text LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.enter(_name text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE _now bigint; _lock @S.lock; _way text;
 BEGIN
   IF current_setting('transaction_isolation') <> 'read committed' THEN

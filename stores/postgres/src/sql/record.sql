@@ -1,6 +1,6 @@
 -- Writes or deletes (no value) a record if the expectation is met: -2 anything, -1 nothing there, else the version. Answers with the
 -- new version, 0 for a delete; or with nothing, and what is there.
-CREATE FUNCTION @S.put(_key text, _value bytea, _expect bigint, _ttl bigint, OUT _version bigint, OUT _found bytea, OUT _found_version bigint)
+CREATE OR REPLACE FUNCTION @S.put(_key text, _value bytea, _expect bigint, _ttl bigint, OUT _version bigint, OUT _found bytea, OUT _found_version bigint)
 LANGUAGE plpgsql AS $$
 DECLARE _now bigint;
 BEGIN

@@ -1,10 +1,10 @@
 -- All that is left of the terms of a hold that was given back: which other names it is bound to.
-CREATE FUNCTION @S.bonds(_terms jsonb) RETURNS jsonb LANGUAGE sql IMMUTABLE AS $$
+CREATE OR REPLACE FUNCTION @S.bonds(_terms jsonb) RETURNS jsonb LANGUAGE sql IMMUTABLE AS $$
   SELECT CASE WHEN _terms ? 'names' THEN jsonb_build_object('names', _terms->'names') END
 $$;
 
 -- Gives back a hold, or leaves the line. A hold whose minimum is not over stays, and is nobody's.
-CREATE FUNCTION @S.release(_names text[], _attempt bytea) RETURNS text LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.release(_names text[], _attempt bytea) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE _name text; _lock @S.lock; _hold @S.hold; _now bigint; _stays bigint; _done bool := false;
 BEGIN
   PERFORM FROM @S.lock WHERE name = ANY (_names) ORDER BY name FOR NO KEY UPDATE;
@@ -34,7 +34,7 @@ BEGIN
   RETURN CASE WHEN _done THEN '+' ELSE '-' END;
 END $$;
 
-CREATE FUNCTION @S.let_go(_hold @S.hold, _now bigint) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.let_go(_hold @S.hold, _now bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE _stays bigint := _hold.since + coalesce((_hold.terms->>'min')::bigint, 0);
 BEGIN
   IF _stays > _now THEN
@@ -49,7 +49,7 @@ BEGIN
 END $$;
 
 -- Takes an ask out of its lines. Whoever stood behind it may be the first now.
-CREATE FUNCTION @S.leave(_names text[], _attempt bytea, _now bigint) RETURNS bool LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.leave(_names text[], _attempt bytea, _now bigint) RETURNS bool LANGUAGE plpgsql AS $$
 DECLARE _gone @S.waiter; _left bool := false;
 BEGIN
   FOR _gone IN DELETE FROM @S.waiter WHERE name = ANY (_names) AND attempt = _attempt RETURNING * LOOP

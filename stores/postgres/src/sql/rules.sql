@@ -1,18 +1,18 @@
 -- The rule of admission, as in core::rules. Answers: 0 free, above 0 the fence to enter again with, -1 others are in the way,
 -- -2 its own owner is, with less than is asked for.
 
-CREATE FUNCTION @S.covers(_held int, _asked int) RETURNS bool LANGUAGE sql IMMUTABLE AS $$
+CREATE OR REPLACE FUNCTION @S.covers(_held int, _asked int) RETURNS bool LANGUAGE sql IMMUTABLE AS $$
   SELECT _held = 0 OR (_held = -1 AND _asked = -1) OR (_held > 0 AND _asked >= _held)
 $$;
 
 -- Whoever holds a name now. The row of the lock is locked, and what is over was ended (see `settle`).
-CREATE FUNCTION @S.stakes(_name text) RETURNS TABLE(fence bigint, turn bigint, mode int, owner text) LANGUAGE sql STABLE AS $$
+CREATE OR REPLACE FUNCTION @S.stakes(_name text) RETURNS TABLE(fence bigint, turn bigint, mode int, owner text) LANGUAGE sql STABLE AS $$
   SELECT l.fence, 0, 0, l.terms->>'owner' FROM @S.lock l WHERE l.name = _name AND l.expires > 0
   UNION ALL SELECT h.fence, h.turn, h.mode, h.terms->>'owner' FROM @S.hold h WHERE h.name = _name
   ORDER BY 1, 2
 $$;
 
-CREATE FUNCTION @S.judge(_name text, _mode int, _owner text) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.judge(_name text, _mode int, _owner text) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
   _stake record; _mine bool := false; _blocked bool := false; _permits int := 0; _last bigint := 0;
   _limit int := CASE WHEN _mode > 0 THEN _mode ELSE 2147483647 END;
@@ -34,7 +34,7 @@ BEGIN
 END $$;
 
 -- The first in line whose process is there. Those before it that are gone lose their places.
-CREATE FUNCTION @S.front(_name text, _now bigint) RETURNS @S.waiter LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.front(_name text, _now bigint) RETURNS @S.waiter LANGUAGE plpgsql AS $$
 DECLARE _first @S.waiter;
 BEGIN
   SELECT w.* INTO _first FROM @S.waiter w JOIN @S.client c ON c.id = w.client AND c.gone > _now
@@ -44,7 +44,7 @@ BEGIN
 END $$;
 
 -- Calls the first in line: one process, one waiter. If there is none, the line is over.
-CREATE FUNCTION @S.wake(_name text, _now bigint) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.wake(_name text, _now bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM pg_notify('lockkeeper_' || w.client, encode(w.attempt, 'hex')) FROM @S.waiter w
     JOIN @S.client c ON c.id = w.client AND c.gone > _now WHERE w.name = _name ORDER BY w.place LIMIT 1;
@@ -55,7 +55,7 @@ BEGIN
 END $$;
 
 -- Tells those who watch.
-CREATE FUNCTION @S.tell(_now bigint, _name text, _kind text, _fence bigint, _holder text, _reason text) RETURNS void
+CREATE OR REPLACE FUNCTION @S.tell(_now bigint, _name text, _kind text, _fence bigint, _holder text, _reason text) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM pg_notify('lockkeeper_events_@S', jsonb_build_object('at', _now, 'name', _name, 'kind', _kind, 'fence', _fence,
@@ -63,7 +63,7 @@ BEGIN
 END $$;
 
 -- Makes sure that each name has a row, and locks all of them, in order: nobody waits in a circle.
-CREATE FUNCTION @S.seize(_names text[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.seize(_names text[]) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE _name text;
 BEGIN
   FOREACH _name IN ARRAY _names LOOP
@@ -77,7 +77,7 @@ END $$;
 
 -- Ends what is over of one name, whose row is locked. A lease that ends later than it can have been given was given by a clock
 -- that has been set back: it counts from now.
-CREATE FUNCTION @S.settle(_name text, _now bigint) RETURNS @S.lock LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.settle(_name text, _now bigint) RETURNS @S.lock LANGUAGE plpgsql AS $$
 DECLARE _lock @S.lock; _hold @S.hold; _most constant bigint := 86400000000;
 BEGIN
   SELECT * INTO _lock FROM @S.lock WHERE name = _name;

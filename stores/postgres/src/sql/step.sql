@@ -1,16 +1,16 @@
-CREATE FUNCTION @S.us() RETURNS bigint LANGUAGE sql VOLATILE AS $$
+CREATE OR REPLACE FUNCTION @S.us() RETURNS bigint LANGUAGE sql VOLATILE AS $$
   SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
 $$;
 
 -- What a transaction of the user's locks (see `enter`), and whoever grants a lease looks at.
-CREATE FUNCTION @S.key(_name text) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+CREATE OR REPLACE FUNCTION @S.key(_name text) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
   SELECT hashtextextended(_name, hashtext('@S'))
 $$;
 
 -- The next fence. A counter that is behind the clock (it was idle, lost, or restored) is set to a tenth of a second ahead of it,
 -- by one at a time: two could set it back. Nobody waits for that one; the clock itself will do meanwhile. A clock beyond all
 -- fences is broken, and not believed.
-CREATE FUNCTION @S.next_fence(_now bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.next_fence(_now bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE _most constant bigint := 9007199254740991; _fence bigint := nextval('@S.fence');
 BEGIN
   IF _fence < _now AND _now < _most - 100000 THEN
@@ -27,7 +27,7 @@ END $$;
 
 -- One step on one name: an ask (0 hasty, 1 patient, 3 called while it stands in line) or a release (2). What is usual is done
 -- here, at the price of one upsert; the rest by `ask` and `release`.
-CREATE FUNCTION @S.step(_client text, _epoch int, _claim bigint, _kind int, _name text, _attempt bytea, _ttl bigint, _terms jsonb,
+CREATE OR REPLACE FUNCTION @S.step(_client text, _epoch int, _claim bigint, _kind int, _name text, _attempt bytea, _ttl bigint, _terms jsonb,
   _holder text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE _answer text;
 BEGIN
@@ -49,7 +49,7 @@ BEGIN
         AND since > (SELECT watched FROM @S.state)
       RETURNING flags INTO _answer;
     IF FOUND THEN
-      IF _answer = '1' THEN PERFORM @S.wake(_name, @S.us()); END IF;
+      IF _answer = '1' THEN PERFORM @S.pass_on(_name, @S.us()); END IF;
       RETURN '+';
     END IF;
     RETURN @S.release(ARRAY[_name], _attempt);
@@ -60,8 +60,30 @@ BEGIN
   RETURN @S.ask(_client, _epoch, _claim, _kind <> 0, ARRAY[_name], _attempt, _ttl, _terms, _holder);
 END $$;
 
+-- Whoever gives a lock back gives it to the first in line, and tells it the fence, when, and for how long: but not for longer
+-- than that one's process is thought to be there. It renews when it has heard. If anything is unusual, it is only called.
+CREATE OR REPLACE FUNCTION @S.pass_on(_name text, _now bigint) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE _first @S.waiter; _left bigint; _fence bigint;
+BEGIN
+  SELECT w.* INTO _first FROM @S.waiter w JOIN @S.client c ON c.id = w.client AND c.gone > _now
+    WHERE w.name = _name ORDER BY w.place LIMIT 1;
+  SELECT least(_first.ttl, gone - _now) INTO _left FROM @S.client
+    WHERE id = _first.client AND hears AND _first.ttl IS NOT NULL;
+  IF _left IS NULL THEN PERFORM @S.wake(_name, _now); RETURN; END IF;
+  _fence := @S.next_fence(_now);
+  UPDATE @S.lock l SET fence = greatest(_fence, l.fence + 1), attempt = _first.attempt, since = _now, ttl = _first.ttl,
+      expires = _now + _left, free = _now + _left, back = 0, terms = NULL, holder = _first.holder,
+      flags = CASE WHEN EXISTS (SELECT FROM @S.waiter w WHERE w.name = _name AND w.place <> _first.place) THEN 1 ELSE 0 END
+    WHERE l.name = _name AND l.free <= _now AND _left >= least(_first.ttl, 1000000)
+      AND pg_try_advisory_xact_lock_shared(@S.key(_name))
+    RETURNING l.fence INTO _fence;
+  IF NOT FOUND THEN PERFORM @S.wake(_name, _now); RETURN; END IF;
+  DELETE FROM @S.waiter WHERE name = _name AND place = _first.place;
+  PERFORM pg_notify('lockkeeper_' || _first.client, concat_ws(' ', encode(_first.attempt, 'hex'), _fence, _now, _left));
+END $$;
+
 -- The usual turn of one that stands in line: it is the first, it wants the lock for itself, and nobody has it.
-CREATE FUNCTION @S.take_turn(_name text, _attempt bytea, _ttl bigint, _terms jsonb, _holder text) RETURNS text LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.take_turn(_name text, _attempt bytea, _ttl bigint, _terms jsonb, _holder text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE _fence bigint;
 BEGIN
   UPDATE @S.lock l SET fence = greatest(s.fence, l.fence + 1), attempt = _attempt, since = s.now, ttl = _ttl,
@@ -79,12 +101,12 @@ BEGIN
   RETURN _fence;
 END $$;
 
-CREATE FUNCTION @S.delay(_terms jsonb) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+CREATE OR REPLACE FUNCTION @S.delay(_terms jsonb) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
   SELECT coalesce((_terms->>'delay')::bigint, 0)
 $$;
 
 -- Renews one hold of one name.
-CREATE FUNCTION @S.renew(_name text, _attempt bytea) RETURNS bool LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.renew(_name text, _attempt bytea) RETURNS bool LANGUAGE plpgsql AS $$
 BEGIN
   UPDATE @S.lock SET expires = @S.us() + ttl, free = greatest(@S.us() + ttl + @S.delay(terms), back)
     WHERE name = _name AND attempt = _attempt AND expires > @S.us();

@@ -1,5 +1,5 @@
 -- One lock as others may see it; nothing if it is free. Nothing is changed here.
-CREATE FUNCTION @S.view(_name text, _now bigint, _some int, _line int) RETURNS text LANGUAGE plpgsql STABLE AS $$
+CREATE OR REPLACE FUNCTION @S.view(_name text, _now bigint, _some int, _line int) RETURNS text LANGUAGE plpgsql STABLE AS $$
 DECLARE _held jsonb; _waiting bigint := 0; _shown jsonb; _lock @S.lock;
 BEGIN
   SELECT * INTO _lock FROM @S.lock WHERE name = _name;
@@ -18,7 +18,7 @@ BEGIN
 END $$;
 
 -- For how much longer a lock is held back after an unclean end, also of one that nobody has noticed yet.
-CREATE FUNCTION @S.delayed(_lock @S.lock, _now bigint) RETURNS bigint LANGUAGE sql STABLE AS $$
+CREATE OR REPLACE FUNCTION @S.delayed(_lock @S.lock, _now bigint) RETURNS bigint LANGUAGE sql STABLE AS $$
   SELECT nullif(greatest(0, CASE WHEN _lock.expires <= _now THEN _lock.free ELSE _lock.back END - _now,
     (SELECT max(expires + @S.delay(terms)) - _now FROM @S.hold
       WHERE _lock.flags & 2 = 2 AND name = _lock.name AND expires <= _now AND NOT lingers)), 0)
@@ -26,13 +26,13 @@ $$;
 
 -- What a process that waits looks at now and then, whatever it is told: it says that it is there, and learns who of its own is
 -- first in line where nobody is in the way (perhaps), and when something changes by itself.
-CREATE FUNCTION @S.look(_client text, _epoch int, _claim bigint, _names text[]) RETURNS text LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.look(_client text, _epoch int, _claim bigint, _hears bool, _names text[]) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE _now bigint := @S.us(); _known bool;
 BEGIN
   SELECT gone > _now INTO _known FROM @S.client WHERE id = _client;
-  INSERT INTO @S.client AS c VALUES (_client, _epoch, _now + _claim)
-    ON CONFLICT (id) DO UPDATE SET epoch = _epoch, gone = _now + _claim WHERE c.epoch <= _epoch;
-  RETURN jsonb_build_object('known', coalesce(_known, false), 'names', (
+  INSERT INTO @S.client AS c VALUES (_client, _epoch, _now + _claim, _hears)
+    ON CONFLICT (id) DO UPDATE SET epoch = _epoch, gone = _now + _claim, hears = _hears WHERE c.epoch <= _epoch;
+  RETURN jsonb_build_object('now', _now, 'known', coalesce(_known, false), 'names', (
     SELECT coalesce(jsonb_agg(jsonb_build_object('first', encode(f.attempt, 'hex'), 'ready', f.ready, 'ends', @S.ends(ARRAY[n.name], _now))), '[]')
     FROM unnest(_names) AS n(name) CROSS JOIN LATERAL (
       SELECT w.attempt, coalesce(l.expires, 0) <= _now AND coalesce(l.free, 0) <= _now AND (w.mode <> 0 OR NOT EXISTS (
@@ -44,12 +44,12 @@ BEGIN
 END $$;
 
 -- The first words of a new connection: what older ones still bring comes too late to stand in line.
-CREATE FUNCTION @S.hello(_client text, _epoch int) RETURNS void LANGUAGE sql AS $$
+CREATE OR REPLACE FUNCTION @S.hello(_client text, _epoch int) RETURNS void LANGUAGE sql AS $$
   UPDATE @S.client SET epoch = _epoch WHERE id = _client AND epoch < _epoch
 $$;
 
 -- Forgets what nobody has used for an hour, at most once in ten minutes. Fences do not need the rows: the counter goes on.
-CREATE FUNCTION @S.tidy() RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.tidy() RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE _now bigint := @S.us(); _old bigint := _now - 3600000000; _count bigint;
 BEGIN
   UPDATE @S.state SET tidied = _now WHERE tidied NOT BETWEEN _now - 600000000 AND _now;
@@ -57,7 +57,7 @@ BEGIN
   RETURN @S.sweep(_now, _old);
 END $$;
 
-CREATE FUNCTION @S.sweep(_now bigint, _old bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.sweep(_now bigint, _old bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE _count bigint;
 BEGIN
   DELETE FROM @S.lock WHERE name IN (SELECT name FROM @S.lock WHERE expires < _old AND free < _old AND since < _old AND flags = 0

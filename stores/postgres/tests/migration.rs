@@ -1,0 +1,42 @@
+//! A schema of an older version is brought up to date under locks that are held.
+
+mod common;
+
+use common::{client_of, number, sql};
+use lockkeeper_core::{Acquired, Renewal};
+use lockkeeper_testkit::laws::{ask, give_back, take, with};
+use lockkeeper_testkit::servers::{self, PostgresOptions};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_held_in_version_one_is_held_in_this_one() {
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    let old = client_of(&server).await;
+    let held = take(&old, &with(ask("orders/42"), |ask| ask.lock_delay = ask.ttl)).await;
+    let plain = take(&old, &ask("orders/43")).await;
+    drop(old);
+    // As version 1 had it.
+    sql(&server, "ALTER TABLE lockkeeper.waiter DROP COLUMN ttl");
+    sql(&server, "ALTER TABLE lockkeeper.client DROP COLUMN hears");
+    sql(&server, "DELETE FROM lockkeeper.migration WHERE version = 2");
+    sql(&server, "DROP FUNCTION lockkeeper.pass_on(text, bigint)");
+    sql(
+        &server,
+        "CREATE FUNCTION lockkeeper.look(text, int, bigint, text[]) RETURNS text LANGUAGE sql AS 'SELECT NULL::text'",
+    );
+    let new = client_of(&server).await;
+    assert_eq!(number(&server, "SELECT max(version) FROM lockkeeper.migration"), 2);
+    assert_eq!(
+        number(&server, "SELECT count(*) FROM pg_proc WHERE proname = 'look'"),
+        1,
+        "the old one is gone"
+    );
+    let other = new.acquire(&ask("orders/42")).await.unwrap();
+    assert!(matches!(other, Acquired::Busy(_)), "{other:?}");
+    let grants = [held.clone(), plain.clone()];
+    assert_eq!(new.renew(&grants).await.unwrap(), [Renewal::Renewed, Renewal::Renewed]);
+    give_back(&new, &plain.claim).await;
+    assert!(take(&new, &ask("orders/43")).await.fence > plain.fence);
+    // Once more changes nothing.
+    client_of(&server).await;
+    assert_eq!(number(&server, "SELECT count(*) FROM lockkeeper.migration"), 2);
+}
