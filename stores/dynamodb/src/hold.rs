@@ -18,6 +18,9 @@ use crate::store::Shared;
 #[derive(Debug, Default)]
 pub struct Mine(Mutex<HashMap<String, Lease>>);
 
+/// How many leases are kept before old ones are looked for.
+const MANY: usize = 10_000;
+
 #[derive(Clone, Copy, Debug)]
 struct Lease {
     granted: Moment,
@@ -33,6 +36,10 @@ impl Mine {
     /// The lease counts from `sent`.
     pub fn granted(&self, mark: &str, sent: Moment, ttl: Duration) {
         let mut leases = self.leases();
+        if leases.len() >= MANY {
+            // Those that nobody gave back. What is forgotten is judged by what we see, like everybody else's.
+            leases.retain(|_, lease| sent < lease.sent + lease.ttl + Duration::from_secs(3600));
+        }
         let granted = leases.get(mark).map_or(sent, |lease| lease.granted);
         leases.insert(mark.to_owned(), Lease { granted, sent, ttl });
     }

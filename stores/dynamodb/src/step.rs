@@ -121,7 +121,9 @@ impl Shared {
                 Ok(Step::Write(answer) | Step::Tell(answer)) => return Ok((answer, before)),
                 Err(error) => return Err(error),
             };
-            let sent_at = clock.now();
+            // From before the wall clock was read for what is written: a pause in between must not make the lease look longer
+            // to us than to others.
+            let sent_at = slots.iter().map(|slot| slot.sight.now).min().unwrap_or(before);
             match self.commit(&slots).await? {
                 Ok(()) => return Ok((answer, sent_at)),
                 Err(Failure::Conflict(found)) => {
