@@ -1,6 +1,8 @@
 //! A real server that takes DynamoDB's place, and what is needed to ask it.
 #![allow(dead_code, reason = "every test uses a part of it")]
 
+pub mod front;
+
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -44,4 +46,28 @@ pub async fn try_open(url: &str) -> Result<Arc<dyn Store>> {
 
 pub async fn open(url: &str) -> Arc<dyn Store> {
     try_open(url).await.unwrap()
+}
+
+/// A client of our own, to look behind the store's back.
+pub async fn sdk(at: SocketAddr) -> aws_sdk_dynamodb::Client {
+    use aws_sdk_dynamodb::config::{BehaviorVersion, Config, Credentials, Region};
+    let config = Config::builder()
+        .behavior_version(BehaviorVersion::latest())
+        .http_client(aws_smithy_http_client::Builder::new().build_http())
+        .region(Region::new("eu-central-1"))
+        .credentials_provider(Credentials::new("test", "secret", None, None, "a test"))
+        .endpoint_url(format!("http://{at}"));
+    aws_sdk_dynamodb::Client::from_conf(config.build())
+}
+
+/// A table for something else.
+pub async fn foreign_table(client: &aws_sdk_dynamodb::Client, name: &str) {
+    use aws_sdk_dynamodb::types::{
+        AttributeDefinition, BillingMode, KeySchemaElement, KeyType, ScalarAttributeType,
+    };
+    let key = KeySchemaElement::builder().attribute_name("id").key_type(KeyType::Hash).build().unwrap();
+    let id =
+        AttributeDefinition::builder().attribute_name("id").attribute_type(ScalarAttributeType::S).build();
+    let make = client.create_table().table_name(name).key_schema(key).attribute_definitions(id.unwrap());
+    make.billing_mode(BillingMode::PayPerRequest).send().await.unwrap();
 }
