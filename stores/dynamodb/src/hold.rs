@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use lockkeeper_core::{Claim, Error, Fence, Grant, LockName, Moment, Names, Release, Renewal, Result};
 use lockkeeper_host::sleep_until;
 
@@ -67,24 +67,34 @@ impl Shared {
         let clock = &*self.options.clock;
         let shortest = grants.iter().map(|grant| grant.ttl).min().unwrap_or_default();
         let until = clock.now() + shortest / 4;
-        let answers = join_all(grants.iter().map(|grant| self.renew_until(grant, until))).await;
-        if let Some(error) = answers.iter().find_map(|answer| answer.as_ref().err())
-            && answers.iter().all(Result::is_err)
-        {
-            return Err(error.clone());
+        let one = async |i: usize| (i, self.renew_until(&grants[i], until).await);
+        let mut open: FuturesUnordered<_> = (0..grants.len()).map(one).collect();
+        let mut answers: Vec<Option<Result<Renewal>>> = vec![None; grants.len()];
+        loop {
+            let heard = answers.iter().flatten().any(Result::is_ok);
+            tokio::select! {
+                next = open.next() => match next {
+                    Some((i, answer)) => answers[i] = Some(answer),
+                    None => break,
+                },
+                // The others must hear in time that they were renewed: what stays open until now is given up.
+                () = sleep_until(clock, until), if heard => break,
+            }
         }
-        // The others must hear in time that they were renewed: what stayed open until now is given up.
-        Ok(answers.into_iter().map(|answer| answer.unwrap_or(Renewal::Lost)).collect())
+        let failed = answers.iter().flatten().find_map(|answer| answer.as_ref().err());
+        match failed {
+            Some(error) if answers.iter().flatten().all(Result::is_err) => Err(error.clone()),
+            _ => Ok(answers
+                .into_iter()
+                .map(|answer| answer.and_then(Result::ok).unwrap_or(Renewal::Lost))
+                .collect()),
+        }
     }
 
     async fn renew_until(&self, grant: &Grant, until: Moment) -> Result<Renewal> {
         let clock = &*self.options.clock;
         loop {
-            let answer = tokio::select! {
-                answer = self.renew_one(grant) => answer,
-                () = sleep_until(clock, until) => Err(Error::Unknown("DynamoDB did not answer in time".into())),
-            };
-            match answer {
+            match self.renew_one(grant).await {
                 Err(Error::Unavailable(_) | Error::Unknown(_) | Error::Limited(_)) if clock.now() < until => {
                     sleep_until(clock, clock.now() + jitter(Duration::from_millis(100))).await;
                 }
