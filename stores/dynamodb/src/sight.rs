@@ -160,3 +160,114 @@ impl Sight {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::book::Book;
+
+    const TTL: Duration = Duration::from_secs(10);
+
+    fn span(beat: u64) -> Span {
+        Span { beat, ms: 10_000, ends_us: 10_000_000 }
+    }
+
+    fn page(rev: u64, beat: u64) -> Page {
+        let book = Book { delay: Some(span(beat)), ..Book::default() };
+        Page { rev: Some(rev), fence: None, book }
+    }
+
+    /// Both clocks at this second.
+    fn at(second: u64) -> Looker<'static> {
+        let nanos = second * 1_000_000_000;
+        Looker {
+            now: Moment::from_nanos(nanos),
+            wall: Wall::from_micros(nanos / 1000),
+            skew: None,
+            boot: "here",
+        }
+    }
+
+    fn name() -> LockName {
+        LockName::new("x").unwrap()
+    }
+
+    #[test]
+    fn what_is_seen_counts_from_the_first_look_and_anew_from_each_beat() {
+        let eyes = Eyes::default();
+        // An hour after it was written, and seen for the first time.
+        assert!(eyes.look(&name(), &page(7, 7), &at(3600)).left(&span(7), 0) > TTL);
+        assert!(
+            !eyes.look(&name(), &page(8, 7), &at(3610)).left(&span(7), 0).is_zero(),
+            "the margin is missing"
+        );
+        assert!(eyes.look(&name(), &page(8, 7), &at(3611)).left(&span(7), 0).is_zero());
+        // It has moved: the holder lives.
+        assert!(eyes.look(&name(), &page(9, 9), &at(3612)).left(&span(9), 0) > TTL);
+        assert!(!eyes.look(&name(), &page(9, 9), &at(3621)).left(&span(9), 0).is_zero());
+        // What was seen in between as gone is seen anew.
+        eyes.look(&name(), &Page::default(), &at(3622));
+        assert!(eyes.look(&name(), &page(9, 9), &at(3640)).left(&span(9), 0) > TTL);
+    }
+
+    #[test]
+    fn what_may_have_changed_is_not_recalled_but_since_when_it_was_seen_is_kept() {
+        let eyes = Eyes::default();
+        eyes.look(&name(), &page(7, 7), &at(100));
+        assert!(eyes.recall(&name(), &at(101)).is_some());
+        eyes.doubt(&name());
+        assert!(eyes.recall(&name(), &at(101)).is_none());
+        assert!(eyes.look(&name(), &page(8, 7), &at(111)).left(&span(7), 0).is_zero());
+    }
+
+    #[test]
+    fn processes_of_one_boot_see_for_each_other_if_both_clocks_agree() {
+        let mut seen = page(7, 7);
+        assert!(at(100).witness(&mut seen));
+        assert!(!at(101).witness(&mut seen), "it is no news");
+        let fresh = |looker: &Looker<'_>| Eyes::default().look(&name(), &seen, looker).left(&span(7), 0);
+        assert!(fresh(&at(111)).is_zero());
+        assert!(fresh(&Looker { boot: "elsewhere", ..at(111) }) > TTL);
+        // A copy of the machine whose clock runs ahead, and a wall clock that was set forward: one of the two is not enough.
+        assert!(fresh(&Looker { wall: Wall::from_micros(101_000_000), ..at(900) }) > Duration::from_secs(8));
+        assert!(
+            fresh(&Looker { now: Moment::from_nanos(101_000_000_000), ..at(900) }) > Duration::from_secs(8)
+        );
+        // A beat after the witness was there is not covered.
+        let renewed = Page { book: Book { delay: Some(span(9)), ..seen.book.clone() }, ..seen.clone() };
+        assert!(Eyes::default().look(&name(), &renewed, &at(111)).left(&span(9), 0) > TTL);
+    }
+
+    #[test]
+    fn a_witness_of_what_is_silent_outlives_those_of_what_beats() {
+        let mut page = page(7, 7);
+        for beat in 8..40 {
+            at(beat).witness(&mut page);
+            // Somebody else beats beside the silent one, from write to write.
+            let other = Hold {
+                mark: "other".into(),
+                owner: None,
+                mode: lockkeeper_core::Mode::Shared,
+                fence: lockkeeper_core::Fence::MIN,
+                span: span(beat),
+                lock_delay_ms: 0,
+                min_hold_ms: 0,
+                since: Wall::default(),
+                holder: lockkeeper_core::Holder::new("host", 1, None).unwrap(),
+                names: Vec::new(),
+            };
+            page.book.holds = vec![other];
+            page.rev = Some(beat);
+        }
+        assert!(page.book.seen.len() <= 3, "{:?}", page.book.seen);
+        let left = Eyes::default().look(&name(), &page, &at(19)).left(&span(7), 0);
+        assert!(left.is_zero(), "{left:?}: it is not known since when the silent one is silent");
+    }
+
+    #[test]
+    fn with_skew_the_wall_clock_decides() {
+        let trusting = |second| Looker { skew: Some(Duration::from_secs(2)), ..at(second) };
+        let left = |second| Eyes::default().look(&name(), &page(7, 7), &trusting(second)).left(&span(7), 0);
+        assert!(!left(11).is_zero() && left(12).is_zero());
+    }
+}

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use common::{moto, open, table, url};
-use lockkeeper_core::{Fence, Moment, Promise, Renewal, Store, Wait, Wall};
+use lockkeeper_core::{Error, Fence, Moment, Promise, Renewal, Store, Wait, Wall};
 use lockkeeper_dynamodb::{DynamoStore, Options};
 use lockkeeper_host::{Clock, SystemClock, Timer};
 use lockkeeper_testkit::laws::{ask, give_back, refused, take, with};
@@ -53,6 +53,25 @@ async fn who_has_just_arrived_watches_for_a_whole_ttl() {
     assert!(SystemClock.now().since(began) >= TTL, "it was taken over without being watched");
     assert!(next.fence > late.fence);
     assert_eq!(holder.renew(&[late]).await.unwrap(), [Renewal::Lost]);
+}
+
+/// The promise that survives a pause: the holder sleeps past its ttl, wakes up believing, and writes. The item says no.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_paused_holder_is_refused_by_the_item_that_it_writes_to() {
+    use lockkeeper_fenced::{Fenced, dynamodb::DynamoFenced};
+    let Some(server) = moto().await else { return };
+    let address = url(server.addr(), &table(server.addr()).await);
+    let client = common::sdk(server.addr()).await;
+    common::foreign_table(&client, "orders").await;
+    let orders = DynamoFenced::new(client, "orders", "id");
+    let (holder, rival) = (open(&address).await, open(&address).await);
+    let late = take(&holder, &with(ask("x"), |ask| ask.ttl = TTL)).await;
+    orders.put("42", late.fence, b"first").await.unwrap();
+    let live = take(&rival, &with(ask("x"), |ask| ask.wait = Wait::Forever)).await;
+    orders.put("42", live.fence, b"second").await.unwrap();
+    let refused = orders.put("42", late.fence, b"late").await;
+    assert!(matches!(refused, Err(Error::Stale { seen, .. }) if seen == live.fence), "{refused:?}");
+    assert_eq!(orders.read("42").await.unwrap().unwrap().value, Some(b"second".to_vec()));
 }
 
 /// A holder that renews is never taken for dead, however long a rival watches.
