@@ -124,8 +124,7 @@ impl From<Failure> for Error {
                 "there is no such table in that region: make it with `lockkeeper store init URL`".into(),
             ),
             Failure::Denied(text) => Error::Denied(format!(
-                "DynamoDB says: {text}. Needed are GetItem, PutItem, Scan, DescribeTable, TransactGetItems and \
-                 TransactWriteItems on the table"
+                "DynamoDB says: {text}. Needed are dynamodb:GetItem, PutItem, DeleteItem, Scan and DescribeTable on the table"
             )),
             Failure::TooLarge(text) => Error::Limited(format!(
                 "an item of DynamoDB has room for 400 KB: too many hold this lock at once ({text})"

@@ -12,6 +12,7 @@ use common::{moto, open, table, try_open, url};
 use lockkeeper_core::{Error, LockName, Mode, Renewal, Store};
 use lockkeeper_dynamodb::{Options, init};
 use lockkeeper_testkit::laws::{ask, ask_all, give_back, name, owner, refused, take, with};
+use lockkeeper_testkit::proxy::{Framing, Proxy};
 use lockkeeper_testkit::servers::Port;
 
 /// Says no to the first `times` operations of one kind.
@@ -221,4 +222,29 @@ async fn a_broken_name_frees_the_others_too() {
     b.break_lock(&LockName::new("n").unwrap(), "to see").await.unwrap();
     take(&b, &ask_all(&["m", "n", "o"])).await;
     assert_eq!(a.renew(&[held]).await.unwrap(), [Renewal::Lost]);
+}
+
+/// What is paid for: a lock that we have seen before costs one write to take, one to renew, one to give back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_that_was_seen_costs_one_request_a_step() {
+    let Some(server) = moto().await else { return };
+    let table = table(server.addr()).await;
+    let proxy = Proxy::start(server.addr(), Framing::Http1);
+    let store = open(&url(proxy.addr(), &table)).await;
+    let mut costs = Vec::new();
+    let mut before = proxy.count().requests;
+    let mut cost = || {
+        let now = proxy.count().requests;
+        costs.push(now - std::mem::replace(&mut before, now));
+    };
+    for _ in 0..2 {
+        let grant = take(&store, &ask("x")).await;
+        cost();
+        store.renew(std::slice::from_ref(&grant)).await.unwrap();
+        cost();
+        give_back(&store, &grant.claim).await;
+        cost();
+    }
+    // The first time it is read before.
+    assert_eq!(costs, [2, 1, 1, 1, 1, 1]);
 }
