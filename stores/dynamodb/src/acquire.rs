@@ -1,20 +1,19 @@
-//! Asking, and waiting for the lock.
+//! Asking once: what is there, what the rule says about it, and what is written then.
 
 use std::time::Duration;
 
 use lockkeeper_core::rules::{Verdict, judge, judge_all};
-use lockkeeper_core::{Acquired, Ask, Busy, Error, Fence, Grant, LockView, Mode, Moment, Result, Wait};
-use lockkeeper_host::sleep_until;
+use lockkeeper_core::{Busy, Error, Fence, LockView, Mode, Result};
 
 use crate::book::{Hold, Intent, millis};
-use crate::errand::Errand;
-use crate::layout::{mark, owner_mark};
+use crate::layout::owner_mark;
 use crate::sight::Phase;
-use crate::step::{Slot, Step, after, jitter};
+use crate::step::{Slot, Step, after};
 use crate::store::Shared;
+use crate::wait::Asking;
 
 /// What came of asking once.
-enum Got {
+pub enum Got {
     Granted {
         fence: Fence,
         mode: Mode,
@@ -24,116 +23,8 @@ enum Got {
     Busy(Busy, Duration),
 }
 
-/// One ask, on its way.
-struct Asking<'a> {
-    ask: &'a Ask,
-    mark: String,
-    until: Moment,
-    /// It was blocked before, and waits.
-    waits: bool,
-}
-
 impl Shared {
-    pub async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
-        let clock = &*self.options.clock;
-        let until = match ask.wait {
-            Wait::No => clock.now(),
-            Wait::For(time) => clock.now() + time,
-            Wait::Forever => Moment::NEVER,
-        };
-        let errand = self.errands.begin(ask.claim.attempt);
-        let mut asking = Asking { ask, mark: mark(&ask.claim.attempt), until, waits: false };
-        let busy = match self.ask_once(&asking).await? {
-            Ok(grant) => return self.hand_over(&errand, grant).await,
-            Err((busy, _)) if ask.wait == Wait::No => busy,
-            Err(first) => {
-                asking.waits = true;
-                match self.wait(&asking, &errand, first).await? {
-                    Ok(grant) => return self.hand_over(&errand, grant).await,
-                    Err(busy) => busy,
-                }
-            }
-        };
-        self.bear_witness(ask).await;
-        Ok(Acquired::Busy(busy))
-    }
-
-    /// A grant that was taken back while it came is nobody's.
-    async fn hand_over(&self, errand: &Errand, grant: Grant) -> Result<Acquired> {
-        if !errand.is_withdrawn() {
-            return Ok(Acquired::Granted(grant));
-        }
-        _ = self.give_back(&grant.claim).await;
-        Err(left())
-    }
-
-    async fn wait(
-        &self,
-        asking: &Asking<'_>,
-        errand: &Errand,
-        (mut busy, mut lasts): (Busy, Duration),
-    ) -> Result<Result<Grant, Busy>> {
-        let clock = &*self.options.clock;
-        let gate = self.errands.gate(asking.ask.claim.names.first());
-        let mut turn = None;
-        let mut tried = false;
-        loop {
-            if turn.is_none() {
-                tokio::select! {
-                    got = gate.turn() => turn = Some(got),
-                    () = errand.withdrawn() => return Err(left()),
-                    () = sleep_until(clock, asking.until) => {}
-                }
-                // Those in front have looked a moment ago: whoever comes next tries at once.
-                lasts = if tried { lasts } else { Duration::ZERO };
-            }
-            if turn.is_some() && !lasts.is_zero() {
-                let poll = self.options.poll / 2 + jitter(self.options.poll / 2);
-                let at = clock.now() + poll.min(lasts + Duration::from_millis(1));
-                tokio::select! {
-                    () = gate.hint() => {}
-                    () = errand.withdrawn() => return Err(left()),
-                    () = sleep_until(clock, at.min(asking.until)) => {}
-                }
-            }
-            tried = true;
-            let last = clock.now() >= asking.until;
-            match self.ask_once(asking).await {
-                Ok(Ok(grant)) => return Ok(Ok(grant)),
-                Ok(Err(now)) => (busy, lasts) = now,
-                // Whoever waits goes on waiting while DynamoDB is away.
-                Err(error @ (Error::Unavailable(_) | Error::Unknown(_) | Error::Limited(_)))
-                    if !last && !errand.is_withdrawn() =>
-                {
-                    tracing::debug!(%error, "still waiting");
-                    lasts = self.options.poll;
-                }
-                Err(error) => return Err(error),
-            }
-            if errand.is_withdrawn() {
-                return Err(left());
-            }
-            if last {
-                self.withdraw_intent(asking).await;
-                return Ok(Err(busy));
-            }
-        }
-    }
-
-    async fn ask_once(&self, asking: &Asking<'_>) -> Result<Result<Grant, (Busy, Duration)>> {
-        let ask = asking.ask;
-        let (got, sent_at) = self.step(&ask.claim.names, |slots| self.decide(asking, slots)).await?;
-        match got {
-            Got::Busy(busy, lasts) => Ok(Err((busy, lasts))),
-            Got::Granted { fence, mode, ttl } => {
-                self.mine.granted(&asking.mark, sent_at, ttl);
-                let claim = ask.claim.clone();
-                Ok(Ok(Grant { claim, fence, mode, ttl, sent_at, lease: ttl }))
-            }
-        }
-    }
-
-    fn decide(&self, asking: &Asking<'_>, slots: &mut [Slot]) -> Result<Step<Got>> {
+    pub fn decide(&self, asking: &Asking<'_>, slots: &mut [Slot]) -> Result<Step<Got>> {
         if let Some(got) = self.again(&asking.mark, slots) {
             return Ok(Step::Write(got));
         }
@@ -233,32 +124,6 @@ impl Shared {
             }
         }
     }
-
-    async fn withdraw_intent(&self, asking: &Asking<'_>) {
-        if asking.ask.mode != Mode::Exclusive {
-            return;
-        }
-        let drop = |slots: &mut [Slot]| {
-            slots.iter_mut().for_each(|slot| slot.unwant(&asking.mark));
-            Ok(if slots.iter().any(|slot| slot.dirty) { Step::Write(()) } else { Step::Tell(()) })
-        };
-        if let Err(error) = self.step(&asking.ask.claim.names, drop).await {
-            tracing::debug!(%error, "it goes by itself");
-        }
-    }
-
-    /// Leaves a note of what we saw, for the next process of this machine: one that never waits would else never see anything
-    /// for long enough.
-    async fn bear_witness(&self, ask: &Ask) {
-        let note = |slots: &mut [Slot]| {
-            let looker = self.looker();
-            slots.iter_mut().for_each(|slot| slot.dirty |= looker.witness(&mut slot.page));
-            Ok(if slots.iter().any(|slot| slot.dirty) { Step::Write(()) } else { Step::Tell(()) })
-        };
-        if let Err(error) = self.step(&ask.claim.names, note).await {
-            tracing::debug!(%error, "nobody will know that we were here");
-        }
-    }
 }
 
 impl Slot {
@@ -307,8 +172,4 @@ impl Slot {
             .unwrap_or(Duration::MAX / 4)
             .min(Duration::MAX / 4)
     }
-}
-
-fn left() -> Error {
-    Error::Unknown("the ask was taken back".into())
 }

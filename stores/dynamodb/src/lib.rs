@@ -30,6 +30,7 @@ mod sight;
 mod step;
 mod store;
 mod view;
+mod wait;
 mod wall;
 
 pub use config::Options;
