@@ -57,7 +57,7 @@ pub use lockkeeper_core::{
     Store, Waiting, Wall, limits,
 };
 pub use lockkeeper_host::{Clock, SystemClock};
-pub use open::{default_url, schemes};
+pub use open::{Init, default_url, init, schemes};
 pub use recipes::KEY_BYTES;
 pub use recipes::cell::VALUE_BYTES;
 pub use recipes::election::{Election, Leader, Proclamation};

@@ -26,6 +26,9 @@ pub fn schemes() -> Vec<&'static str> {
     if cfg!(feature = "zookeeper") {
         known.push("zk://HOST,HOST,HOST");
     }
+    if cfg!(feature = "dynamodb") {
+        known.push("dynamodb://REGION/TABLE");
+    }
     if cfg!(feature = "memory") {
         known.push("memory:");
     }
@@ -80,11 +83,53 @@ pub(crate) async fn open(url: &str, clock: Arc<dyn Clock>) -> Result<Arc<dyn Sto
             options.clock = clock;
             Ok(Arc::new(lockkeeper_zookeeper::ZooKeeperStore::open(options).await?))
         }
+        #[cfg(feature = "dynamodb")]
+        "dynamodb" => {
+            let mut options = lockkeeper_dynamodb::Options::from_url(url)?;
+            options.clock = clock;
+            Ok(Arc::new(lockkeeper_dynamodb::DynamoStore::open(options).await?))
+        }
+        // Known by name and left out: whoever types it should not have to guess.
+        #[cfg(not(feature = "dynamodb"))]
+        "dynamodb" => Err(Error::Unsupported(
+            "this was built without DynamoDB: cargo install --path crates/cli --features dynamodb, or the feature \"dynamodb\" of \
+             the library"
+                .into(),
+        )),
         _ => Err(Error::invalid(format!(
             "there is no store {scheme:?} in this build. Known are {}",
             schemes().join(", ")
         ))),
     }
+}
+
+/// What [`init`] found to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Init {
+    /// What the store needs was made.
+    Made,
+    /// What it needs was there.
+    WasThere,
+    /// It makes what it needs itself, whenever it is opened, and now it was.
+    Opened,
+}
+
+/// Makes what a store needs before it can be opened: for DynamoDB its table, which costs money and is made only when asked for. Every
+/// other store is opened, which is all that it needs.
+///
+/// # Errors
+/// As [`crate::Lockkeeper::open`].
+pub async fn init(url: &str) -> Result<Init> {
+    #[cfg(feature = "dynamodb")]
+    if url.starts_with("dynamodb:") {
+        let made = lockkeeper_dynamodb::init(lockkeeper_dynamodb::Options::from_url(url)?).await?;
+        return Ok(match made {
+            lockkeeper_dynamodb::Init::Made => Init::Made,
+            lockkeeper_dynamodb::Init::WasThere => Init::WasThere,
+        });
+    }
+    open(url, Arc::new(lockkeeper_host::SystemClock)).await?;
+    Ok(Init::Opened)
 }
 
 /// Where locks go when nobody says where: an embedded file that all processes of this user share, or, for root, of the

@@ -11,6 +11,7 @@ pub mod once;
 pub mod record;
 pub mod run;
 pub mod show;
+pub mod store;
 pub mod watch;
 
 use std::future::Future;
@@ -43,6 +44,8 @@ pub enum Command {
     Once(Box<once::Once>),
     /// Keep small values that many change
     Record(record::Record),
+    /// Set up a store
+    Store(store::Store),
     /// Print shell completions
     Completions(completions::Completions),
     /// Print the manual page
@@ -62,6 +65,7 @@ impl Command {
             Command::Elect(elect) => elect.common.json,
             Command::Once(once) => once.common.json,
             Command::Record(record) => record.json(),
+            Command::Store(store) => store.json(),
             Command::Completions(_) | Command::Man(_) => false,
         }
     }
@@ -92,6 +96,7 @@ pub fn run(command: Command) -> i32 {
         Command::Elect(elect) => block_on(elect.go()),
         Command::Once(once) => block_on(once.go()),
         Command::Record(record) => block_on(record.go()),
+        Command::Store(store) => block_on(store.go()),
         Command::Completions(completions) => completions.go().map(|()| OK),
         Command::Man(man) => man.go().map(|()| OK),
     };

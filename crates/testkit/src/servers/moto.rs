@@ -8,8 +8,8 @@ use rustix::process::Signal;
 use super::process::Launch;
 use super::{Place, Program, Server, Skip, demand};
 
-/// Starts moto, the stand-in for DynamoDB and S3: real HTTP, real conditions, everything in memory. One call is atomic because
-/// Python runs one at a time, so it proves what *we* ask, not what Amazon answers under load. Any credentials will do.
+/// Starts moto, the stand-in for DynamoDB and S3: real HTTP, real conditions, everything in memory. It serves one request at a time,
+/// which it needs to be atomic (see `moto.py`); so it proves what *we* ask, not what Amazon answers under load. Any credentials will do.
 ///
 /// # Errors
 /// [`Skip`] if the tests are to run without `moto`.
@@ -17,9 +17,13 @@ use super::{Place, Program, Server, Skip, demand};
 /// # Panics
 /// If it is missing or does not start.
 pub fn moto() -> Result<Server, Skip> {
-    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/venv/bin/moto_server");
-    demand("moto", program.is_file(), "moto in target/venv, where ./scripts/test installs it")?;
-    Ok(Server::start(Moto { program }))
+    let bin = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/venv/bin");
+    demand(
+        "moto",
+        bin.join("moto_server").is_file(),
+        "moto in target/venv, where ./scripts/test installs it",
+    )?;
+    Ok(Server::start(Moto { program: bin.join("python") }))
 }
 
 struct Moto {
@@ -35,13 +39,15 @@ impl Program for Moto {
         1
     }
 
-    fn prepare(&self, _place: &Place) -> io::Result<()> {
-        Ok(())
+    fn prepare(&self, place: &Place) -> io::Result<()> {
+        std::fs::write(place.join("one_at_a_time.py"), include_str!("moto.py"))
     }
 
     fn launch(&self, place: &Place) -> Launch {
         let addr = place.addr(0);
-        Launch::new(&self.program, ["-H", &addr.ip().to_string(), "-p", &addr.port().to_string()])
+        let script = place.join("one_at_a_time.py").display().to_string();
+        let [ip, port] = [addr.ip().to_string(), addr.port().to_string()];
+        Launch::new(&self.program, [&*script, "-H", &ip, "-p", &port])
     }
 
     fn stop_signal(&self) -> Signal {

@@ -3,6 +3,7 @@
 //! Nothing is kept but an incomplete header, and nothing is allocated from a claimed length: the body of a message goes
 //! on in the pieces in which it comes.
 
+mod http1;
 mod http2;
 mod lengths;
 mod postgres;
@@ -23,6 +24,8 @@ pub enum Framing {
     Postgres,
     /// ZooKeeper. Frames with four bytes of length; pings, watch events and four-letter words pass uncounted.
     ZooKeeper,
+    /// HTTP/1.1 with bodies of a known length. A request or an answer is a message.
+    Http1,
     /// HTTP/2, as gRPC speaks it. A frame is a message: of the requests every `DATA` frame with a body and every
     /// `HEADERS` frame that ends its stream, of the replies every `HEADERS` and `DATA` frame; all others pass uncounted.
     Http2,
@@ -61,6 +64,7 @@ impl Framing {
             Framing::Resp => Box::new(resp::Resp::new(direction)),
             Framing::Postgres => Box::new(postgres::Postgres::new(direction)),
             Framing::ZooKeeper => Box::new(lengths::ZooKeeper::default()),
+            Framing::Http1 => Box::new(http1::Http1::default()),
             Framing::Http2 => Box::new(http2::Http2::new(direction)),
         }
     }

@@ -1,0 +1,61 @@
+use clap::{Args, Subcommand};
+use lockkeeper::Init;
+use serde_json::json;
+
+use crate::args::utf8;
+use crate::exit::{Failure, OK};
+use crate::output;
+
+/// Set up a store.
+#[derive(Args, Debug)]
+#[command(arg_required_else_help = true, subcommand_required = true)]
+pub struct Store {
+    #[command(subcommand)]
+    pub what: What,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum What {
+    /// Make what a store needs before its first use
+    Init(Make),
+}
+
+/// Make what a store needs before its first use.
+///
+/// DynamoDB needs a table, which is made only when asked for: paid per request, with nothing to size. All other stores make
+/// what they need when they are opened: then this opens the store, and says whether that works.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Make {
+    /// The store
+    #[arg(env = "LOCKKEEPER_STORE", hide_env_values = true, value_parser = utf8("store URL"))]
+    pub url: String,
+    /// Write JSON, for machines
+    #[arg(long)]
+    pub json: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  lockkeeper store init dynamodb://eu-central-1/locks
+  lockkeeper store init sqlite:/srv/locks.db
+
+It may be run again: what is there is looked at and left alone.";
+
+impl Store {
+    pub fn json(&self) -> bool {
+        let What::Init(make) = &self.what;
+        make.json
+    }
+
+    pub async fn go(self) -> Result<i32, Failure> {
+        let What::Init(make) = self.what;
+        let (word, text) = match lockkeeper::init(&make.url).await? {
+            Init::Made => ("made", "made: the store can be used now"),
+            Init::WasThere => ("there", "it was there: the store can be used"),
+            Init::Opened => ("opened", "opened: this store makes what it needs itself, and can be used"),
+        };
+        output::line(&if make.json { json!({ "store": word }).to_string() } else { text.to_owned() })?;
+        Ok(OK)
+    }
+}

@@ -1,0 +1,134 @@
+//! DynamoDB: the mark in the user's own items, and values with a mark.
+#![cfg(feature = "dynamodb")]
+
+use std::sync::Arc;
+
+use lockkeeper_core::{Error, Fence};
+use lockkeeper_fenced::dynamodb::aws_sdk_dynamodb::Client;
+use lockkeeper_fenced::dynamodb::aws_sdk_dynamodb::config::{BehaviorVersion, Config, Credentials, Region};
+use lockkeeper_fenced::dynamodb::aws_sdk_dynamodb::types::AttributeValue::{self, N, S};
+use lockkeeper_fenced::dynamodb::aws_sdk_dynamodb::types::{
+    AttributeDefinition, BillingMode, KeySchemaElement, KeyType, ScalarAttributeType,
+};
+use lockkeeper_fenced::dynamodb::{DynamoFenced, Guarded, MARK, verdict};
+use lockkeeper_fenced::{Fenced, Seen};
+use lockkeeper_testkit::servers::{self, Server};
+
+fn fence(n: u64) -> Fence {
+    Fence::new(n).unwrap()
+}
+
+async fn start() -> Option<(Server, Client)> {
+    let server = tokio::task::spawn_blocking(servers::moto).await.unwrap().ok()?;
+    let config = Config::builder()
+        .behavior_version(BehaviorVersion::latest())
+        .http_client(aws_smithy_http_client::Builder::new().build_http())
+        .region(Region::new("eu-central-1"))
+        .credentials_provider(Credentials::new("test", "secret", None, None, "a test"))
+        .endpoint_url(format!("http://{}", server.addr()));
+    let client = Client::from_conf(config.build());
+    let key = KeySchemaElement::builder().attribute_name("id").key_type(KeyType::Hash).build().unwrap();
+    let id =
+        AttributeDefinition::builder().attribute_name("id").attribute_type(ScalarAttributeType::S).build();
+    let make = client.create_table().table_name("orders").key_schema(key).attribute_definitions(id.unwrap());
+    make.billing_mode(BillingMode::PayPerRequest).send().await.unwrap();
+    Some((server, client))
+}
+
+fn stale<T: std::fmt::Debug>(answer: &lockkeeper_core::Result<T>, presented: u64, seen: u64) {
+    match answer {
+        Err(Error::Stale { presented: p, seen: s }) => assert_eq!((p.get(), s.get()), (presented, seen)),
+        other => panic!("it was to be stale: {other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_writer_changes_nothing() {
+    let Some((_server, client)) = start().await else { return };
+    let nowhere = DynamoFenced::new(client.clone(), "nowhere", "id");
+    let values = DynamoFenced::new(client, "orders", "id");
+    assert_eq!(values.read("x").await.unwrap(), None);
+    values.put("x", fence(9), b"new\0\xff").await.unwrap();
+    stale(&values.put("x", fence(8), b"late").await, 8, 9);
+    stale(&values.delete("x", fence(1)).await, 1, 9);
+    let seen = values.read("x").await.unwrap();
+    assert_eq!(seen, Some(Seen { fence: fence(9), value: Some(b"new\0\xff".to_vec()) }));
+    // The same fence again is the same writer. A deleted value keeps its mark.
+    values.put("x", fence(9), b"").await.unwrap();
+    values.delete("x", fence(9)).await.unwrap();
+    values.delete("y", fence(3)).await.unwrap();
+    stale(&values.put("x", fence(8), b"late").await, 8, 9);
+    assert_eq!(values.read("x").await.unwrap(), Some(Seen { fence: fence(9), value: None }));
+    assert_eq!(values.read("y").await.unwrap(), Some(Seen { fence: fence(3), value: None }));
+    // Bad input.
+    assert!(matches!(values.put("", fence(9), b"").await, Err(Error::Invalid(_))));
+    assert!(matches!(values.put("x", fence(9), &vec![0; 500_000]).await, Err(Error::Limited(_))));
+    assert!(matches!(nowhere.put("x", fence(1), b"").await, Err(Error::Invalid(_))));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_many_at_once_the_newest_stays() {
+    let Some((_server, client)) = start().await else { return };
+    let values = Arc::new(DynamoFenced::new(client, "orders", "id"));
+    let mut writers = Vec::new();
+    for n in 1..=40u64 {
+        let values = values.clone();
+        // In no order.
+        let n = n * 17 % 41;
+        writers.push(tokio::spawn(
+            async move { (n, values.put("x", fence(n), n.to_string().as_bytes()).await) },
+        ));
+    }
+    let mut newest_was_taken = false;
+    for writer in writers {
+        match writer.await.unwrap() {
+            (n, Ok(())) => newest_was_taken |= n == 40,
+            (n, Err(Error::Stale { seen, .. })) => assert!(seen > fence(n)),
+            (n, other) => panic!("{n}: {other:?}"),
+        }
+    }
+    assert!(newest_was_taken);
+    assert_eq!(values.read("x").await.unwrap().unwrap().value, Some(b"40".to_vec()));
+}
+
+async fn order(client: &Client) -> Option<std::collections::HashMap<String, AttributeValue>> {
+    let get = client.get_item().table_name("orders").key("id", S("42".into())).consistent_read(true);
+    get.send().await.unwrap().item
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_users_own_writes_are_checked() {
+    let Some((_server, client)) = start().await else { return };
+    let put = |state: &str| {
+        client.put_item().table_name("orders").item("id", S("42".into())).item("state", S(state.into()))
+    };
+    let update = || client.update_item().table_name("orders").key("id", S("42".into()));
+    let paid = || {
+        let update = update().update_expression("SET #state = :to REMOVE note");
+        update
+            .expression_attribute_names("#state", "state")
+            .expression_attribute_values(":to", S("paid".into()))
+    };
+    verdict(put("open").fenced(fence(5)).send().await, fence(5)).unwrap().unwrap();
+    verdict(paid().fenced(fence(7)).send().await, fence(7)).unwrap().unwrap();
+    stale(&verdict(put("open").fenced(fence(6)).send().await, fence(6)), 6, 7);
+    stale(&verdict(paid().fenced(fence(6)).send().await, fence(6)), 6, 7);
+    let item = order(&client).await.unwrap();
+    assert_eq!((&item["state"], &item[MARK]), (&S("paid".into()), &N("7".into())));
+    // A condition of the user's own stays, and is told apart from the fence.
+    let only_open = || {
+        let paid = paid().condition_expression("#state = :open");
+        paid.expression_attribute_values(":open", S("open".into()))
+    };
+    let refused = verdict(only_open().fenced(fence(8)).send().await, fence(8)).unwrap();
+    assert!(refused.unwrap_err().into_service_error().is_conditional_check_failed_exception());
+    stale(&verdict(only_open().fenced(fence(6)).send().await, fence(6)), 6, 7);
+    assert_eq!(order(&client).await.unwrap()[MARK], N("7".into()), "a write that was refused left its mark");
+    // Without an update of its own, it raises the mark.
+    verdict(update().fenced(fence(9)).send().await, fence(9)).unwrap().unwrap();
+    assert_eq!(order(&client).await.unwrap()[MARK], N("9".into()));
+    let delete = || client.delete_item().table_name("orders").key("id", S("42".into()));
+    stale(&verdict(delete().fenced(fence(8)).send().await, fence(8)), 8, 9);
+    verdict(delete().fenced(fence(9)).send().await, fence(9)).unwrap().unwrap();
+    assert_eq!(order(&client).await, None);
+}

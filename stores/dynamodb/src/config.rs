@@ -1,0 +1,152 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_core::{Address, Error, Result};
+use lockkeeper_host::{Clock, SystemClock};
+
+/// How to open a store.
+///
+/// ```
+/// # use lockkeeper_dynamodb::Options;
+/// let options = Options::from_url("dynamodb://eu-central-1/locks?poll=2s&skew=5s")?;
+/// assert_eq!((&*options.region, &*options.table), ("eu-central-1", "locks"));
+/// # Ok::<(), lockkeeper_core::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Options {
+    /// The region of the table.
+    pub region: String,
+    /// The table.
+    pub table: String,
+    /// Where to ask, if not at Amazon's own address for the region: `http://127.0.0.1:8000`.
+    pub endpoint: Option<String>,
+    /// An access key and its secret. Without them the usual places are searched: environment, profile, SSO, web identity, ECS, EC2.
+    pub login: Option<(String, String)>,
+    /// How long an answer may take.
+    pub timeout: Duration,
+    /// How often whoever waits looks again, at least.
+    pub poll: Duration,
+    /// How far apart the clocks of all clients are at most. With it the lock of a silent holder is taken over without watching it
+    /// first; exclusion then leans on clocks.
+    pub skew: Option<Duration>,
+    /// Where time comes from.
+    pub clock: Arc<dyn Clock>,
+}
+
+// The secret is not shown.
+impl std::fmt::Debug for Options {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let key = self.login.as_ref().map(|(key, _)| key);
+        let Options { region, table, endpoint, skew, .. } = self;
+        write!(f, "Options({region}, {table:?}, endpoint {endpoint:?}, key {key:?}, skew {skew:?})")
+    }
+}
+
+const OPTIONS: [&str; 4] = ["endpoint", "timeout", "poll", "skew"];
+const SHAPE: &str = "dynamodb://[KEY:SECRET@]REGION/TABLE";
+
+impl Options {
+    /// From an address: `dynamodb://[KEY:SECRET@]REGION/TABLE[?endpoint=…&timeout=…&poll=…&skew=…]`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] with what is wrong.
+    pub fn from_url(url: &str) -> Result<Self> {
+        let mut address = Address::parse(url)?;
+        if address.scheme != "dynamodb" {
+            return Err(Error::invalid(format!(
+                "{}:// is not the address of a DynamoDB store",
+                address.scheme
+            )));
+        }
+        let login = match (address.user.take(), address.password.take()) {
+            (None, None) => None,
+            (Some(key), Some(secret)) => Some((key, secret)),
+            _ => return Err(Error::invalid(format!("the access key and its secret go together: {SHAPE}"))),
+        };
+        let region = match &address.hosts[..] {
+            [(region, None)] => region.clone(),
+            _ => return Err(Error::invalid(format!("one region is needed, and no port: {SHAPE}"))),
+        };
+        let mut options = Options::new(&region, address.path.trim_end_matches('/'));
+        options.login = login;
+        options.endpoint = address.option("endpoint");
+        options.timeout = address.span("timeout")?.unwrap_or(options.timeout);
+        options.poll = address.span("poll")?.unwrap_or(options.poll);
+        options.skew = address.span("skew")?;
+        address.finish(&OPTIONS)?;
+        options.check()?;
+        Ok(options)
+    }
+
+    /// This table, and everything else as usual.
+    pub fn new(region: &str, table: &str) -> Self {
+        Options {
+            region: region.into(),
+            table: table.into(),
+            endpoint: None,
+            login: None,
+            timeout: Duration::from_secs(3),
+            poll: Duration::from_secs(1),
+            skew: None,
+            clock: Arc::new(SystemClock),
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        let plain = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
+        if !(3..=255).contains(&self.table.len()) || !self.table.chars().all(plain) {
+            return Err(Error::invalid(format!(
+                "{:?} cannot be the name of a table: 3 to 255 letters, digits, '_', '.' and '-', as {SHAPE}",
+                self.table
+            )));
+        }
+        if self.region.is_empty() || !self.region.chars().all(plain) {
+            return Err(Error::invalid(format!("{:?} is not a region: {SHAPE}", self.region)));
+        }
+        let web = |url: &String| url.starts_with("http://") || url.starts_with("https://");
+        if self.endpoint.as_ref().is_some_and(|url| !web(url)) {
+            return Err(Error::invalid("an endpoint begins with http:// or https://"));
+        }
+        if self.timeout < Duration::from_millis(50) || self.poll < Duration::from_millis(20) {
+            return Err(Error::invalid("timeout is at least 50ms and poll at least 20ms"));
+        }
+        if self.skew.is_some_and(|skew| skew < Duration::from_secs(1)) {
+            return Err(Error::invalid("skew is at least 1s: DynamoDB tells its time in whole seconds"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_given_addresses_are_refused() {
+        for bad in [
+            "dynamodb://",
+            "dynamodb://eu-central-1",
+            "dynamodb://eu-central-1/",
+            "dynamodb:///locks",
+            "dynamodb://a,b/locks",
+            "dynamodb://a:80/locks",
+            "dynamodb://me@a/locks",
+            "dynamodb://a/my locks",
+            "dynamodb://a/locks?endpoint=localhost:8000",
+            "dynamodb://a/locks?skew=10ms",
+            "dynamodb://a/locks?poll=1ms",
+            "dynamodb://a/locks?tabel=x",
+            "http://a/locks",
+        ] {
+            assert!(matches!(Options::from_url(bad), Err(Error::Invalid(_))), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_secret_is_never_shown() {
+        let options = Options::from_url("dynamodb://AKID:s%2Fecret@a/locks?endpoint=http://h:1").unwrap();
+        assert_eq!(options.login, Some(("AKID".into(), "s/ecret".into())));
+        assert_eq!(options.endpoint.as_deref(), Some("http://h:1"));
+        assert!(!format!("{options:?}").contains("ecret"));
+    }
+}

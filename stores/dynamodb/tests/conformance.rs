@@ -1,0 +1,88 @@
+//! The laws, on the stand-in for DynamoDB. Every client is another open store with connections of its own; each law has a
+//! table of its own.
+
+mod common;
+
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::future::join_all;
+use lockkeeper_core::{Page, Store};
+use lockkeeper_host::{Clock, SystemClock};
+use lockkeeper_testkit::laws::Harness;
+use lockkeeper_testkit::servers::Server;
+
+struct Table {
+    server: Arc<Server>,
+    name: String,
+    clients: Mutex<Vec<Weak<dyn Store>>>,
+}
+
+#[async_trait]
+impl Harness for Table {
+    async fn start() -> Option<Self> {
+        let server = common::moto().await?;
+        let name = common::table(server.addr()).await;
+        Some(Table { server, name, clients: Mutex::default() })
+    }
+
+    async fn client(&self) -> Arc<dyn Store> {
+        let client = common::open(&common::url(self.server.addr(), &self.name)).await;
+        self.clients.lock().unwrap().push(Arc::downgrade(&client));
+        client
+    }
+
+    fn clock(&self) -> Arc<dyn Clock> {
+        Arc::new(SystemClock)
+    }
+
+    fn for_correctness() -> bool {
+        true
+    }
+
+    /// There is no clock but that of whoever looks: time passes for those who have looked before.
+    async fn pass(&self, time: Duration) {
+        let clients: Vec<_> = self.clients.lock().unwrap().iter().filter_map(Weak::upgrade).collect();
+        join_all(clients.iter().map(|client| client.list("", &Page::FIRST))).await;
+        tokio::time::sleep(time).await;
+    }
+}
+
+lockkeeper_testkit::conformance!(Table);
+
+/// The recipes are made of locks and records alone, and the stand-in is slow: they are tried here when there is time.
+mod recipes {
+    use super::*;
+
+    struct Long(Table);
+
+    #[async_trait]
+    impl Harness for Long {
+        async fn start() -> Option<Self> {
+            if std::env::var_os("LOCKKEEPER_FULL").is_none() {
+                println!("long: ./scripts/test --full runs it");
+                return None;
+            }
+            Table::start().await.map(Long)
+        }
+
+        async fn client(&self) -> Arc<dyn Store> {
+            self.0.client().await
+        }
+
+        fn clock(&self) -> Arc<dyn Clock> {
+            self.0.clock()
+        }
+
+        fn for_correctness() -> bool {
+            Table::for_correctness()
+        }
+
+        async fn pass(&self, time: Duration) {
+            self.0.pass(time).await;
+        }
+    }
+
+    lockkeeper_testkit::recipes!(Long);
+}
