@@ -3,7 +3,7 @@
 mod common;
 use common::*;
 
-const COMMANDS: [&str; 19] = [
+const COMMANDS: [&str; 21] = [
     "",
     "run",
     "hold",
@@ -21,6 +21,8 @@ const COMMANDS: [&str; 19] = [
     "record rm",
     "record ls",
     "record watch",
+    "fence",
+    "fence check",
     "completions",
     "man",
 ];

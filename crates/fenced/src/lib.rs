@@ -7,6 +7,9 @@
 //!
 //! Deleting is a write like any other: the mark stays, because a resource that forgets it takes a late writer for a new one.
 
+#[cfg(feature = "http")]
+pub mod http;
+
 use async_trait::async_trait;
 use lockkeeper_core::{Fence, Result};
 
