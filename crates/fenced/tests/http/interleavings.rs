@@ -52,7 +52,7 @@ async fn round(layers: &[FenceLayer], dice: &mut Dice, path: &str) -> (Ledger, V
     (ledger, told)
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_is_accepted_never_goes_back() {
     let seed = seed();
     let (mut dice, layer) = (Dice::new(seed), by_path(&keeper(seed).await));
@@ -82,7 +82,7 @@ async fn what_is_accepted_never_goes_back() {
     assert!(taken > 10_000 && refused > 5_000, "{taken} taken, {refused} refused: the dice are loaded");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn one_after_the_other_exactly_those_are_accepted_that_do_not_go_back() {
     let seed = seed();
     let (mut dice, keeper) = (Dice::new(seed), keeper(seed).await);
@@ -112,7 +112,7 @@ async fn one_after_the_other_exactly_those_are_accepted_that_do_not_go_back() {
 
 /// The twins: without the check, and with a check by two processes that do not know what the other one has under way. The
 /// same rounds must go back on both, or the test above proves nothing. (The page says that a resource belongs to one process.)
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn without_the_check_and_without_the_wait_the_same_rounds_go_back() {
     let seed = seed();
     let keeper = keeper(seed).await;

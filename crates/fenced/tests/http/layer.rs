@@ -191,7 +191,11 @@ async fn an_answer_is_under_way_until_its_body_ends_and_a_service_may_hold_on_fo
 
 #[tokio::test]
 async fn a_store_that_is_away_lets_nobody_through_and_everybody_when_it_is_back() {
-    let Ok(mut redis) = servers::redis(RedisOptions { append_only: AppendOnly::Always, ..RedisOptions::default() }) else { return };
+    let Ok(mut redis) =
+        servers::redis(RedisOptions { append_only: AppendOnly::Always, ..RedisOptions::default() })
+    else {
+        return;
+    };
     let keeper = Lockkeeper::open(&format!("redis://{}", redis.addr())).await.unwrap();
     let (layer, ledger) = (by_path(&keeper), Ledger::default());
     let app = app(&ledger);
