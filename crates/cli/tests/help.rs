@@ -3,7 +3,7 @@
 mod common;
 use common::*;
 
-const COMMANDS: [&str; 21] = [
+const COMMANDS: [&str; 22] = [
     "",
     "run",
     "hold",
@@ -23,6 +23,7 @@ const COMMANDS: [&str; 21] = [
     "record watch",
     "fence",
     "fence check",
+    "gate",
     "completions",
     "man",
 ];

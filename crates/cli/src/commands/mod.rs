@@ -5,6 +5,8 @@ pub mod completions;
 pub mod cron;
 pub mod elect;
 pub mod fence;
+#[cfg(feature = "gate")]
+pub mod gate;
 pub mod hold;
 pub mod ls;
 pub mod man;
@@ -46,6 +48,9 @@ pub enum Command {
     Record(record::Record),
     /// Ask whether a grant still holds
     Fence(fence::Fence),
+    /// Check fences in front of a service that cannot be changed
+    #[cfg(feature = "gate")]
+    Gate(Box<gate::Gate>),
     /// Print shell completions
     Completions(completions::Completions),
     /// Print the manual page
@@ -66,6 +71,8 @@ impl Command {
             Command::Once(once) => once.common.json,
             Command::Record(record) => record.json(),
             Command::Fence(fence) => fence.json(),
+            #[cfg(feature = "gate")]
+            Command::Gate(gate) => gate.common.json,
             Command::Completions(_) | Command::Man(_) => false,
         }
     }
@@ -97,6 +104,8 @@ pub fn run(command: Command) -> i32 {
         Command::Once(once) => block_on(once.go()),
         Command::Record(record) => block_on(record.go()),
         Command::Fence(fence) => block_on(fence.go()),
+        #[cfg(feature = "gate")]
+        Command::Gate(gate) => gate.go(),
         Command::Completions(completions) => completions.go().map(|()| OK),
         Command::Man(man) => man.go().map(|()| OK),
     };
