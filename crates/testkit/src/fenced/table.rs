@@ -1,5 +1,5 @@
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -28,11 +28,13 @@ pub enum Bug {
     WritesLater,
 }
 
+type Rows = HashMap<String, Seen>;
+
 /// The rule itself, in the memory of this process: what the adapters are compared with. It can be spoilt in one way.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
     bug: Option<Bug>,
-    rows: Arc<Mutex<HashMap<String, Seen>>>,
+    rows: Arc<Mutex<Rows>>,
 }
 
 impl Table {
@@ -57,8 +59,7 @@ impl Table {
         }
     }
 
-    fn check(&self, row: &str, fence: Fence, deletes: bool) -> Result<()> {
-        let rows = self.rows.lock().expect("nobody panics with it");
+    fn check(&self, rows: &Rows, row: &str, fence: Fence, deletes: bool) -> Result<()> {
         match rows.get(row).map(|row| row.fence) {
             Some(seen) if self.late(fence, seen, deletes) => {
                 let swapped = self.has(Bug::SwapsTheNumbers);
@@ -69,8 +70,7 @@ impl Table {
         }
     }
 
-    fn set(&self, row: String, fence: Fence, value: Option<Vec<u8>>) {
-        let mut rows = self.rows.lock().expect("nobody panics with it");
+    fn set(&self, rows: &mut Rows, row: String, fence: Fence, value: Option<Vec<u8>>) {
         if value.is_none()
             && (self.has(Bug::DeleteForgets)
                 || self.has(Bug::DeletesOnlyWhatIsThere) && !rows.contains_key(&row))
@@ -104,31 +104,43 @@ impl Table {
         }
     }
 
+    fn rows(&self) -> MutexGuard<'_, Rows> {
+        self.rows.lock().expect("nobody panics with it")
+    }
+
     async fn write(&self, resource: &str, fence: Fence, value: Option<Vec<u8>>) -> Result<()> {
         let row = self.row(resource);
-        let checked = self.check(&row, fence, value.is_none());
         match self.bug {
-            // Two steps: others get their turn in between.
-            Some(Bug::ChecksFirst) => tokio::time::sleep(Duration::from_millis(3)).await,
-            // What was given up halfway is done later, unchecked.
-            Some(Bug::WritesLater) => {
-                let (table, row, value) = (self.clone(), row.clone(), value.clone());
-                let (done, given_up) = tokio::sync::oneshot::channel::<()>();
-                tokio::spawn(async move {
-                    if given_up.await.is_err() {
-                        tokio::time::sleep(Duration::from_millis(5)).await;
-                        table.set(row, fence, value);
-                    }
-                });
-                tokio::task::yield_now().await;
-                let _ = done.send(());
+            Some(Bug::ChecksFirst) => {
+                self.check(&self.rows(), &row, fence, value.is_none())?;
+                // Others get their turn in between.
+                tokio::time::sleep(Duration::from_millis(3)).await;
+                self.set(&mut self.rows(), row, fence, value);
+                return Ok(());
             }
+            Some(Bug::WritesLater) => self.again_if_given_up(row.clone(), fence, value.clone()).await,
             _ => {}
         }
+        let mut rows = self.rows();
+        let checked = self.check(&rows, &row, fence, value.is_none());
         if checked.is_ok() || self.has(Bug::WritesWhatItRefuses) {
-            self.set(row, fence, value);
+            self.set(&mut rows, row, fence, value);
         }
         checked
+    }
+
+    /// What was given up halfway is done later, unchecked.
+    async fn again_if_given_up(&self, row: String, fence: Fence, value: Option<Vec<u8>>) {
+        let table = self.clone();
+        let (done, given_up) = tokio::sync::oneshot::channel::<()>();
+        tokio::spawn(async move {
+            if given_up.await.is_err() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                table.set(&mut table.rows(), row, fence, value);
+            }
+        });
+        tokio::task::yield_now().await;
+        let _ = done.send(());
     }
 }
 
@@ -143,6 +155,6 @@ impl Fenced for Table {
     }
 
     async fn read(&self, resource: &str) -> Result<Option<Seen>> {
-        Ok(self.rows.lock().expect("nobody panics with it").get(&self.row(resource)).cloned())
+        Ok(self.rows().get(&self.row(resource)).cloned())
     }
 }
