@@ -113,8 +113,8 @@ impl Table {
         match self.bug {
             Some(Bug::ChecksFirst) => {
                 self.check(&self.rows(), &row, fence, value.is_none())?;
-                // Others get their turn in between.
-                tokio::time::sleep(Duration::from_millis(3)).await;
+                // Others get their turn in between; the older, the later.
+                tokio::time::sleep(Duration::from_millis(2 * (4 - fence.get() % 4))).await;
                 self.set(&mut self.rows(), row, fence, value);
                 return Ok(());
             }
