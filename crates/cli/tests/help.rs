@@ -3,7 +3,7 @@
 mod common;
 use common::*;
 
-const COMMANDS: [&str; 19] = [
+const COMMANDS: [&str; 20] = [
     "",
     "run",
     "hold",
@@ -21,6 +21,7 @@ const COMMANDS: [&str; 19] = [
     "record rm",
     "record ls",
     "record watch",
+    "fenced-write",
     "completions",
     "man",
 ];

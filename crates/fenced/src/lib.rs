@@ -7,6 +7,9 @@
 //!
 //! Deleting is a write like any other: the mark stays, because a resource that forgets it takes a late writer for a new one.
 
+#[cfg(feature = "file")]
+pub mod file;
+
 use async_trait::async_trait;
 use lockkeeper_core::{Fence, Result};
 
@@ -32,4 +35,12 @@ pub trait Fenced: Send + Sync {
 
     /// The mark and the value. `None`: nobody has ever written here.
     async fn read(&self, resource: &str) -> Result<Option<Seen>>;
+}
+
+/// The pages of the adapters: what they show is compiled and run.
+#[cfg(doctest)]
+mod pages {
+    #[cfg(feature = "file")]
+    #[doc = include_str!("../../../docs/fenced/file.md")]
+    struct File;
 }

@@ -4,6 +4,7 @@ pub mod break_lock;
 pub mod completions;
 pub mod cron;
 pub mod elect;
+pub mod fenced_write;
 pub mod hold;
 pub mod ls;
 pub mod man;
@@ -43,6 +44,8 @@ pub enum Command {
     Once(Box<once::Once>),
     /// Keep small values that many change
     Record(record::Record),
+    /// Replace a file, unless a newer fence has written it
+    FencedWrite(fenced_write::FencedWrite),
     /// Print shell completions
     Completions(completions::Completions),
     /// Print the manual page
@@ -62,6 +65,7 @@ impl Command {
             Command::Elect(elect) => elect.common.json,
             Command::Once(once) => once.common.json,
             Command::Record(record) => record.json(),
+            Command::FencedWrite(write) => write.json,
             Command::Completions(_) | Command::Man(_) => false,
         }
     }
@@ -92,6 +96,7 @@ pub fn run(command: Command) -> i32 {
         Command::Elect(elect) => block_on(elect.go()),
         Command::Once(once) => block_on(once.go()),
         Command::Record(record) => block_on(record.go()),
+        Command::FencedWrite(write) => write.go(),
         Command::Completions(completions) => completions.go().map(|()| OK),
         Command::Man(man) => man.go().map(|()| OK),
     };
