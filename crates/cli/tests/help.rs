@@ -3,7 +3,7 @@
 mod common;
 use common::*;
 
-const COMMANDS: [&str; 22] = [
+const COMMANDS: [&str; 23] = [
     "",
     "run",
     "hold",
@@ -24,6 +24,7 @@ const COMMANDS: [&str; 22] = [
     "fence",
     "fence check",
     "gate",
+    "fenced-write",
     "completions",
     "man",
 ];

@@ -7,8 +7,12 @@
 //!
 //! Deleting is a write like any other: the mark stays, because a resource that forgets it takes a late writer for a new one.
 
+#[cfg(feature = "file")]
+pub mod file;
 #[cfg(feature = "http")]
 pub mod http;
+#[cfg(feature = "sqlite")]
+pub mod sqlite;
 
 use async_trait::async_trait;
 use lockkeeper_core::{Fence, Result};
@@ -35,4 +39,29 @@ pub trait Fenced: Send + Sync {
 
     /// The mark and the value. `None`: nobody has ever written here.
     async fn read(&self, resource: &str) -> Result<Option<Seen>>;
+}
+
+/// What a mark that a resource has answered with says of the fence that was presented.
+#[cfg(feature = "sqlite")]
+pub(crate) fn verdict(presented: Fence, mark: Fence) -> Result<()> {
+    if presented < mark { Err(lockkeeper_core::Error::Stale { presented, seen: mark }) } else { Ok(()) }
+}
+
+/// A mark as a resource keeps it. What is no fence was written by somebody else, and nothing is taken on the strength of it.
+#[cfg(feature = "sqlite")]
+pub(crate) fn fence(mark: i64) -> Result<Fence> {
+    let number = u64::try_from(mark).unwrap_or(0);
+    Fence::new(number).map_err(|e| lockkeeper_core::Error::invalid(format!("the mark is damaged: {e}")))
+}
+
+/// The pages of the adapters: what they show is compiled and run.
+#[cfg(doctest)]
+mod pages {
+    #[cfg(feature = "file")]
+    #[doc = include_str!("../../../docs/fenced/file.md")]
+    struct File;
+
+    #[cfg(feature = "sqlite")]
+    #[doc = include_str!("../../../docs/fenced/sqlite.md")]
+    struct Sqlite;
 }

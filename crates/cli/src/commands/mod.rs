@@ -5,6 +5,7 @@ pub mod completions;
 pub mod cron;
 pub mod elect;
 pub mod fence;
+pub mod fenced_write;
 #[cfg(feature = "gate")]
 pub mod gate;
 pub mod hold;
@@ -51,6 +52,8 @@ pub enum Command {
     /// Check fences in front of a service that cannot be changed
     #[cfg(feature = "gate")]
     Gate(Box<gate::Gate>),
+    /// Replace a file, unless a newer fence has written it
+    FencedWrite(fenced_write::FencedWrite),
     /// Print shell completions
     Completions(completions::Completions),
     /// Print the manual page
@@ -73,6 +76,7 @@ impl Command {
             Command::Fence(fence) => fence.json(),
             #[cfg(feature = "gate")]
             Command::Gate(gate) => gate.common.json,
+            Command::FencedWrite(write) => write.json,
             Command::Completions(_) | Command::Man(_) => false,
         }
     }
@@ -106,6 +110,7 @@ pub fn run(command: Command) -> i32 {
         Command::Fence(fence) => block_on(fence.go()),
         #[cfg(feature = "gate")]
         Command::Gate(gate) => gate.go(),
+        Command::FencedWrite(write) => write.go(),
         Command::Completions(completions) => completions.go().map(|()| OK),
         Command::Man(man) => man.go().map(|()| OK),
     };

@@ -3,6 +3,7 @@
 
 mod client;
 mod interleavings;
+mod laws;
 mod layer;
 mod shaky;
 mod tools;
