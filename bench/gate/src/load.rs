@@ -6,23 +6,25 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// The median time from a request to its answer.
-pub async fn median_latency(addr: SocketAddr, connections: usize, time: Duration) -> Duration {
+/// The median time from a request to its answer, and how many there were.
+pub async fn median_latency(addr: SocketAddr, connections: usize, time: Duration) -> (Duration, usize) {
     let clients: Vec<_> = (0..connections).map(|n| tokio::spawn(client(addr, n, time))).collect();
-    let mut all = Vec::new();
+    let (mut all, mut requests) = (Vec::new(), 0);
     for client in clients {
-        all.extend(client.await.expect("it ends well"));
+        let (seen, sent) = client.await.expect("it ends well");
+        all.extend(seen);
+        requests += sent;
     }
-    crate::median(all)
+    (crate::median(all), requests)
 }
 
-async fn client(addr: SocketAddr, n: usize, time: Duration) -> Vec<Duration> {
+async fn client(addr: SocketAddr, n: usize, time: Duration) -> (Vec<Duration>, usize) {
     let mut stream = TcpStream::connect(addr).await.expect("a connection");
     stream.set_nodelay(true).expect("an option");
     let body = "x".repeat(100);
     let request =
         format!("PUT /orders/{n} HTTP/1.1\r\nHost: a\r\nLock-Fence: 5\r\nContent-Length: 100\r\n\r\n{body}");
-    let (began, mut seen, mut some) = (Instant::now(), Vec::new(), [0; 4096]);
+    let (began, mut seen, mut requests, mut some) = (Instant::now(), Vec::new(), 0, [0; 4096]);
     while began.elapsed() < time {
         let sent = Instant::now();
         stream.write_all(request.as_bytes()).await.expect("it takes a request");
@@ -36,10 +38,11 @@ async fn client(addr: SocketAddr, n: usize, time: Duration) -> Vec<Duration> {
             );
             heard += more;
         }
+        requests += 1;
         // The first fifth warms up.
         if began.elapsed() > time / 5 {
             seen.push(sent.elapsed());
         }
     }
-    seen
+    (seen, requests)
 }

@@ -19,6 +19,13 @@ fn main() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
     match words.first().map(String::as_str) {
         Some("service") => runtime.block_on(proxy::service()),
+        // For a look with a profiler: ADDRESS CONNECTIONS.
+        Some("load") => {
+            let (addr, connections) =
+                (words[1].parse().expect("ADDRESS"), words[2].parse().expect("CONNECTIONS"));
+            let (latency, requests) = runtime.block_on(load::median_latency(addr, connections, ROUND * 5));
+            println!("{:.0} µs, {requests} requests", micros(latency));
+        }
         Some("bare") => runtime.block_on(proxy::bare(&words[1])),
         rounds => {
             let rounds = rounds.map_or(9, |text| text.parse().expect("ROUNDS is a number"));
@@ -41,6 +48,15 @@ impl Drop for Running {
 }
 
 impl Running {
+    /// The processor time that it has used.
+    fn cpu(&self) -> Duration {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).expect("it runs");
+        let fields: Vec<&str> = stat.rsplit(") ").next().expect("fields").split(' ').collect();
+        // Fields 14 and 15 of proc(5), counted from the third, in hundredths of a second.
+        let ticks = |n: usize| fields[n].parse::<u64>().expect("a number");
+        Duration::from_millis((ticks(11) + ticks(12)) * 10)
+    }
+
     fn start(program: &str, words: &[&str]) -> Running {
         let dir = std::env::current_exe().expect("a program").parent().expect("a folder").to_owned();
         let mut command = Command::new(dir.join(program));
@@ -62,32 +78,53 @@ async fn compare(rounds: usize) {
             &["gate", "--upstream", &upstream, "--listen", "127.0.0.1:0", "--store", store],
         )
     };
-    let bare = Running::start("bench-gate", &["bare", &upstream]);
-    let gates = [
-        ("memory", gate("memory:")),
-        ("sqlite", gate(&format!("sqlite:{}", dir.join("marks.db").display()))),
+    let proxies = [
+        ("bare proxy", Running::start("bench-gate", &["bare", &upstream])),
+        ("gate, marks in memory", gate("memory:")),
+        ("gate, marks in sqlite", gate(&format!("sqlite:{}", dir.join("marks.db").display()))),
     ];
     for connections in [1, 64] {
-        let direct = load::median_latency(service.addr, connections, ROUND).await;
+        let (direct, _) = load::median_latency(service.addr, connections, ROUND).await;
         println!("{connections} connections, {rounds} rounds; the service itself {:.0} µs", micros(direct));
-        let mut bares = Vec::new();
-        let mut others = [Vec::new(), Vec::new()];
+        let mut all: Vec<Seen> = proxies.iter().map(|_| Seen::default()).collect();
         for _ in 0..rounds {
-            bares.push(load::median_latency(bare.addr, connections, ROUND).await);
-            for ((_, gate), seen) in gates.iter().zip(&mut others) {
-                seen.push(load::median_latency(gate.addr, connections, ROUND).await);
+            for ((_, proxy), seen) in proxies.iter().zip(&mut all) {
+                seen.round(proxy, connections).await;
             }
         }
-        println!("  bare proxy {:.0} µs", micros(median(bares.clone())));
-        for ((store, _), seen) in gates.iter().zip(others) {
+        for ((name, _), seen) in proxies.iter().zip(&all) {
             // Each round beside its neighbour: what else the machine does hits both.
-            let ratios = seen.iter().zip(&bares).map(|(gate, bare)| gate.as_secs_f64() / bare.as_secs_f64());
-            let ratio = median(ratios.collect());
+            let ratios = seen
+                .latencies
+                .iter()
+                .zip(&all[0].latencies)
+                .map(|(gate, bare)| gate.as_secs_f64() / bare.as_secs_f64());
             println!(
-                "  gate, marks in {store}: {:.0} µs, ratio {ratio:.2} (goal: at most 1.25)",
-                micros(median(seen))
+                "  {name}: {:.0} µs, ratio {:.2}; {:.0} µs of processor time for each",
+                micros(median(seen.latencies.clone())),
+                median(ratios.collect()),
+                micros(seen.cpu) / seen.requests as f64,
             );
         }
+    }
+    println!("the goal: a ratio of at most 1.25");
+}
+
+/// What was seen of one proxy.
+#[derive(Default)]
+struct Seen {
+    latencies: Vec<Duration>,
+    requests: usize,
+    cpu: Duration,
+}
+
+impl Seen {
+    async fn round(&mut self, proxy: &Running, connections: usize) {
+        let before = proxy.cpu();
+        let (latency, requests) = load::median_latency(proxy.addr, connections, ROUND).await;
+        self.cpu += proxy.cpu() - before;
+        self.requests += requests;
+        self.latencies.push(latency);
     }
 }
 

@@ -61,6 +61,10 @@ mod pages {
     #[doc = include_str!("../../../docs/fenced/file.md")]
     struct File;
 
+    #[cfg(feature = "http")]
+    #[doc = include_str!("../../../docs/fenced/http.md")]
+    struct Http;
+
     #[cfg(feature = "sqlite")]
     #[doc = include_str!("../../../docs/fenced/sqlite.md")]
     struct Sqlite;

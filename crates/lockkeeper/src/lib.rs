@@ -84,4 +84,6 @@ mod pages {
     mod once {}
     #[doc = include_str!("../../../docs/register.md")]
     mod register {}
+    #[doc = include_str!("../../../docs/fenced/sequencer.md")]
+    mod sequencer {}
 }

@@ -6,7 +6,7 @@ use super::tools::*;
 #[test]
 fn a_stale_fence_is_refused_and_stays_refused_after_kill_9() {
     let (place, service) = (Place::new("gate_stale"), Service::start());
-    let gate = Gate::start(&place, &service.url(), "--correctness");
+    let gate = Gate::start(&place, &service.url(), "--correctness --lock-delay 0s");
     assert_eq!(gate.put("/a", 5, "five").status, 200);
     assert_eq!(gate.put("/a", 6, "six").status, 200);
     let stale = gate.put("/a", 5, "late");
@@ -47,7 +47,7 @@ fn fences_are_demanded_as_told_and_resources_are_what_was_said() {
         curl(&[&named[..], &[fence, "-d", "account", &all.url(path)]].concat()).status
     };
     assert_eq!((put("Lock-Fence: 6", "/a"), put("Lock-Fence: 5", "/b")), (200, 412));
-    let none = Gate::start(&place, &service.url(), "--require-fence none");
+    let none = Gate::start(&place, &service.url(), "--require-fence none --space none");
     assert_eq!(curl(&["-X", "POST", "-d", "no fence", &none.url("/a")]).status, 200);
     assert_eq!(service.written(), ["one", "bill", "account", "no fence"]);
 }
@@ -98,7 +98,7 @@ fn the_service_sees_the_request_as_it_was_and_who_sent_it() {
         );
     }
     // It is a proxy for one service, not for the world.
-    let none = Gate::start(&place, &service.url(), "--require-fence none");
+    let none = Gate::start(&place, &service.url(), "--require-fence none --space none");
     assert_eq!(curl(&["-X", "CONNECT", "--request-target", "a:1", &none.url("/")]).status, 405);
 }
 

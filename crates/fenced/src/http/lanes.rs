@@ -20,6 +20,12 @@ struct Lane {
     changed: Arc<Notify>,
 }
 
+impl Lane {
+    fn is_first(&self, fence: Fence) -> bool {
+        self.running.keys().next().is_none_or(|oldest| *oldest >= fence)
+    }
+}
+
 impl Lanes {
     fn lock(&self) -> MutexGuard<'_, HashMap<LockName, Lane>> {
         // Nobody panics in here; and if somebody did, each step leaves the lanes whole.
@@ -71,19 +77,18 @@ impl Admission {
 
     /// Ends when nothing older is under way.
     pub(super) async fn first_in_lane(&self) {
-        let fence = self.0.fence;
-        self.until(|lane| lane.running.keys().next().is_none_or(|oldest| *oldest >= fence)).await;
+        self.until(|lane| lane.is_first(self.0.fence)).await;
     }
 
-    /// The mark has been raised to our fence, so those before us will get no more company.
-    pub(super) fn raised(&self) {
+    /// The mark has been raised to our fence, so those before us will get no more company. Says whether there is nobody.
+    pub(super) fn raised(&self) -> bool {
         let mut lanes = self.0.lanes.lock();
-        if let Some(lane) = lanes.get_mut(&self.0.resource)
-            && lane.top < Some(self.0.fence)
-        {
+        let Some(lane) = lanes.get_mut(&self.0.resource) else { return true };
+        if lane.top < Some(self.0.fence) {
             lane.top = Some(self.0.fence);
             lane.changed.notify_waiters();
         }
+        lane.is_first(self.0.fence)
     }
 
     async fn until(&self, seen: impl Fn(&Lane) -> bool) {

@@ -5,18 +5,19 @@ use std::time::Duration;
 use http::Method;
 use http::request::Parts;
 use lockkeeper::{Lockkeeper, Purpose};
-use lockkeeper_core::{Error, Fence, Result};
+use lockkeeper_core::{Error, Fence, LockName, Result};
 use tower_layer::Layer;
 
 use super::header;
 use super::lanes::{Admission, Lanes};
 use super::marks::Marks;
+use super::owner::Owner;
 use super::problem::Problem;
 use super::service::Checked;
 
 /// Refuses stale fences, as the [module](super) says. Clones share everything.
 #[derive(Clone)]
-pub struct FenceLayer(Rules);
+pub struct FenceLayer(Arc<Rules>);
 
 /// Which requests must have a fence. One that has a fence is checked in any case.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,11 +31,14 @@ pub enum Require {
     None,
 }
 
+/// What says which resource a request is for.
+type Resource = dyn Fn(&Parts) -> Option<String> + Send + Sync;
+
 #[derive(Clone)]
 pub(super) struct Rules {
     marks: Marks,
     lanes: Lanes,
-    resource: Arc<dyn Fn(&Parts) -> Option<String> + Send + Sync>,
+    resource: Arc<Resource>,
     require: Require,
     wait: Duration,
 }
@@ -64,26 +68,26 @@ impl FenceLayer {
                 profile.store
             )));
         }
-        Ok(FenceLayer(Rules {
-            marks: Marks { keeper: keeper.clone(), space: "http".into() },
+        Ok(FenceLayer(Arc::new(Rules {
+            marks: Marks { keeper: keeper.clone(), space: "http".into(), owner: None },
             lanes: Lanes::default(),
             resource: Arc::new(resource),
             require: Require::default(),
             wait: Duration::from_secs(30),
-        }))
+        })))
     }
 
     /// Which requests must have a fence: by default those that may change something.
     #[must_use]
     pub fn require(mut self, require: Require) -> Self {
-        self.0.require = require;
+        self.rules().require = require;
         self
     }
 
     /// How long a newer fence waits for older requests that are under way, before 503. 30 s by default.
     #[must_use]
     pub fn wait(mut self, wait: Duration) -> Self {
-        self.0.wait = wait;
+        self.rules().wait = wait;
         self
     }
 
@@ -97,8 +101,44 @@ impl FenceLayer {
                 "{space:?} cannot name a space of marks: take 1 to 64 letters, digits, -, _ and ."
             )));
         }
-        self.0.marks.space = space;
+        self.rules().marks.space = space;
         Ok(self)
+    }
+
+    /// Holds the lock `fence/SPACE` from now on, so that no other process that does so lets anything through at the same time, and
+    /// remembers the marks that it has seen: then most requests do not ask the store at all. It needs a runtime of tokio's, for a
+    /// task of its own. Say [`FenceLayer::space`] first.
+    ///
+    /// As long as another process has the lock, or after it was lost, requests with a fence are 503. After an unclean end (a
+    /// crash, a store that was away for longer than `ttl`) nobody gets it for `lock_delay`, where the store can do that: take the
+    /// time that your service may go on working for a process that is gone.
+    pub fn alone(mut self, ttl: Duration, lock_delay: Duration) -> Result<Self> {
+        let marks = &mut self.rules().marks;
+        marks.owner = Some(Owner::start(&marks.keeper, marks.lock()?, ttl, lock_delay));
+        Ok(self)
+    }
+
+    /// Whether requests with a fence can be let through: always, unless it is to be [alone](FenceLayer::alone) and is not.
+    pub fn is_owner(&self) -> bool {
+        self.0.marks.still_ours()
+    }
+
+    /// Ends when it is the owner, for the first time.
+    pub async fn owned(&self) {
+        if let Some(owner) = &self.0.marks.owner {
+            owner.owned().await;
+        }
+    }
+
+    /// Gives the lock back, if it has one: nothing with a fence is let through any more, and another process may.
+    pub async fn let_go(&self) {
+        if let Some(owner) = &self.0.marks.owner {
+            owner.let_go().await;
+        }
+    }
+
+    fn rules(&mut self) -> &mut Rules {
+        Arc::make_mut(&mut self.0)
     }
 
     /// [`Error::Unsupported`] on a store that can forget a mark when it crashes.
@@ -141,17 +181,25 @@ impl Rules {
     pub async fn admit(&self, fence: Fence, resource: &str) -> std::result::Result<Admission, Problem> {
         let key = self.marks.key(resource).map_err(|_| Problem::NoResource)?;
         let admission = self.lanes.enter(key.clone(), fence);
-        match self.marks.raise(&key, fence).await {
-            Ok(()) => admission.raised(),
-            Err(Error::Stale { presented, seen }) => return Err(Problem::Stale { presented, seen }),
-            Err(error) => {
-                tracing::error!(%error, "a fence cannot be checked");
-                return Err(Problem::Unavailable);
+        self.raise(&key, fence).await?;
+        if !admission.raised() {
+            if tokio::time::timeout(self.wait, admission.first_in_lane()).await.is_err() {
+                return Err(Problem::Waiting);
             }
+            // Much may have happened meanwhile.
+            self.raise(&key, fence).await?;
         }
-        match tokio::time::timeout(self.wait, admission.first_in_lane()).await {
-            Ok(()) => Ok(admission),
-            Err(_) => Err(Problem::Waiting),
+        if self.marks.still_ours() { Ok(admission) } else { Err(Problem::Unavailable) }
+    }
+
+    async fn raise(&self, key: &LockName, fence: Fence) -> std::result::Result<(), Problem> {
+        match self.marks.raise(key, fence).await {
+            Ok(()) => Ok(()),
+            Err(Error::Stale { presented, seen }) => Err(Problem::Stale { presented, seen }),
+            Err(error) => {
+                tracing::warn!(%error, "a fence cannot be checked");
+                Err(Problem::Unavailable)
+            }
         }
     }
 }

@@ -7,6 +7,8 @@ use lockkeeper::Lockkeeper;
 use lockkeeper_core::{Error, Expect, Fence, LockName, Record, Result, Write};
 use sha2::{Digest, Sha256};
 
+use super::owner::Owner;
+
 /// How often a mark is tried to be raised while others raise it, or while the store's answers get lost.
 const TRIES: u32 = 20;
 /// A resource that is longer than this is known by its hash.
@@ -18,6 +20,8 @@ pub(super) const LONGEST: usize = 4096;
 pub(super) struct Marks {
     pub keeper: Lockkeeper,
     pub space: String,
+    /// Set if nobody else has to do with these marks.
+    pub owner: Option<Owner>,
 }
 
 impl Marks {
@@ -26,19 +30,51 @@ impl Marks {
         if resource.is_empty() || resource.len() > LONGEST {
             return Err(Error::invalid("a resource has 1 to 4096 bytes"));
         }
-        if resource.len() <= PLAIN && !resource.chars().any(char::is_control) {
-            return LockName::new(format!("fence/{}={resource}", self.space));
+        if resource.len() <= PLAIN
+            && let Ok(key) = LockName::new(format!("fence/{}={resource}", self.space))
+        {
+            return Ok(key);
         }
+        // Too long for a name, or with characters that names do not have.
         let mut key = format!("fence/{}#", self.space);
         Sha256::digest(resource).iter().for_each(|byte| _ = write!(key, "{byte:02x}"));
         LockName::new(key)
     }
 
+    /// The lock of whoever wants to be alone with the marks of this space.
+    pub fn lock(&self) -> Result<LockName> {
+        LockName::new(format!("fence/{}", self.space))
+    }
+
     /// Raises the mark to `fence`, where it is lower. [`Error::Stale`] where it is higher: then nothing has changed.
     ///
-    /// The store is asked each time, because another process may have raised the mark. A write whose answer got lost is looked
-    /// for: raising twice is the same as raising once, so it does not matter whose write it was.
+    /// The store is asked each time, because another process may have raised the mark; unless the marks are ours alone, and this
+    /// one was seen.
     pub async fn raise(&self, key: &LockName, fence: Fence) -> Result<()> {
+        let Some(owner) = &self.owner else { return self.raise_in_store(key, fence).await };
+        let (under, known) = owner.known(key)?;
+        match known {
+            Some(seen) if seen > fence => Err(Error::Stale { presented: fence, seen }),
+            Some(seen) if seen == fence => Ok(()),
+            _ => {
+                let raised = self.raise_in_store(key, fence).await;
+                match raised {
+                    Ok(()) => owner.learn(under, key, fence),
+                    Err(Error::Stale { seen, .. }) => owner.learn(under, key, seen),
+                    Err(_) => {}
+                }
+                raised
+            }
+        }
+    }
+
+    /// Whether what [`Marks::raise`] said can still be believed, after a while.
+    pub fn still_ours(&self) -> bool {
+        self.owner.as_ref().is_none_or(Owner::owns)
+    }
+
+    /// The same in the store. A write whose answer got lost is looked for: raising twice is the same as raising once, so it does not matter whose write it was.
+    async fn raise_in_store(&self, key: &LockName, fence: Fence) -> Result<()> {
         let store = self.keeper.store();
         let mut found = store.read(key).await.map_err(not_passed)?;
         for tries in 0..TRIES {
@@ -75,7 +111,9 @@ fn not_passed(error: Error) -> Error {
 }
 
 fn mark(record: &Record) -> Result<Fence> {
-    let number = std::str::from_utf8(&record.value).ok().and_then(|text| text.parse().ok());
+    // What `lockkeeper record set` writes has a line of its own before it.
+    let text = std::str::from_utf8(&record.value).ok().and_then(|text| text.rsplit('\n').next());
+    let number = text.and_then(|text| text.parse().ok());
     number.and_then(|number| Fence::new(number).ok()).ok_or_else(|| {
         let key = record.key.as_str();
         Error::invalid(format!(
@@ -90,7 +128,8 @@ mod tests {
 
     #[tokio::test]
     async fn no_two_resources_share_a_mark() {
-        let marks = Marks { keeper: Lockkeeper::open("memory:").await.unwrap(), space: "http".into() };
+        let marks =
+            Marks { keeper: Lockkeeper::open("memory:").await.unwrap(), space: "http".into(), owner: None };
         let long = "x".repeat(401);
         let hash = marks.key(&long).unwrap().as_str().strip_prefix("fence/http#").unwrap().to_owned();
         let all =
@@ -102,7 +141,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_mark_never_goes_back() {
-        let marks = Marks { keeper: Lockkeeper::open("memory:").await.unwrap(), space: "http".into() };
+        let marks =
+            Marks { keeper: Lockkeeper::open("memory:").await.unwrap(), space: "http".into(), owner: None };
         let key = marks.key("/a").unwrap();
         let fence = |n| Fence::new(n).unwrap();
         for (n, taken) in [(5, true), (5, true), (4, false), (7, true), (6, false), (5, false), (7, true)] {

@@ -29,8 +29,8 @@
 //!
 //! **To check and then to pass on is not enough.** A request with fence 5 may be checked, and then wait somewhere while one with
 //! fence 6 is checked and served. So the layer keeps account of what is under way: a higher fence first raises the mark, from
-//! when on lower ones are refused, and then waits until the older ones are answered. That account is one process's own: send
-//! all requests for a resource to one process, or let the service itself check the fence.
+//! when on lower ones are refused, and then waits until the older ones are answered. That account is one process's own: be
+//! [alone](FenceLayer::alone) with the marks, or send all requests for a resource to one process.
 //!
 //! **A request that was passed on is finished, also when its client hangs up**, because whoever comes next must know that it has
 //! ended. A service that goes on working after its answer holds on to the [`Admission`] that it finds among the extensions of
@@ -41,6 +41,7 @@ mod header;
 mod lanes;
 mod layer;
 mod marks;
+mod owner;
 mod problem;
 mod service;
 

@@ -1,6 +1,7 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -18,7 +19,7 @@ use super::layer::Rules;
 #[derive(Clone)]
 pub struct Checked<S> {
     pub(super) inner: S,
-    pub(super) rules: Rules,
+    pub(super) rules: Arc<Rules>,
 }
 
 impl<S: fmt::Debug> fmt::Debug for Checked<S> {

@@ -133,10 +133,13 @@ async fn the_newer_waits_for_the_older_that_is_under_way_and_later_older_ones_ar
     assert_eq!(put(&layer, &slow.app, "/a", 6).await.0, 412, "but its mark counts");
     slow.go.notify_one();
     assert_eq!(five.await.0, 200);
-    assert!(six.as_mut().now_or_never().is_none());
-    assert_eq!(slow.begun.recv().await.unwrap(), "6");
+    // While it waited the mark went on, and it looks again.
+    assert_eq!(six.await.0, 412);
+    let mut eight = Box::pin(put(&layer, &slow.app, "/a", 8));
+    assert!(eight.as_mut().now_or_never().is_none());
+    assert_eq!(slow.begun.recv().await.unwrap(), "8");
     slow.go.notify_one();
-    assert_eq!(six.await.0, 200, "it was admitted before 7 came");
+    assert_eq!(eight.await.0, 200);
 }
 
 #[tokio::test]
@@ -217,4 +220,46 @@ async fn a_store_that_is_away_lets_nobody_through_and_everybody_when_it_is_back(
     }
     assert_eq!(put(&layer, &app, "/a", 5).await.0, 412);
     assert_eq!(ledger.read(), [5, 0, 6]);
+}
+
+#[tokio::test]
+async fn one_alone_with_its_marks_asks_the_store_once_and_lets_nothing_through_when_they_are_not_its_own() {
+    let dir = TempDir::new("fenced-alone");
+    let url = format!("sqlite:{}", dir.join("marks.db").display());
+    let (ledger, ttl) = (Ledger::default(), Duration::from_secs(3));
+    let app = app(&ledger);
+    let open = async || by_path(&Lockkeeper::open(&url).await.unwrap()).alone(ttl, Duration::ZERO).unwrap();
+    let first = open().await;
+    first.owned().await;
+    assert_eq!(put(&first, &app, "/a", 5).await.0, 201);
+    // Somebody who does not ask for the lock raises the mark: that is not seen, because nobody should.
+    let keeper = Lockkeeper::open(&url).await.unwrap();
+    keeper.register_bytes("fence/http=/a").update(|_| b"9".to_vec()).await.unwrap();
+    assert_eq!(put(&first, &app, "/a", 5).await.0, 201, "the store was asked for what was known");
+    keeper.register_bytes("fence/http=/a").update(|_| b"5".to_vec()).await.unwrap();
+    assert_eq!(put(&first, &app, "/a", 4).await.0, 412);
+    // A second one stands by.
+    let second = open().await;
+    assert!(first.is_owner() && !second.is_owner());
+    assert_eq!(put(&second, &app, "/a", 6).await.0, 503);
+    assert_eq!(send(&second, &app, request("GET", "/a", &[])).await.0, 201, "what has no fence passes");
+    // It is taken away: the first one lets nothing through from when it knows, and remembers nothing afterwards.
+    first.let_go().await;
+    assert_eq!(put(&first, &app, "/a", 6).await.0, 503);
+    second.owned().await;
+    assert_eq!(put(&second, &app, "/a", 4).await.0, 412);
+    assert_eq!(put(&second, &app, "/a", 6).await.0, 201);
+    keeper.break_lock("fence/http", "to see what happens").await.unwrap();
+    while second.is_owner() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    keeper.register_bytes("fence/http=/a").update(|_| b"8".to_vec()).await.unwrap();
+    // It asks for the lock again, and looks at the mark anew.
+    let status = loop {
+        match put(&second, &app, "/a", 6).await.0 {
+            503 => tokio::time::sleep(Duration::from_millis(5)).await,
+            status => break status,
+        }
+    };
+    assert_eq!((status, ledger.read()), (412, vec![5, 5, 0, 6]));
 }

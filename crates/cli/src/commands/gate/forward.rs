@@ -18,7 +18,7 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use lockkeeper_fenced::http::{Admission, Problem};
 use tower_service::Service;
 
-use super::body::Idle;
+use super::body::{Idle, Progress, Sent};
 use super::headers;
 use super::metrics::Metrics;
 use super::tunnel::Tunnel;
@@ -73,13 +73,15 @@ impl Upstream {
 }
 
 /// The body of an answer: the service's, or ours.
-pub type Answer = Either<Idle<Incoming>, Full<Bytes>>;
+pub type Answer = Either<Idle, Full<Bytes>>;
 
 /// The service, as we reach it. Clones share its connections.
 #[derive(Clone)]
-pub struct Forward {
-    client: Client<HttpConnector, Idle<Incoming>>,
-    upstream: Arc<Upstream>,
+pub struct Forward(Arc<Inner>);
+
+struct Inner {
+    client: Client<HttpConnector, Sent>,
+    upstream: Upstream,
     metrics: Arc<Metrics>,
     timeout: Duration,
     idle: Duration,
@@ -94,12 +96,18 @@ impl Forward {
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(Duration::from_secs(30))
             .build(connector);
-        let upstream = Arc::new(gate.upstream.clone());
-        Forward { client, upstream, metrics, timeout: gate.timeout, idle: gate.idle }
+        let upstream = gate.upstream.clone();
+        Forward(Arc::new(Inner { client, upstream, metrics, timeout: gate.timeout, idle: gate.idle }))
     }
+}
 
+impl Inner {
     /// The request as the service gets it, and what the client wants to speak, if that is not HTTP.
-    fn prepare(&self, mut request: Request<Incoming>) -> Option<(Request<Idle<Incoming>>, Option<Wish>)> {
+    fn prepare(
+        &self,
+        mut request: Request<Incoming>,
+        progress: Progress,
+    ) -> Option<(Request<Sent>, Option<Wish>)> {
         let protocol = headers::upgrade(request.headers()).filter(|_| request.version() == Version::HTTP_11);
         let wish = protocol.map(|protocol| Wish {
             protocol,
@@ -120,38 +128,42 @@ impl Forward {
         }
         parts.uri = self.upstream.uri(&parts.uri)?;
         parts.version = Version::HTTP_11;
-        Some((Request::from_parts(parts, Idle::new(body, self.idle)), wish))
+        Some((Request::from_parts(parts, Sent { body, progress }), wish))
     }
 
-    async fn pass(self, request: Request<Incoming>) -> Result<Response<Answer>, Problem> {
+    async fn pass(&self, request: Request<Incoming>) -> Result<Response<Answer>, Problem> {
         if request.method() == Method::CONNECT {
             return Ok(status(StatusCode::METHOD_NOT_ALLOWED));
         }
-        let Some((request, wish)) = self.prepare(request) else { return Ok(status(StatusCode::BAD_REQUEST)) };
+        let progress = Progress::new();
+        let Some((request, wish)) = self.prepare(request, progress.clone()) else {
+            return Ok(status(StatusCode::BAD_REQUEST));
+        };
         let under_way = self.metrics.requests.one();
-        let answer = match tokio::time::timeout(self.timeout, self.client.request(request)).await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(error)) if error.is_connect() => {
+        let (answer, timer) = match progress.wait(self.client.request(request), self.timeout).await {
+            Some((Ok(answer), timer)) => (answer, timer),
+            Some((Err(error), _)) if error.is_connect() => {
                 tracing::warn!(upstream = self.upstream.text, %error, "the service cannot be reached");
                 return Err(Problem::Unreached);
             }
-            Ok(Err(error)) => {
+            Some((Err(error), _)) => {
                 tracing::warn!(%error, "the service broke off");
                 return Err(Problem::Unknown);
             }
-            Err(_) => return Err(Problem::Unknown),
+            None => return Err(Problem::Unknown),
         };
         match (answer.status(), wish) {
             (StatusCode::SWITCHING_PROTOCOLS, Some(wish)) => {
                 let (answer, service) = switched(answer);
                 let Wish { client, admission, .. } = wish;
-                tokio::spawn(Tunnel { client, service, admission, under_way }.run(self.metrics));
+                tokio::spawn(Tunnel { client, service, admission, under_way }.run(self.metrics.clone()));
                 Ok(answer)
             }
             // Nobody asked for it.
             (StatusCode::SWITCHING_PROTOCOLS, None) => Err(Problem::Unknown),
             _ => {
-                let mut answer = answer.map(|body| Either::Left(Idle::new(body, self.idle)));
+                let mut answer =
+                    answer.map(|body| Either::Left(Idle { body, most: self.idle, timer, waiting: false }));
                 headers::strip(answer.headers_mut());
                 Ok(answer)
             }
@@ -194,8 +206,8 @@ impl Service<Request<Incoming>> for Forward {
     }
 
     fn call(&mut self, request: Request<Incoming>) -> Self::Future {
-        let this = self.clone();
-        Box::pin(async {
+        let this = self.0.clone();
+        Box::pin(async move {
             Ok(this.pass(request).await.unwrap_or_else(|problem| problem.response().map(Either::Right)))
         })
     }

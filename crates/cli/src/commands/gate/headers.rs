@@ -1,7 +1,9 @@
 //! What belongs to one connection and stays there, and what a service is told of the client.
 
+use std::io::Write;
 use std::net::IpAddr;
 
+use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 
 /// Headers of a connection, not of a message (RFC 9110, 7.6.1). `Expect` was answered by us.
@@ -23,7 +25,10 @@ const PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
 /// Takes out what belongs to the connection: also whatever `Connection` names.
 pub fn strip(headers: &mut HeaderMap) {
-    // Most messages have none of these: nothing is copied for them.
+    // Most messages have none of these.
+    if !headers.keys().any(|name| HOP.contains(name)) {
+        return;
+    }
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)
         .iter()
@@ -52,12 +57,13 @@ pub fn set_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
 
 /// Who the client is and what it asked for. A proxy before us may have said so already.
 pub fn forwarded(headers: &mut HeaderMap, peer: IpAddr) {
-    let before: Vec<&[u8]> = headers.get_all(FOR).iter().map(HeaderValue::as_bytes).collect();
-    let chain = match before.is_empty() {
-        true => peer.to_string().into_bytes(),
-        false => [&before.join(&b", "[..])[..], b", ", peer.to_string().as_bytes()].concat(),
-    };
-    if let Ok(chain) = HeaderValue::from_bytes(&chain) {
+    let mut chain = Vec::new();
+    for before in headers.get_all(FOR) {
+        chain.extend_from_slice(before.as_bytes());
+        chain.extend_from_slice(b", ");
+    }
+    let _ = write!(chain, "{peer}");
+    if let Ok(chain) = HeaderValue::from_maybe_shared(Bytes::from(chain)) {
         headers.insert(FOR, chain);
     }
     if let (false, Some(host)) = (headers.contains_key(HOST), headers.get(header::HOST).cloned()) {

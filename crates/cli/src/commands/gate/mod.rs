@@ -50,16 +50,25 @@ pub struct Gate {
     /// Which requests must have a fence: those that may change something, all, or none
     #[arg(long, value_name = "WHICH", value_enum, default_value_t)]
     pub require_fence: Required,
-    /// Marks of its own, for gates that share a store and have resources of the same name
+    /// Whose marks these are: give each service its own, if several share a store
     #[arg(long, value_name = "NAME", default_value = "http", value_parser = utf8("space"))]
     pub space: String,
-    /// How long the service may take to begin its answer, then 504
+    /// Let other gates of this space in at the same time: slower, and each waits for its own requests alone
+    #[arg(long, conflicts_with_all = ["ttl", "lock_delay"])]
+    pub shared: bool,
+    /// How long our silence may last before another gate of this space takes over
+    #[arg(long, value_name = "SPAN", default_value = "10s", value_parser = span::ttl, allow_hyphen_values = true)]
+    pub ttl: Duration,
+    /// How long nobody takes over after an unclean end: the service may still be at what it was sent
+    #[arg(long, value_name = "SPAN", default_value = "10s", value_parser = span::up_to_a_day, allow_hyphen_values = true)]
+    pub lock_delay: Duration,
+    /// How long a request may be silent until the answer begins, on either side, then 504
     #[arg(long, value_name = "SPAN", default_value = "60s", value_parser = span::long, allow_hyphen_values = true)]
     pub timeout: Duration,
     /// How long it may take to reach the service, then 502
     #[arg(long, value_name = "SPAN", default_value = "5s", value_parser = span::long, allow_hyphen_values = true)]
     pub connect_timeout: Duration,
-    /// How long a body, or a connection between requests, may be silent
+    /// How long an answer, or a connection between requests, may be silent
     #[arg(long, value_name = "SPAN", default_value = "5m", value_parser = span::long, allow_hyphen_values = true)]
     pub idle: Duration,
     /// How long a newer fence waits for older requests that are under way, then 503
@@ -87,6 +96,9 @@ pub enum Required {
     None,
 }
 
+/// How long a lock that is free may take to be had, and to be given back.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 const EXAMPLES: &str = "\
 Examples:
   lockkeeper gate --upstream http://127.0.0.1:9000 --listen 0.0.0.0:8000
@@ -95,7 +107,7 @@ Examples:
 
 Answers of its own: 412 stale, 428 no fence, 400 no such fence, 502 the service cannot be reached,
 503 the store cannot be asked or older requests are under way, 504 it may have happened.
-One gate for each resource: what another gate has under way is not waited for.
+One gate of a space serves fences at a time, by a lock in the store; others stand by with 503.
 
 Exit codes: 0 after a signal, when all that was under way has ended; 74 if some was cut off; 64 bad
 call, 69 it cannot listen or the store is unavailable, 78 the store has no records.";
@@ -106,7 +118,8 @@ impl Gate {
         let runtime =
             runtime.map_err(|e| unavailable(format!("the operating system gives no event queue: {e}")))?;
         let result = runtime.block_on(self.serve());
-        runtime.shutdown_background();
+        // The process ends now. What was cut off is not taken apart on the way: that would give the lock back.
+        std::mem::forget(runtime);
         result
     }
 
@@ -126,12 +139,24 @@ impl Gate {
             Some(addr) => Some(listen(addr).await?),
             None => None,
         };
+        if tokio::time::timeout(PATIENCE, layer.owned()).await.is_err() {
+            let space = &self.space;
+            tracing::warn!(
+                space,
+                "another gate keeps these marks: standing by. Each service needs a --space of its own"
+            );
+        }
         self.tell(&listener, admin.as_ref());
-        let gate = Serving::new(&self, layer, connections);
+        let gate = Serving::new(&self, layer.clone(), connections);
         if let Some(admin) = admin {
-            tokio::spawn(admin::serve(admin, gate.metrics.clone(), keeper));
+            tokio::spawn(admin::serve(admin, gate.metrics.clone(), keeper, layer.clone()));
         }
         let cut_off = gate.until_drained(listener, &mut signals, self.drain).await;
+        match cut_off {
+            0 => _ = tokio::time::timeout(PATIENCE, layer.let_go()).await,
+            // An unclean end: the lock is not given back, and is held back for the next one.
+            _ => std::mem::forget(layer),
+        }
         match cut_off {
             0 => Ok(OK),
             n => Err(Failure::new(
@@ -151,7 +176,8 @@ impl Gate {
                 Required::All => Require::All,
                 Required::None => Require::None,
             });
-        Ok(if self.correctness { layer.for_correctness()? } else { layer })
+        let layer = if self.correctness { layer.for_correctness()? } else { layer };
+        Ok(if self.shared { layer } else { layer.alone(self.ttl, self.lock_delay)? })
     }
 
     /// The line that says that it is ready: from now on connections are taken.
