@@ -105,9 +105,9 @@ impl FenceLayer {
         Ok(self)
     }
 
-    /// Holds the lock `fence/SPACE` from now on, so that no other process that does so lets anything through at the same time, and
-    /// remembers the marks that it has seen: then most requests do not ask the store at all. It needs a runtime of tokio's, for a
-    /// task of its own. Say [`FenceLayer::space`] first.
+    /// Holds the lock `fence/SPACE` from now on, so that no other process that does so lets anything through at the same time,
+    /// and remembers the marks that it has seen: then most requests do not ask the store at all. It needs a runtime of tokio's,
+    /// for a task of its own. Say [`FenceLayer::space`] first.
     ///
     /// As long as another process has the lock, or after it was lost, requests with a fence are 503. After an unclean end (a
     /// crash, a store that was away for longer than `ttl`) nobody gets it for `lock_delay`, where the store can do that: take the

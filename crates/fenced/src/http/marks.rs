@@ -73,7 +73,8 @@ impl Marks {
         self.owner.as_ref().is_none_or(Owner::owns)
     }
 
-    /// The same in the store. A write whose answer got lost is looked for: raising twice is the same as raising once, so it does not matter whose write it was.
+    /// The same in the store. A write whose answer got lost is looked for: raising twice is the same as raising once, so it does
+    /// not matter whose write it was.
     async fn raise_in_store(&self, key: &LockName, fence: Fence) -> Result<()> {
         let store = self.keeper.store();
         let mut found = store.read(key).await.map_err(not_passed)?;

@@ -22,7 +22,7 @@
 //! | a lower one | 412 with `presented` and `seen`; the service hears nothing of it |
 //! | none, though one is [required](FenceLayer::require) | 428 |
 //! | one that is no fence, or is given twice | 400 |
-//! | a higher one, while older requests of the resource are under way | it waits for their end, and is 503 after [a while](FenceLayer::wait) |
+//! | a higher one, while older requests are under way | it waits for their end, and is 503 after [a while](FenceLayer::wait) |
 //! | anything with a fence, while the store cannot be asked | 503, and the service hears nothing of it |
 //!
 //! The answers of the layer itself are `application/problem+json`; their `type` says which it is.
