@@ -3,7 +3,7 @@
 mod common;
 use common::*;
 
-const COMMANDS: [&str; 20] = [
+const COMMANDS: [&str; 24] = [
     "",
     "run",
     "hold",
@@ -21,6 +21,10 @@ const COMMANDS: [&str; 20] = [
     "record rm",
     "record ls",
     "record watch",
+    "fence",
+    "fence install",
+    "fence uninstall",
+    "fence status",
     "fenced-write",
     "completions",
     "man",

@@ -9,6 +9,8 @@
 
 #[cfg(feature = "file")]
 pub mod file;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 
@@ -40,13 +42,13 @@ pub trait Fenced: Send + Sync {
 }
 
 /// What a mark that a resource has answered with says of the fence that was presented.
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub(crate) fn verdict(presented: Fence, mark: Fence) -> Result<()> {
     if presented < mark { Err(lockkeeper_core::Error::Stale { presented, seen: mark }) } else { Ok(()) }
 }
 
 /// A mark as a resource keeps it. What is no fence was written by somebody else, and nothing is taken on the strength of it.
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub(crate) fn fence(mark: i64) -> Result<Fence> {
     let number = u64::try_from(mark).unwrap_or(0);
     Fence::new(number).map_err(|e| lockkeeper_core::Error::invalid(format!("the mark is damaged: {e}")))
@@ -58,6 +60,10 @@ mod pages {
     #[cfg(feature = "file")]
     #[doc = include_str!("../../../docs/fenced/file.md")]
     struct File;
+
+    #[cfg(feature = "postgres")]
+    #[doc = include_str!("../../../docs/fenced/postgres.md")]
+    struct Postgres;
 
     #[cfg(feature = "sqlite")]
     #[doc = include_str!("../../../docs/fenced/sqlite.md")]

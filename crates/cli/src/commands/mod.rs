@@ -4,6 +4,8 @@ pub mod break_lock;
 pub mod completions;
 pub mod cron;
 pub mod elect;
+#[cfg(feature = "postgres")]
+pub mod fence;
 pub mod fenced_write;
 pub mod hold;
 pub mod ls;
@@ -44,6 +46,9 @@ pub enum Command {
     Once(Box<once::Once>),
     /// Keep small values that many change
     Record(record::Record),
+    /// Make a database table refuse late writers
+    #[cfg(feature = "postgres")]
+    Fence(fence::Fence),
     /// Replace a file, unless a newer fence has written it
     FencedWrite(fenced_write::FencedWrite),
     /// Print shell completions
@@ -65,6 +70,8 @@ impl Command {
             Command::Elect(elect) => elect.common.json,
             Command::Once(once) => once.common.json,
             Command::Record(record) => record.json(),
+            #[cfg(feature = "postgres")]
+            Command::Fence(fence) => fence.json(),
             Command::FencedWrite(write) => write.json,
             Command::Completions(_) | Command::Man(_) => false,
         }
@@ -96,6 +103,8 @@ pub fn run(command: Command) -> i32 {
         Command::Elect(elect) => block_on(elect.go()),
         Command::Once(once) => block_on(once.go()),
         Command::Record(record) => block_on(record.go()),
+        #[cfg(feature = "postgres")]
+        Command::Fence(fence) => block_on(fence.go()),
         Command::FencedWrite(write) => write.go(),
         Command::Completions(completions) => completions.go().map(|()| OK),
         Command::Man(man) => man.go().map(|()| OK),
