@@ -6,6 +6,8 @@ pub mod cron;
 pub mod elect;
 #[cfg(feature = "postgres")]
 pub mod fence;
+#[cfg(feature = "postgres")]
+pub mod fence_table;
 pub mod fenced_write;
 pub mod hold;
 pub mod ls;

@@ -1,14 +1,7 @@
-mod install;
-mod status;
-
 use clap::{Args, Subcommand};
-use lockkeeper::postgres::tokio_postgres::Client;
-use lockkeeper::postgres::{Options, connect_to};
 
-use crate::args::utf8;
+use super::fence_table::{Install, Show, Uninstall};
 use crate::exit::Failure;
-use install::{Install, Uninstall};
-use status::Show;
 
 /// Make a database table refuse late writers, whatever client they use.
 #[derive(Args, Debug)]
@@ -35,23 +28,6 @@ pub enum What {
     Uninstall(Uninstall),
     /// Show which tables check
     Status(Show),
-}
-
-/// Which database.
-#[derive(Args, Debug)]
-pub struct Database {
-    /// The database: postgres://USER:PASSWORD@HOST/DATABASE, with the options of the store's address
-    #[arg(long, value_name = "URL", env = "LOCKKEEPER_POSTGRES", hide_env_values = true, value_parser = utf8("URL"))]
-    pub postgres: String,
-    /// Write JSON, for machines
-    #[arg(long)]
-    pub json: bool,
-}
-
-impl Database {
-    async fn open(&self) -> Result<Client, Failure> {
-        Ok(connect_to(&Options::from_url(&self.postgres)?).await?)
-    }
 }
 
 impl Fence {
