@@ -49,7 +49,7 @@ impl Worker {
             let sql = format!("UPDATE {} SET state = $1, fence = $2 WHERE id = $3", kind.table());
             updates.push(client.prepare(&sql).await.expect("a statement"));
         }
-        Worker { client, fences, updates: updates.try_into().ok().expect("three"), row: task * 1000, turn }
+        Worker { client, fences, updates: updates.try_into().expect("three"), row: task * 1000, turn }
     }
 
     /// One transaction, on rows of its own, one after the other.
