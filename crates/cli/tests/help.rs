@@ -3,7 +3,7 @@
 mod common;
 use common::*;
 
-const COMMANDS: [&str; 23] = [
+const COMMANDS: [&str; 26] = [
     "",
     "run",
     "hold",
@@ -23,6 +23,9 @@ const COMMANDS: [&str; 23] = [
     "record watch",
     "fence",
     "fence check",
+    "fence install",
+    "fence uninstall",
+    "fence status",
     "gate",
     "fenced-write",
     "completions",

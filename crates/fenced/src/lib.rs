@@ -11,6 +11,10 @@
 pub mod file;
 #[cfg(feature = "http")]
 pub mod http;
+#[cfg(feature = "postgres")]
+pub mod postgres;
+#[cfg(feature = "redis")]
+pub mod redis;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 
@@ -42,13 +46,13 @@ pub trait Fenced: Send + Sync {
 }
 
 /// What a mark that a resource has answered with says of the fence that was presented.
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
 pub(crate) fn verdict(presented: Fence, mark: Fence) -> Result<()> {
     if presented < mark { Err(lockkeeper_core::Error::Stale { presented, seen: mark }) } else { Ok(()) }
 }
 
 /// A mark as a resource keeps it. What is no fence was written by somebody else, and nothing is taken on the strength of it.
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
 pub(crate) fn fence(mark: i64) -> Result<Fence> {
     let number = u64::try_from(mark).unwrap_or(0);
     Fence::new(number).map_err(|e| lockkeeper_core::Error::invalid(format!("the mark is damaged: {e}")))
@@ -64,6 +68,14 @@ mod pages {
     #[cfg(feature = "http")]
     #[doc = include_str!("../../../docs/fenced/http.md")]
     struct Http;
+
+    #[cfg(feature = "postgres")]
+    #[doc = include_str!("../../../docs/fenced/postgres.md")]
+    struct Postgres;
+
+    #[cfg(feature = "redis")]
+    #[doc = include_str!("../../../docs/fenced/redis.md")]
+    struct Redis;
 
     #[cfg(feature = "sqlite")]
     #[doc = include_str!("../../../docs/fenced/sqlite.md")]

@@ -309,14 +309,34 @@ impl Gauge {
 async fn dial(options: Arc<Options>, listener: Option<Listener>, epoch: i32) -> Result<Live, Failure> {
     match tokio::time::timeout(options.timeout, connect(&options, listener, epoch)).await {
         Ok(made) => made,
-        Err(_) => Err(Failure::Away(format!(
-            "no PostgreSQL at {}: it did not answer within {:?}",
-            options.door, options.timeout
-        ))),
+        Err(_) => Err(silent(&options)),
     }
 }
 
 async fn connect(options: &Options, listener: Option<Listener>, epoch: i32) -> Result<Live, Failure> {
+    let gauge = Arc::new(Gauge::default());
+    let client = log_in(options, listener, gauge.clone()).await?;
+    let (prepared, schema) = (OnceLock::new(), options.schema.clone());
+    let alone = tokio::sync::Mutex::new(());
+    Ok(Live(Arc::new(Wire { client, gauge, epoch, prepared, alone, to: options.door.to_string(), schema })))
+}
+
+/// A connection of your own to the database of an address, as the store makes it: TLS, keep-alive, a time-out for the beginning. It runs
+/// on the runtime that this is called on. Nothing is made in the database.
+///
+/// # Errors
+/// [`lockkeeper_core::Error::Unavailable`] or [`lockkeeper_core::Error::Denied`], with what to do.
+pub async fn connect_to(options: &Options) -> lockkeeper_core::Result<Client> {
+    let made = tokio::time::timeout(options.timeout, log_in(options, None, Arc::default())).await;
+    Ok(made.unwrap_or_else(|_| Err(silent(options)))?)
+}
+
+fn silent(options: &Options) -> Failure {
+    let Options { door, timeout, .. } = options;
+    Failure::Away(format!("no PostgreSQL at {door}: it did not answer within {timeout:?}"))
+}
+
+async fn log_in(options: &Options, listener: Option<Listener>, gauge: Arc<Gauge>) -> Result<Client, Failure> {
     let to = options.door.to_string();
     let away = |error: io::Error| Failure::Away(format!("no PostgreSQL at {to}: {error}"));
     let refused = |error: tokio_postgres::Error| Failure::while_connecting(&error, &to);
@@ -326,14 +346,13 @@ async fn connect(options: &Options, listener: Option<Listener>, epoch: i32) -> R
     if let Some(password) = &options.password {
         config.password(password);
     }
-    let gauge = Arc::new(Gauge::default());
-    let (watched, timeout) = (gauge.clone(), options.timeout);
-    let client = match &options.door {
+    let (watched, timeout) = (gauge, options.timeout);
+    match &options.door {
         Door::Unix(..) => {
             let stream = UnixStream::connect(&to).await.map_err(away)?;
             let (client, connection) = config.connect_raw(stream, NoTls).await.map_err(refused)?;
             tokio::spawn(drive(connection, watched, timeout, listener));
-            client
+            Ok(client)
         }
         Door::Tcp(host, number) => {
             let stream = TcpStream::connect((host.as_str(), *number)).await.map_err(away)?;
@@ -348,19 +367,16 @@ async fn connect(options: &Options, listener: Option<Listener>, epoch: i32) -> R
                     let (client, connection) =
                         config.connect_raw(stream, tls.to(host)).await.map_err(refused)?;
                     tokio::spawn(drive(connection, watched, timeout, listener));
-                    client
+                    Ok(client)
                 }
                 None => {
                     let (client, connection) = config.connect_raw(stream, NoTls).await.map_err(refused)?;
                     tokio::spawn(drive(connection, watched, timeout, listener));
-                    client
+                    Ok(client)
                 }
             }
         }
-    };
-    let (prepared, schema) = (OnceLock::new(), options.schema.clone());
-    let alone = tokio::sync::Mutex::new(());
-    Ok(Live(Arc::new(Wire { client, gauge, epoch, prepared, alone, to, schema })))
+    }
 }
 
 /// Moves what is said both ways until the connection ends, or nothing is answered any more.

@@ -1,13 +1,11 @@
 use clap::{Args, Subcommand};
-use lockkeeper::{Mode, Sequencer};
-use serde_json::json;
 
-use crate::args::{Common, utf8};
-use crate::exit::{Failure, OK};
-use crate::output;
-use crate::text::quoted;
+use super::fence_check::Check;
+#[cfg(feature = "postgres")]
+use super::fence_table::{Install, Show, Uninstall};
+use crate::exit::Failure;
 
-/// Ask whether a grant still holds.
+/// Ask whether a grant still holds, or make a database table refuse late writers.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES, arg_required_else_help = true, subcommand_required = true)]
 pub struct Fence {
@@ -18,66 +16,53 @@ pub struct Fence {
 const EXAMPLES: &str = "\
 Examples:
   lockkeeper run nightly -- sh -c 'lockkeeper fence check \"$LOCKKEEPER_SEQUENCER\" && ./publish'
+  lockkeeper fence install --postgres postgres://app@db/shop --table orders --column fence
+  psql -c \"UPDATE orders SET state = 'paid', fence = $LOCKKEEPER_FENCE WHERE id = 42\"
+  lockkeeper fence status --postgres postgres://app@db/shop
 
-A yes is true for a moment. Only a resource that compares fences in the step that writes is safe
-from a writer that is paused right after it has asked.";
+The yes of a check is true for a moment. Only a resource that compares fences in the step that
+writes is safe from a writer that is paused right after it has asked.
+
+After an install an UPDATE or DELETE that presents an older fence than the row has seen is refused
+by the database (SQLSTATE LK065), and one that presents none as well (LK064).";
 
 #[derive(Debug, Subcommand)]
 pub enum What {
     /// Ask the store whether the grant of a sequencer still holds
     Check(Check),
+    /// Let a table check the fence of every write
+    #[cfg(feature = "postgres")]
+    Install(Install),
+    /// Stop checking, and remove all that was installed
+    #[cfg(feature = "postgres")]
+    Uninstall(Uninstall),
+    /// Show which tables check
+    #[cfg(feature = "postgres")]
+    Status(Show),
 }
-
-/// Ask the store whether the grant of a sequencer still holds.
-#[derive(Args, Debug)]
-#[command(after_help = CODES)]
-pub struct Check {
-    /// What LOCKKEEPER_SEQUENCER said, or `guard.sequencer()`
-    #[arg(value_parser = utf8("sequencer"))]
-    pub sequencer: String,
-    #[command(flatten)]
-    pub common: Common,
-}
-
-const CODES: &str = "\
-Exit codes: 0 it holds, 65 somebody else holds it with a newer fence, 76 nobody does, 64 this is no
-sequencer, 69 the store cannot be asked, so nobody knows.";
 
 impl Fence {
     pub fn json(&self) -> bool {
-        let What::Check(check) = &self.what;
-        check.common.json
+        match &self.what {
+            What::Check(check) => check.common.json,
+            #[cfg(feature = "postgres")]
+            What::Install(install) => install.database.json,
+            #[cfg(feature = "postgres")]
+            What::Uninstall(uninstall) => uninstall.database.json,
+            #[cfg(feature = "postgres")]
+            What::Status(status) => status.database.json,
+        }
     }
 
     pub async fn go(self) -> Result<i32, Failure> {
-        let What::Check(check) = self.what;
-        check.go().await
-    }
-}
-
-impl Check {
-    async fn go(self) -> Result<i32, Failure> {
-        // What is malformed is told before a store is opened.
-        let sequencer: Sequencer = self.sequencer.parse()?;
-        self.common.open().await?.check(&sequencer).await?;
-        let (names, fence) = (sequencer.names(), sequencer.fence());
-        output::line(&match self.common.json {
-            true => {
-                let names = names.as_slice();
-                json!({ "names": names, "mode": sequencer.mode(), "fence": fence, "holds": true }).to_string()
-            }
-            false => {
-                format!("{} is held{} with fence {fence}", quoted(&names.to_string()), how(sequencer.mode()))
-            }
-        })?;
-        Ok(OK)
-    }
-}
-
-fn how(mode: Mode) -> String {
-    match mode {
-        Mode::Exclusive => String::new(),
-        Mode::Shared => " (shared)".into(),
-        Mode::Permit(n) => format!(" (one of {n})"),
+        match self.what {
+            What::Check(check) => check.go().await,
+            #[cfg(feature = "postgres")]
+            What::Install(install) => install.go().await,
+            #[cfg(feature = "postgres")]
+            What::Uninstall(uninstall) => uninstall.go().await,
+            #[cfg(feature = "postgres")]
+            What::Status(status) => status.go().await,
+        }
     }
 }

@@ -5,6 +5,9 @@ pub mod completions;
 pub mod cron;
 pub mod elect;
 pub mod fence;
+pub mod fence_check;
+#[cfg(feature = "postgres")]
+pub mod fence_table;
 pub mod fenced_write;
 #[cfg(feature = "gate")]
 pub mod gate;
@@ -47,7 +50,7 @@ pub enum Command {
     Once(Box<once::Once>),
     /// Keep small values that many change
     Record(record::Record),
-    /// Ask whether a grant still holds
+    /// Ask whether a grant still holds, or make a database table refuse late writers
     Fence(fence::Fence),
     /// Check fences in front of a service that cannot be changed
     #[cfg(feature = "gate")]
