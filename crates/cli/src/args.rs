@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Parser};
-use lockkeeper::{Holder, LockBuilder, LockName, Lockkeeper, Outcome};
+use lockkeeper::{Fence, Holder, LockBuilder, LockName, Lockkeeper, Outcome};
 use lockkeeper_core::Names;
 
 use crate::commands::Command;
@@ -163,4 +163,10 @@ pub fn lock_name() -> impl TypedValueParser<Value = LockName> {
 pub fn utf8(what: &'static str) -> impl TypedValueParser<Value = String> {
     OsStringValueParser::new()
         .try_map(move |text: OsString| text.into_string().map_err(|_| format!("the {what} is not UTF-8")))
+}
+
+/// A fence: a whole number that a store could have given.
+pub fn fence(text: &str) -> Result<Fence, String> {
+    let number = text.parse().map_err(|_| "a fence is a number".to_owned())?;
+    Fence::new(number).map_err(|e| e.to_string())
 }

@@ -9,7 +9,8 @@ const FROM_SOURCE: &str = "cargo run --release --quiet --bin lockkeeper --";
 
 fn pages(root: &Path) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = Vec::new();
-    let mut open = vec![root.to_path_buf(), root.join("docs"), root.join("docs/stores")];
+    let mut open =
+        vec![root.to_path_buf(), root.join("docs"), root.join("docs/stores"), root.join("docs/fenced")];
     while let Some(dir) = open.pop() {
         let entries = fs::read_dir(&dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
         found.extend(entries.map(|e| e.unwrap().path()).filter(|p| p.extension().is_some_and(|e| e == "md")));

@@ -3,7 +3,7 @@
 mod common;
 use common::*;
 
-const COMMANDS: [&str; 21] = [
+const COMMANDS: [&str; 28] = [
     "",
     "run",
     "hold",
@@ -23,6 +23,13 @@ const COMMANDS: [&str; 21] = [
     "record watch",
     "store",
     "store init",
+    "fence",
+    "fence check",
+    "fence install",
+    "fence uninstall",
+    "fence status",
+    "gate",
+    "fenced-write",
     "completions",
     "man",
 ];

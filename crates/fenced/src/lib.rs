@@ -9,6 +9,16 @@
 
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
+#[cfg(feature = "file")]
+pub mod file;
+#[cfg(feature = "http")]
+pub mod http;
+#[cfg(feature = "postgres")]
+pub mod postgres;
+#[cfg(feature = "redis")]
+pub mod redis;
+#[cfg(feature = "sqlite")]
+pub mod sqlite;
 
 use async_trait::async_trait;
 use lockkeeper_core::{Fence, Result};
@@ -37,10 +47,43 @@ pub trait Fenced: Send + Sync {
     async fn read(&self, resource: &str) -> Result<Option<Seen>>;
 }
 
-/// The pages of the adapters: what they show compiles.
+/// What a mark that a resource has answered with says of the fence that was presented.
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+pub(crate) fn verdict(presented: Fence, mark: Fence) -> Result<()> {
+    if presented < mark { Err(lockkeeper_core::Error::Stale { presented, seen: mark }) } else { Ok(()) }
+}
+
+/// A mark as a resource keeps it. What is no fence was written by somebody else, and nothing is taken on the strength of it.
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+pub(crate) fn fence(mark: i64) -> Result<Fence> {
+    let number = u64::try_from(mark).unwrap_or(0);
+    Fence::new(number).map_err(|e| lockkeeper_core::Error::invalid(format!("the mark is damaged: {e}")))
+}
+
+/// The pages of the adapters: what they show is compiled and run.
 #[cfg(doctest)]
 mod pages {
     #[cfg(feature = "dynamodb")]
     #[doc = include_str!("../../../docs/fenced/dynamodb.md")]
     struct DynamoDb;
+
+    #[cfg(feature = "file")]
+    #[doc = include_str!("../../../docs/fenced/file.md")]
+    struct File;
+
+    #[cfg(feature = "http")]
+    #[doc = include_str!("../../../docs/fenced/http.md")]
+    struct Http;
+
+    #[cfg(feature = "postgres")]
+    #[doc = include_str!("../../../docs/fenced/postgres.md")]
+    struct Postgres;
+
+    #[cfg(feature = "redis")]
+    #[doc = include_str!("../../../docs/fenced/redis.md")]
+    struct Redis;
+
+    #[cfg(feature = "sqlite")]
+    #[doc = include_str!("../../../docs/fenced/sqlite.md")]
+    struct Sqlite;
 }

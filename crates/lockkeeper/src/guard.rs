@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use lockkeeper_core::lease::{Lease, State, Terms, Why};
-use lockkeeper_core::{Error, Fence, Grant, Moment, Names, Release, Result};
+use lockkeeper_core::{Error, Fence, Grant, Mode, Moment, Names, Release, Result};
 use lockkeeper_host::sleep_until;
 use tokio::sync::watch;
 
@@ -73,6 +73,11 @@ impl Guard {
     /// The number to send along with every write. It stays the same for as long as the lock is held.
     pub fn fence(&self) -> Fence {
         self.grant.fence
+    }
+
+    /// How it is held.
+    pub fn mode(&self) -> Mode {
+        self.grant.mode
     }
 
     /// The names that are held, sorted.

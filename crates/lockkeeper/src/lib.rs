@@ -46,6 +46,7 @@ mod open;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 mod recipes;
+mod sequencer;
 
 pub use builder::LockBuilder;
 pub use guard::Guard;
@@ -64,6 +65,7 @@ pub use recipes::election::{Election, Leader, Proclamation};
 pub use recipes::once::{Claim, Done, OnFailure, Once, Stored, Turn};
 pub use recipes::register::{Entry, Register, Swap, Updated};
 pub use recipes::windows::{Run, Window, Windows};
+pub use sequencer::Sequencer;
 
 /// The README's Rust compiles and runs.
 #[cfg(all(doctest, feature = "sqlite"))]
@@ -82,4 +84,6 @@ mod pages {
     mod once {}
     #[doc = include_str!("../../../docs/register.md")]
     mod register {}
+    #[doc = include_str!("../../../docs/fenced/sequencer.md")]
+    mod sequencer {}
 }

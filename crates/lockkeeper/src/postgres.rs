@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use lockkeeper_core::{Error, Fence, Result};
 use lockkeeper_host::Clock;
-pub use lockkeeper_postgres::{Options, PostgresStore, Tls, plain, tokio_postgres};
+pub use lockkeeper_postgres::{Options, PostgresStore, Tls, connect_to, plain, tokio_postgres};
 
 use crate::Lockkeeper;
 use crate::keeper::Inner;

@@ -27,6 +27,7 @@ mod view;
 mod watch;
 
 pub use config::{Door, Options};
+pub use link::connect_to;
 pub use store::PostgresStore;
 pub use tls::Tls;
 // What `in_transaction` and `plain` are called with.

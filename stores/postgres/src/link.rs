@@ -325,16 +325,33 @@ impl Gauge {
 
 /// Connects, logs in, and leaves the connection running on this runtime.
 async fn dial(options: Arc<Options>, listener: Option<Listener>, epoch: i32) -> Result<Live, Failure> {
-    match tokio::time::timeout(options.timeout, connect(&options, listener, epoch)).await {
-        Ok(made) => made,
-        Err(_) => Err(Failure::Away(format!(
-            "no PostgreSQL at {}: it did not answer within {:?}",
-            options.door, options.timeout
-        ))),
-    }
+    let made = tokio::time::timeout(options.timeout, log_in(&options)).await;
+    let (client, talk) = made.unwrap_or_else(|_| Err(silent(&options)))?;
+    let gauge = Arc::new(Gauge::default());
+    tokio::spawn(drive(talk.clone(), gauge.clone(), options.timeout, listener));
+    let (prepared, alone) = (OnceLock::new(), tokio::sync::Mutex::new(()));
+    let (to, schema) = (options.door.to_string(), options.schema.clone());
+    Ok(Live(Arc::new(Wire { client, talk, gauge, epoch, prepared, alone, to, schema })))
 }
 
-async fn connect(options: &Options, listener: Option<Listener>, epoch: i32) -> Result<Live, Failure> {
+/// A connection of your own to the database of an address, as the store makes it: TLS, keep-alive, a time-out for the beginning. It runs
+/// on the runtime that this is called on. Nothing is made in the database.
+///
+/// # Errors
+/// [`lockkeeper_core::Error::Unavailable`] or [`lockkeeper_core::Error::Denied`], with what to do.
+pub async fn connect_to(options: &Options) -> lockkeeper_core::Result<Client> {
+    let made = tokio::time::timeout(options.timeout, log_in(options)).await;
+    let (client, talk) = made.unwrap_or_else(|_| Err(silent(options)))?;
+    tokio::spawn(async move { while talk.next().await.is_some() {} });
+    Ok(client)
+}
+
+fn silent(options: &Options) -> Failure {
+    let Options { door, timeout, .. } = options;
+    Failure::Away(format!("no PostgreSQL at {door}: it did not answer within {timeout:?}"))
+}
+
+async fn log_in(options: &Options) -> Result<(Client, Arc<Talk>), Failure> {
     let to = options.door.to_string();
     let away = |error: io::Error| Failure::Away(format!("no PostgreSQL at {to}: {error}"));
     let refused = |error: tokio_postgres::Error| Failure::while_connecting(&error, &to);
@@ -344,13 +361,11 @@ async fn connect(options: &Options, listener: Option<Listener>, epoch: i32) -> R
     if let Some(password) = &options.password {
         config.password(password);
     }
-    let gauge = Arc::new(Gauge::default());
-    let (watched, timeout) = (gauge.clone(), options.timeout);
-    let (client, talk) = match &options.door {
+    match &options.door {
         Door::Unix(..) => {
             let stream = UnixStream::connect(&to).await.map_err(away)?;
             let (client, connection) = config.connect_raw(stream, NoTls).await.map_err(refused)?;
-            (client, Talk::new(connection))
+            Ok((client, Talk::new(connection)))
         }
         Door::Tcp(host, number) => {
             let stream = TcpStream::connect((host.as_str(), *number)).await.map_err(away)?;
@@ -364,19 +379,15 @@ async fn connect(options: &Options, listener: Option<Listener>, epoch: i32) -> R
                 Some(tls) => {
                     let (client, connection) =
                         config.connect_raw(stream, tls.to(host)).await.map_err(refused)?;
-                    (client, Talk::new(connection))
+                    Ok((client, Talk::new(connection)))
                 }
                 None => {
                     let (client, connection) = config.connect_raw(stream, NoTls).await.map_err(refused)?;
-                    (client, Talk::new(connection))
+                    Ok((client, Talk::new(connection)))
                 }
             }
         }
-    };
-    tokio::spawn(drive(talk.clone(), watched, timeout, listener));
-    let (prepared, schema) = (OnceLock::new(), options.schema.clone());
-    let alone = tokio::sync::Mutex::new(());
-    Ok(Live(Arc::new(Wire { client, talk, gauge, epoch, prepared, alone, to, schema })))
+    }
 }
 
 /// What moves both ways on a connection. A task on the store's thread sees to it; whoever asks moves its own question on, at once,

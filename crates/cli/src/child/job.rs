@@ -24,7 +24,7 @@ pub struct Job<'a> {
     pub grace: Duration,
     pub max_hold: Option<Duration>,
     pub url: &'a str,
-    /// What it sees in its environment beside the name, the fence, the store and the ttl.
+    /// What it sees in its environment beside the name, the fence, the sequencer, the store and the ttl.
     pub env: Vec<(&'a str, String)>,
     /// Where its output goes; to ours if not given.
     pub pipes: Option<Pipes>,
@@ -46,6 +46,7 @@ impl Job<'_> {
         let mut env = vec![
             ("LOCKKEEPER_NAME", self.name.to_string()),
             ("LOCKKEEPER_FENCE", guard.fence().to_string()),
+            ("LOCKKEEPER_SEQUENCER", guard.sequencer().to_string()),
             ("LOCKKEEPER_STORE", self.url.to_owned()),
             ("LOCKKEEPER_TTL_MS", millis(guard.ttl()).to_string()),
         ];

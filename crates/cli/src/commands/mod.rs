@@ -4,6 +4,13 @@ pub mod break_lock;
 pub mod completions;
 pub mod cron;
 pub mod elect;
+pub mod fence;
+pub mod fence_check;
+#[cfg(feature = "postgres")]
+pub mod fence_table;
+pub mod fenced_write;
+#[cfg(feature = "gate")]
+pub mod gate;
 pub mod hold;
 pub mod ls;
 pub mod man;
@@ -46,6 +53,13 @@ pub enum Command {
     Record(record::Record),
     /// Set up a store
     Store(store::Store),
+    /// Ask whether a grant still holds, or make a database table refuse late writers
+    Fence(fence::Fence),
+    /// Check fences in front of a service that cannot be changed
+    #[cfg(feature = "gate")]
+    Gate(Box<gate::Gate>),
+    /// Replace a file, unless a newer fence has written it
+    FencedWrite(fenced_write::FencedWrite),
     /// Print shell completions
     Completions(completions::Completions),
     /// Print the manual page
@@ -66,6 +80,10 @@ impl Command {
             Command::Once(once) => once.common.json,
             Command::Record(record) => record.json(),
             Command::Store(store) => store.json(),
+            Command::Fence(fence) => fence.json(),
+            #[cfg(feature = "gate")]
+            Command::Gate(gate) => gate.common.json,
+            Command::FencedWrite(write) => write.json,
             Command::Completions(_) | Command::Man(_) => false,
         }
     }
@@ -97,6 +115,10 @@ pub fn run(command: Command) -> i32 {
         Command::Once(once) => block_on(once.go()),
         Command::Record(record) => block_on(record.go()),
         Command::Store(store) => block_on(store.go()),
+        Command::Fence(fence) => block_on(fence.go()),
+        #[cfg(feature = "gate")]
+        Command::Gate(gate) => gate.go(),
+        Command::FencedWrite(write) => write.go(),
         Command::Completions(completions) => completions.go().map(|()| OK),
         Command::Man(man) => man.go().map(|()| OK),
     };

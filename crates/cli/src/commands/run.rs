@@ -52,9 +52,9 @@ Examples:
   lockkeeper run gpu --permits 4 -- ./train.sh          at most four at a time
 
 The command runs in its own process group and sees LOCKKEEPER_NAME, LOCKKEEPER_FENCE,
-LOCKKEEPER_STORE and LOCKKEEPER_TTL_MS. Send the fence along with every write to a resource that
-can check it. Signals are passed on; Ctrl-C twice kills. If the lock is about to be lost, the
-command and everything it started get TERM, and KILL before the deadline.
+LOCKKEEPER_SEQUENCER, LOCKKEEPER_STORE and LOCKKEEPER_TTL_MS. Send the fence along with every write
+to a resource that can check it. Signals are passed on; Ctrl-C twice kills. If the lock is about to
+be lost, the command and everything it started get TERM, and KILL before the deadline.
 
 Exit codes: the command's own, 128+n for a signal; 75 busy, 76 lost, 126 and 127 if it cannot be
 started, 64 bad call, 69 store unavailable, 78 the store cannot do that.";

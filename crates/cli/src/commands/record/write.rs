@@ -5,7 +5,7 @@ use clap::Args;
 use lockkeeper::{Fence, Outcome, Swap, VALUE_BYTES};
 
 use super::Key;
-use crate::args::utf8;
+use crate::args::{fence, utf8};
 use crate::exit::Failure;
 use crate::span;
 
@@ -52,11 +52,6 @@ pub struct Rm {
     /// Only if the newest write has this fence
     #[arg(long, value_name = "N", value_parser = fence)]
     pub fence: Option<Fence>,
-}
-
-fn fence(text: &str) -> Result<Fence, String> {
-    let number = text.parse().map_err(|_| "a fence is a number".to_owned())?;
-    Fence::new(number).map_err(|e| e.to_string())
 }
 
 impl New {

@@ -1,0 +1,50 @@
+use clap::Args;
+use lockkeeper::{Mode, Sequencer};
+use serde_json::json;
+
+use crate::args::{Common, utf8};
+use crate::exit::{Failure, OK};
+use crate::output;
+use crate::text::quoted;
+
+/// Ask the store whether the grant of a sequencer still holds.
+#[derive(Args, Debug)]
+#[command(after_help = CODES)]
+pub struct Check {
+    /// What LOCKKEEPER_SEQUENCER said, or `guard.sequencer()`
+    #[arg(value_parser = utf8("sequencer"))]
+    pub sequencer: String,
+    #[command(flatten)]
+    pub common: Common,
+}
+
+const CODES: &str = "\
+Exit codes: 0 it holds, 65 somebody else holds it with a newer fence, 76 nobody does, 64 this is no
+sequencer, 69 the store cannot be asked, so nobody knows.";
+
+impl Check {
+    pub async fn go(self) -> Result<i32, Failure> {
+        // What is malformed is told before a store is opened.
+        let sequencer: Sequencer = self.sequencer.parse()?;
+        self.common.open().await?.check(&sequencer).await?;
+        let (names, fence) = (sequencer.names(), sequencer.fence());
+        output::line(&match self.common.json {
+            true => {
+                let names = names.as_slice();
+                json!({ "names": names, "mode": sequencer.mode(), "fence": fence, "holds": true }).to_string()
+            }
+            false => {
+                format!("{} is held{} with fence {fence}", quoted(&names.to_string()), how(sequencer.mode()))
+            }
+        })?;
+        Ok(OK)
+    }
+}
+
+fn how(mode: Mode) -> String {
+    match mode {
+        Mode::Exclusive => String::new(),
+        Mode::Shared => " (shared)".into(),
+        Mode::Permit(n) => format!(" (one of {n})"),
+    }
+}

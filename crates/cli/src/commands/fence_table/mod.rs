@@ -1,0 +1,30 @@
+//! The parts of `lockkeeper fence` that make a database table check by itself.
+
+mod install;
+mod status;
+
+use clap::Args;
+use lockkeeper::postgres::tokio_postgres::Client;
+use lockkeeper::postgres::{Options, connect_to};
+
+use crate::args::utf8;
+use crate::exit::Failure;
+pub use install::{Install, Uninstall};
+pub use status::Show;
+
+/// Which database.
+#[derive(Args, Debug)]
+pub struct Database {
+    /// The database: postgres://USER:PASSWORD@HOST/DATABASE, with the options of the store's address
+    #[arg(long, value_name = "URL", env = "LOCKKEEPER_POSTGRES", hide_env_values = true, value_parser = utf8("URL"))]
+    pub postgres: String,
+    /// Write JSON, for machines
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl Database {
+    async fn open(&self) -> Result<Client, Failure> {
+        Ok(connect_to(&Options::from_url(&self.postgres)?).await?)
+    }
+}

@@ -1,0 +1,68 @@
+use clap::Args;
+use lockkeeper_fenced::postgres::table::{State, Status, status};
+use serde_json::{Value, json};
+
+use super::Database;
+use crate::exit::{Failure, OK};
+use crate::output::{self, bold};
+use crate::text::{columns, plain};
+
+#[derive(Args, Debug)]
+pub struct Show {
+    #[command(flatten)]
+    pub database: Database,
+}
+
+const HEAD: [&str; 6] = ["TABLE", "STATE", "COLUMN", "KEY", "UNFENCED WRITES", "MARKS OF DELETED ROWS"];
+
+impl Show {
+    pub async fn go(self) -> Result<i32, Failure> {
+        let all = status(&self.database.open().await?).await?;
+        if self.database.json {
+            let tables: Vec<Value> = all.iter().map(shown).collect();
+            output::line(&json!({ "tables": tables }).to_string())?;
+        } else if all.is_empty() {
+            output::line("no table of this database checks fences")?;
+        } else {
+            let mut rows = vec![HEAD.map(String::from).to_vec()];
+            rows.extend(all.iter().map(row));
+            for (i, line) in columns(&rows).iter().enumerate() {
+                output::line(&if i == 0 { bold(line) } else { line.clone() })?;
+            }
+        }
+        Ok(OK)
+    }
+}
+
+fn word(state: State) -> &'static str {
+    match state {
+        State::On => "on",
+        State::Off => "off",
+        State::Gone => "gone",
+    }
+}
+
+fn shown(one: &Status) -> Value {
+    json!({
+        "table": one.table, "state": word(one.state), "column": one.column, "key": one.key,
+        "allow_unfenced": one.allow_unfenced, "marks": one.marks,
+    })
+}
+
+fn row(one: &Status) -> Vec<String> {
+    let state = match one.state {
+        State::On => "on",
+        State::Off => "OFF: a trigger is disabled or dropped",
+        State::Gone => "the table is gone",
+    };
+    let unfenced = if one.allow_unfenced { "LET THROUGH" } else { "refused" };
+    let text = |text: &str| plain(text).into_owned();
+    vec![
+        text(&one.table),
+        state.into(),
+        text(&one.column),
+        text(&one.key),
+        unfenced.into(),
+        one.marks.to_string(),
+    ]
+}

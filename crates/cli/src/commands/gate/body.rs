@@ -1,0 +1,125 @@
+//! Bodies, and how long they may be silent: whoever stops sending would keep others waiting.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use tokio::time::{Instant, Sleep, sleep};
+
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// When something was last sent, seen from both sides.
+#[derive(Clone, Debug)]
+pub struct Progress {
+    began: Instant,
+    micros: Arc<AtomicU64>,
+}
+
+impl Progress {
+    pub fn new() -> Self {
+        Progress { began: Instant::now(), micros: Arc::default() }
+    }
+
+    fn note(&self) {
+        let micros = u64::try_from(self.began.elapsed().as_micros()).unwrap_or(u64::MAX);
+        self.micros.store(micros, Ordering::Relaxed);
+    }
+
+    /// Waits for `answer`, for as long as something is sent, and `most` longer. Gives back the timer: to set one to a later time
+    /// costs much less than to make one.
+    pub async fn wait<T>(
+        &self,
+        answer: impl Future<Output = T>,
+        most: Duration,
+    ) -> Option<(T, Pin<Box<Sleep>>)> {
+        let mut answer = std::pin::pin!(answer);
+        let mut timer = Box::pin(sleep(most));
+        loop {
+            tokio::select! {
+                biased;
+                answer = &mut answer => return Some((answer, timer)),
+                () = &mut timer => {}
+            }
+            let until = self.began + Duration::from_micros(self.micros.load(Ordering::Relaxed)) + most;
+            if until <= Instant::now() {
+                return None;
+            }
+            timer.as_mut().reset(until);
+        }
+    }
+}
+
+/// The body of a request, which notes when a part of it was sent.
+pub struct Sent {
+    pub body: Incoming,
+    pub progress: Progress,
+}
+
+impl Body for Sent {
+    type Data = bytes::Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<bytes::Bytes>, hyper::Error>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(cx);
+        if frame.is_ready() {
+            self.progress.note();
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// The body of an answer, with an end to its patience.
+pub struct Idle {
+    pub body: Incoming,
+    pub most: Duration,
+    pub timer: Pin<Box<Sleep>>,
+    pub waiting: bool,
+}
+
+impl Body for Idle {
+    type Data = bytes::Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<bytes::Bytes>, BoxError>>> {
+        let this = &mut *self;
+        if let Poll::Ready(frame) = Pin::new(&mut this.body).poll_frame(cx) {
+            this.waiting = false;
+            return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
+        }
+        if !this.waiting {
+            this.waiting = true;
+            this.timer.as_mut().reset(Instant::now() + this.most);
+        }
+        match this.timer.as_mut().poll(cx) {
+            Poll::Ready(()) => Poll::Ready(Some(Err("nothing came for too long".into()))),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

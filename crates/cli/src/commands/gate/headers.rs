@@ -1,0 +1,124 @@
+//! What belongs to one connection and stays there, and what a service is told of the client.
+
+use std::io::Write;
+use std::net::IpAddr;
+
+use bytes::Bytes;
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+
+/// Headers of a connection, not of a message (RFC 9110, 7.6.1). `Expect` was answered by us.
+const HOP: [HeaderName; 9] = [
+    header::CONNECTION,
+    header::EXPECT,
+    header::PROXY_AUTHENTICATE,
+    header::PROXY_AUTHORIZATION,
+    header::TE,
+    header::TRAILER,
+    header::TRANSFER_ENCODING,
+    header::UPGRADE,
+    HeaderName::from_static("keep-alive"),
+];
+
+const FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+
+/// Takes out what belongs to the connection: also whatever `Connection` names.
+pub fn strip(headers: &mut HeaderMap) {
+    // Most messages have none of these.
+    if !headers.keys().any(|name| HOP.contains(name)) {
+        return;
+    }
+    let named: Vec<HeaderName> = headers
+        .get_all(header::CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect();
+    for name in HOP.iter().chain(&named) {
+        headers.remove(name);
+    }
+}
+
+/// What the client wants to speak instead of HTTP, if it does.
+pub fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
+    let wanted = headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    let wanted =
+        wanted.flat_map(|value| value.split(',')).any(|word| word.trim().eq_ignore_ascii_case("upgrade"));
+    headers.get(header::UPGRADE).filter(|_| wanted).cloned()
+}
+
+/// Says again what [`strip`] has taken out.
+pub fn set_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
+    headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(header::UPGRADE, protocol);
+}
+
+/// Who the client is and what it asked for. A proxy before us may have said so already.
+pub fn forwarded(headers: &mut HeaderMap, peer: IpAddr) {
+    let mut chain = Vec::new();
+    for before in headers.get_all(FOR) {
+        chain.extend_from_slice(before.as_bytes());
+        chain.extend_from_slice(b", ");
+    }
+    let _ = write!(chain, "{peer}");
+    if let Ok(chain) = HeaderValue::from_maybe_shared(Bytes::from(chain)) {
+        headers.insert(FOR, chain);
+    }
+    if let (false, Some(host)) = (headers.contains_key(HOST), headers.get(header::HOST).cloned()) {
+        headers.insert(HOST, host);
+    }
+    headers.entry(PROTO).or_insert(HeaderValue::from_static("http"));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in pairs {
+            headers.append(*name, HeaderValue::from_static(value));
+        }
+        headers
+    }
+
+    #[test]
+    fn what_belongs_to_the_connection_stays_there() {
+        let mut headers = map(&[
+            ("connection", "keep-alive, X-Private"),
+            ("keep-alive", "timeout=5"),
+            ("x-private", "1"),
+            ("transfer-encoding", "chunked"),
+            ("te", "trailers"),
+            ("lock-fence", "5"),
+            ("content-length", "3"),
+        ]);
+        strip(&mut headers);
+        assert_eq!(headers, map(&[("lock-fence", "5"), ("content-length", "3")]));
+    }
+
+    #[test]
+    fn an_upgrade_needs_both_headers() {
+        assert_eq!(
+            upgrade(&map(&[("connection", "Keep-Alive, Upgrade"), ("upgrade", "websocket")])).unwrap(),
+            "websocket"
+        );
+        assert_eq!(upgrade(&map(&[("upgrade", "websocket")])), None);
+        assert_eq!(upgrade(&map(&[("connection", "upgrade")])), None);
+    }
+
+    #[test]
+    fn the_client_is_named_after_those_before_it() {
+        let mut headers =
+            map(&[("host", "a.example"), ("x-forwarded-for", "10.0.0.1"), ("x-forwarded-for", "10.0.0.2")]);
+        forwarded(&mut headers, [127, 0, 0, 1].into());
+        assert_eq!(headers["x-forwarded-for"], "10.0.0.1, 10.0.0.2, 127.0.0.1");
+        assert_eq!(
+            (&headers["x-forwarded-host"], &headers["x-forwarded-proto"]),
+            (&"a.example".parse().unwrap(), &"http".parse().unwrap())
+        );
+        assert_eq!(headers["host"], "a.example");
+    }
+}

@@ -1,0 +1,159 @@
+//! Taking connections, and the way to a quiet end.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use futures_util::future::BoxFuture;
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use hyper_util::server::graceful::GracefulShutdown;
+use lockkeeper_fenced::http::{AnswerBody, Checked, FenceLayer, LOCK_FENCE, Problem};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tower_layer::Layer;
+use tower_service::Service;
+
+use super::forward::{Answer, Forward, Peer};
+use super::metrics::Metrics;
+use crate::signals::Signals;
+
+/// How often it is looked whether all is over. Nobody waits for this but an operator.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// Asks for as many open files as may be had, and says how many there are.
+pub fn raise_file_limit() -> u64 {
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    // None means that there is no limit.
+    getrlimit(Resource::Nofile).current.unwrap_or(1 << 20)
+}
+
+/// How many connections there is room for: each may need a second one, to the service.
+pub fn room(files: u64) -> usize {
+    usize::try_from(files.saturating_sub(64) / 2).unwrap_or(usize::MAX).clamp(1, 1 << 20)
+}
+
+/// All that serving needs.
+pub struct Gate {
+    service: Checked<Forward>,
+    server: auto::Builder<TokioExecutor>,
+    pub metrics: Arc<Metrics>,
+    room: Arc<Semaphore>,
+    idle: Duration,
+}
+
+impl Gate {
+    pub fn new(gate: &super::Gate, layer: FenceLayer, connections: usize) -> Self {
+        let metrics = Arc::<Metrics>::default();
+        let service = layer.layer(Forward::new(gate, metrics.clone()));
+        let mut server = auto::Builder::new(TokioExecutor::new());
+        // A head that does not come, and a connection that is not used, look the same from here.
+        server.http1().timer(TokioTimer::new()).header_read_timeout(gate.idle).max_buf_size(64 << 10);
+        server.http2().timer(TokioTimer::new()).keep_alive_interval(gate.idle).max_concurrent_streams(200);
+        Gate { service, server, metrics, room: Arc::new(Semaphore::new(connections)), idle: gate.idle }
+    }
+
+    /// Serves until a signal comes, and then until all that is under way has ended, or the time is over. Returns how many
+    /// were cut off. A second signal cuts at once.
+    pub async fn until_drained(self, listener: TcpListener, signals: &mut Signals, drain: Duration) -> u64 {
+        let graceful = GracefulShutdown::new();
+        tokio::select! {
+            never = self.accept(listener, &graceful) => never,
+            _ = signals.end() => {}
+        }
+        // The listener is closed: who comes now goes to another gate, or is told that nobody is here.
+        self.metrics.draining.store(true, Ordering::Relaxed);
+        let ended = async {
+            graceful.shutdown().await;
+            // Websockets, and requests whose clients have hung up.
+            while self.metrics.requests.count() > 0 {
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        tokio::select! {
+            () = ended => {}
+            () = tokio::time::sleep(drain) => {}
+            _ = signals.end() => {}
+        }
+        self.metrics.requests.count()
+    }
+
+    async fn accept(&self, listener: TcpListener, graceful: &GracefulShutdown) -> ! {
+        loop {
+            let Ok(room) = self.room.clone().acquire_owned().await else { std::future::pending().await };
+            let (stream, peer) = match listener.accept().await {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    // No files left, or the client is gone already. Neither gets better by trying at once.
+                    tracing::warn!(%error, "a connection cannot be taken");
+                    tokio::time::sleep(LOOK).await;
+                    continue;
+                }
+            };
+            let _ = stream.set_nodelay(true);
+            let front = Front::new(self, peer);
+            let silent = silent(front.heard.clone(), self.idle);
+            let connection =
+                self.server.serve_connection_with_upgrades(TokioIo::new(stream), front).into_owned();
+            let connection = graceful.watch(connection);
+            let open = self.metrics.connections.one();
+            tokio::spawn(async move {
+                tokio::select! {
+                    // Whatever ends a connection, its client knows.
+                    _ = connection => {}
+                    () = silent => {}
+                }
+                drop((room, open));
+            });
+        }
+    }
+}
+
+/// Ends when nothing was heard of a new connection for too long.
+async fn silent(heard: Arc<AtomicBool>, most: Duration) {
+    tokio::time::sleep(most).await;
+    if heard.load(Ordering::Relaxed) {
+        std::future::pending().await
+    }
+}
+
+/// What one connection talks to: the checked service, and the counters.
+struct Front {
+    service: Checked<Forward>,
+    metrics: Arc<Metrics>,
+    peer: Peer,
+    heard: Arc<AtomicBool>,
+}
+
+impl Front {
+    fn new(gate: &Gate, peer: SocketAddr) -> Front {
+        // An IPv4 client of an IPv6 socket is an IPv4 client.
+        let peer = Peer(peer.ip().to_canonical());
+        Front { service: gate.service.clone(), metrics: gate.metrics.clone(), peer, heard: Arc::default() }
+    }
+}
+
+impl hyper::service::Service<Request<Incoming>> for Front {
+    type Response = Response<AnswerBody<Answer>>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
+
+    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+        let began = Instant::now();
+        self.heard.store(true, Ordering::Relaxed);
+        request.extensions_mut().insert(self.peer);
+        let fenced = request.headers().contains_key(LOCK_FENCE);
+        let (mut service, metrics) = (self.service.clone(), self.metrics.clone());
+        Box::pin(async move {
+            let answer = service.call(request).await?;
+            metrics.answered(answer.extensions().get::<Problem>(), fenced, began.elapsed());
+            Ok(answer)
+        })
+    }
+}

@@ -1,0 +1,172 @@
+//! Files that are replaced as a whole or not at all, and never by a late writer: also when the program is killed, or the disk fails,
+//! in every place where that can happen.
+
+mod common;
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus, Output, Stdio};
+
+use common::*;
+
+fn write(place: &Place, fence: u64, contents: &str) -> Output {
+    fs::write(place.dir.join("input"), contents).unwrap();
+    let mut command = place.lk(["fenced-write", "data", "--fence", &fence.to_string()]);
+    command.stdin(fs::File::open(place.dir.join("input")).unwrap()).output().unwrap()
+}
+
+fn beside(place: &Place) -> Vec<String> {
+    let entries = fs::read_dir(&place.dir).unwrap();
+    let mut names: Vec<String> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.retain(|name| name.contains("data"));
+    names.sort();
+    names
+}
+
+#[test]
+fn a_newer_fence_writes_and_a_late_one_is_told() {
+    let place = Place::new("fenced_write");
+    let done = write(&place, 7, "seven");
+    assert_eq!((code(done.status), text(&done), errors(&done)), (0, String::new(), String::new()));
+    let late = write(&place, 6, "late");
+    assert_eq!(code(late.status), 65);
+    assert!(
+        errors(&late).contains("\"data\" is not written: fence 6 is stale: 7 was seen already"),
+        "{}",
+        errors(&late)
+    );
+    assert_eq!(place.read("data"), "seven");
+    assert_eq!(code(write(&place, 7, "seven again").status), 0);
+    assert_eq!(place.read("data"), "seven again");
+    assert_eq!(beside(&place), [".data.fence", "data"]);
+
+    let mut told = place.lk(["fenced-write", "data", "--fence", "8", "--json"]);
+    let told = json(&told.output().unwrap());
+    assert_eq!(told, serde_json::json!({ "file": "data", "fence": 8, "bytes": 0 }));
+    let late = place.lk(["fenced-write", "data", "--fence", "7", "--json"]).output().unwrap();
+    let error: serde_json::Value = serde_json::from_slice(&late.stderr).unwrap();
+    assert_eq!((&error["error"]["outcome"], &error["error"]["exit_code"]), (&"stale".into(), &65.into()));
+}
+
+#[test]
+fn a_job_has_its_fence_from_run() {
+    let place = Place::new("fenced_write_run");
+    let job = format!("echo \"$LOCKKEEPER_FENCE\" > fence; echo mine | {PROGRAM} fenced-write data");
+    assert_eq!(code(place.lk(["run", "job", "--", "sh", "-c", &job]).output().unwrap().status), 0);
+    let first: u64 = place.read("fence").trim().parse().unwrap();
+    assert_eq!(code(place.lk(["run", "job", "--", "sh", "-c", &job]).output().unwrap().status), 0);
+    assert_eq!(code(write(&place, first, "late").status), 65);
+    assert_eq!(place.read("data"), "mine\n");
+    let bare = place.lk(["fenced-write", "data"]).env_remove("LOCKKEEPER_FENCE").output().unwrap();
+    assert_eq!(code(bare.status), 64);
+    assert!(errors(&bare).contains("--fence"), "{}", errors(&bare));
+    let bad = place.lk(["fenced-write", "data"]).env("LOCKKEEPER_FENCE", "many").output().unwrap();
+    assert!(code(bad.status) == 64 && errors(&bad).contains("a fence is a number"), "{}", errors(&bad));
+    let dir = place.lk(["fenced-write", ".", "--fence", "1"]).output().unwrap();
+    assert_eq!(code(dir.status), 64, "{}", errors(&dir));
+}
+
+const OLD: &str = "old contents, written with 5";
+const NEW: &str = "new contents, written with 9, and a little longer than the old ones";
+
+/// The writer with 9, while something happens at the `nth` call of `syscall`; whether that happened, and how the writer ended.
+fn with_fault(place: &Place, syscall: &str, nth: u32, fault: &str) -> (bool, ExitStatus) {
+    let log = place.dir.join("strace");
+    fs::write(place.dir.join("input"), NEW).unwrap();
+    let status = Command::new("strace")
+        .args(["-qq", "-o", log.to_str().unwrap(), "-e", &format!("trace=?{syscall}")])
+        .args(["-e", &format!("inject=?{syscall}:{fault}:when={nth}")])
+        .args([PROGRAM, "fenced-write", "data", "--fence", "9"])
+        .current_dir(&place.dir)
+        .stdin(fs::File::open(place.dir.join("input")).unwrap())
+        .stderr(Stdio::null())
+        .status()
+        .unwrap();
+    // A kill ends strace in the same way, and its own log says what was injected.
+    let fired = status.signal() == Some(9) || fs::read_to_string(log).unwrap().contains("INJECTED");
+    (fired, status)
+}
+
+/// Whatever happened: the file is whole, its mark is not below it, an older writer gets in only where the new contents never
+/// were, and the same write can be repeated.
+fn is_safe(place: &Place, what: &str) -> bool {
+    let (data, mark) = (place.read("data"), place.read(".data.fence"));
+    assert!(data == OLD || data == NEW, "{what}: {data:?}");
+    assert!(mark == "9\n" || mark == "5\n" && data == OLD, "{what}: the mark is {mark:?}, the file {data:?}");
+    let late = code(write(place, 7, OLD).status);
+    assert_eq!(late, if mark == "9\n" { 65 } else { 0 }, "{what}");
+    assert_eq!(place.read("data"), data, "{what}");
+    assert_eq!(code(write(place, 9, NEW).status), 0, "{what}");
+    assert_eq!(place.read("data"), NEW, "{what}");
+    assert_eq!(beside(place), [".data.fence", "data"], "{what}: something is left over");
+    data == NEW
+}
+
+fn strace_is_left_out() -> bool {
+    lockkeeper_testkit::servers::require("strace", "strace", "strace").is_err()
+}
+
+/// Every place where the fault can strike; how often it did.
+fn everywhere(test: &str, syscalls: &[&str], fault: &str, check: impl Fn(&Place, &str, ExitStatus)) -> u32 {
+    let mut struck = 0;
+    for syscall in syscalls {
+        for nth in 1.. {
+            let place = Place::new(&format!("{test}_{syscall}_{nth}"));
+            assert_eq!(code(write(&place, 5, OLD).status), 0);
+            let (fired, status) = with_fault(&place, syscall, nth, fault);
+            if !fired {
+                assert_eq!(code(status), 0, "{syscall} {nth}");
+                break;
+            }
+            struck += 1;
+            check(&place, &format!("{fault} at {syscall} {nth}"), status);
+        }
+    }
+    struck
+}
+
+#[test]
+fn killed_anywhere_it_leaves_the_old_file_or_the_new_one() {
+    if strace_is_left_out() {
+        return;
+    }
+    let (old, new) = (std::cell::Cell::new(0), std::cell::Cell::new(0));
+    let calls = [
+        "flock",
+        "rename",
+        "fsync",
+        "copy_file_range",
+        "unlink",
+        "fchmod",
+        "fchown",
+        "getdents64",
+        "read",
+        "exit_group",
+    ];
+    let struck = everywhere("killed", &calls, "signal=KILL", |place, what, _| {
+        let count = if is_safe(place, what) { &new } else { &old };
+        count.set(count.get() + 1);
+    });
+    assert!(struck > 15 && old.get() > 5 && new.get() > 2, "{struck} kills: {old:?} old, {new:?} new");
+}
+
+#[test]
+fn a_disk_that_fails_anywhere_is_told_and_does_no_harm() {
+    if strace_is_left_out() {
+        return;
+    }
+    for (fault, calls) in [
+        ("error=EIO", &["fsync", "rename", "copy_file_range"][..]),
+        ("error=ENOSPC", &["copy_file_range", "write"]),
+    ] {
+        let struck = everywhere("failed", calls, fault, |place, what, status| {
+            let written = place.read("data") == NEW;
+            match code(status) {
+                0 | 74 => assert!(written, "{what}: said to be written"),
+                69 | 72 => assert!(!written, "{what}: said not to be written"),
+                other => panic!("{what}: exit {other}"),
+            }
+            is_safe(place, what);
+        });
+        assert!(struck >= 2, "{fault} struck {struck} times");
+    }
+}

@@ -1,0 +1,136 @@
+//! A service that hangs or is away, a store that is away, clients that stop or hang up, and who waits for whom.
+
+use lockkeeper_testkit::servers::{self, RedisOptions};
+use rustix::process::Signal;
+
+use super::common::*;
+use super::tools::*;
+
+#[test]
+fn a_service_that_is_away_hangs_or_breaks_off_is_told_apart() {
+    let (place, service) = (Place::new("gate_away"), Service::start());
+    let gate = Gate::start(&place, &service.url(), "--timeout 300ms");
+    let hung = gate.put("/never", 5, "x");
+    assert_eq!((hung.status, hung.problem().as_str()), (504, "unknown"));
+    // A port that nobody listens on.
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let gate = Gate::start(&place, &format!("http://{closed}"), "--space closed");
+    let away = gate.put("/a", 5, "x");
+    assert_eq!((away.status, away.problem().as_str()), (502, "unreached"));
+    // One that hears the request and hangs up.
+    let rude = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let gate = Gate::start(&place, &format!("http://{}", rude.local_addr().unwrap()), "--space rude");
+    std::thread::spawn(move || {
+        let (stream, _) = rude.accept().unwrap();
+        Wire(stream).hear("body");
+    });
+    let broken = gate.put("/b", 5, "the body");
+    assert_eq!((broken.status, broken.problem().as_str()), (504, "unknown"), "it may have happened");
+}
+
+#[test]
+fn a_store_that_is_away_lets_no_new_fence_through_and_soon_none() {
+    let Ok(mut redis) = servers::redis(RedisOptions::default()) else { return };
+    let (place, service) = (Place::new("gate_store"), Service::start());
+    for (options, alone) in [("--shared", false), ("--ttl 2s", true)] {
+        let options =
+            format!("--admin 127.0.0.1:0 --space s{alone} --store redis://{} {options}", redis.addr());
+        let gate = Gate::start(&place, &service.url(), &options);
+        assert_eq!(gate.put("/a", 5, "five").status, 200);
+        redis.kill9();
+        let refused = |fence| {
+            let answer = gate.put("/a", fence, "x");
+            answer.status == 503 && answer.problem() == "unavailable"
+        };
+        assert!(refused(6), "a mark that cannot be raised");
+        // Who is alone with its marks knows what it has seen, until the lock cannot be believed in any more.
+        until(|| refused(4));
+        assert!(refused(4) && refused(5) && refused(6));
+        assert_eq!(curl(&[&format!("http://{}/healthz", gate.admin.unwrap())]).status, 503);
+        assert_eq!(curl(&[&gate.url("/a")]).status, 200, "what has no fence needs no store");
+        redis.restart();
+    }
+    assert_eq!(service.written(), ["five", "five"]);
+}
+
+#[test]
+fn the_newer_waits_for_the_older_also_when_its_client_hangs_up() {
+    let (place, service) = (Place::new("gate_wait"), Service::start());
+    let gate = Gate::start(&place, &service.url(), "--resource first-segments:1 --wait 10s --shared");
+    let hurried = Gate::start(&place, &service.url(), "--resource first-segments:1 --shared");
+    let put = |fence: &str, value: &str, path: &str| {
+        begin(&["-X", "PUT", "-H", &format!("Lock-Fence: {fence}"), "-d", value, &gate.url(path)])
+    };
+    let mut five = put("5", "five", "/a/slow");
+    service.until_begun(1);
+    let mut six = put("6", "six", "/a/quick");
+    // Its mark is raised before it waits.
+    until(|| text(&place.run("record get fence/http=/a")) == "6");
+    assert_eq!(gate.put("/a/quick", 5, "late").status, 412);
+    five.kill().unwrap();
+    five.wait().unwrap();
+    // It hung up; the service does not know, and is still at it.
+    assert_eq!(gate.put("/a/quick", 5, "later").status, 412);
+    assert!(six.try_wait().unwrap().is_none(), "it did not wait");
+    assert_eq!(service.begun(), 1, "the newer one was passed on while the older was under way");
+    service.go();
+    assert_eq!(finish(six).status, 200);
+    assert_eq!(service.written(), ["five", "six"]);
+    // What another gate has under way is not known here, and the page says so.
+    let seven = put("7", "seven", "/a/slow");
+    service.until_begun(3);
+    assert_eq!(hurried.put("/a/quick", 8, "eight").status, 200);
+    service.go();
+    assert_eq!(finish(seven).status, 200);
+    assert_eq!(
+        service.written(),
+        ["five", "six", "eight", "seven"],
+        "--shared is for those who send each resource to one gate"
+    );
+}
+
+#[test]
+fn a_client_that_stops_in_the_middle_keeps_nobody_waiting_for_ever() {
+    let (place, service) = (Place::new("gate_stall"), Service::start());
+    let gate = Gate::start(&place, &service.url(), "--timeout 500ms --idle 500ms");
+    let mut stalled = Wire::to(gate.addr);
+    stalled.say("PUT /a HTTP/1.1\r\nHost: a\r\nLock-Fence: 5\r\nContent-Length: 100\r\n\r\nsome");
+    service.until_begun(1);
+    assert_eq!(gate.put("/a", 6, "six").status, 200);
+    stalled.hear("504");
+    assert_eq!(service.written(), ["six"]);
+    // A connection on which nothing is said is closed, and so is one that has said half a head.
+    let mut silent = Wire::to(gate.addr);
+    let mut half = Wire::to(gate.addr);
+    half.say("GET / HTTP/1.1\r\n");
+    silent.hear("");
+    for wire in [&mut silent, &mut half] {
+        std::io::copy(&mut wire.0, &mut std::io::sink()).unwrap();
+    }
+}
+
+#[test]
+fn of_two_gates_one_stands_by_and_takes_over() {
+    let (place, service) = (Place::new("gate_standby"), Service::start());
+    let options = "--admin 127.0.0.1:0 --ttl 500ms --lock-delay 700ms";
+    let first = Gate::start(&place, &service.url(), options);
+    let second = Gate::start(&place, &service.url(), options);
+    let healthy = |gate: &Gate| curl(&[&format!("http://{}/healthz", gate.admin.unwrap())]).status == 200;
+    assert!(healthy(&first) && !healthy(&second));
+    assert_eq!(first.put("/a", 5, "five").status, 200);
+    let waits = second.put("/a", 6, "six");
+    assert_eq!((waits.status, waits.problem().as_str()), (503, "unavailable"));
+    // One that ends well gives the marks to the next at once.
+    first.signal(Signal::TERM);
+    assert_eq!(first.end().0, 0);
+    until(|| healthy(&second));
+    assert_eq!((second.put("/a", 4, "late").status, second.put("/a", 6, "six").status), (412, 200));
+    // One that is killed may have left something under way: they are held back for a while.
+    let third = Gate::start(&place, &service.url(), options);
+    drop(second);
+    let killed = std::time::Instant::now();
+    until(|| healthy(&third));
+    assert!(killed.elapsed() > std::time::Duration::from_millis(600), "{:?}", killed.elapsed());
+    assert_eq!((third.put("/a", 5, "late").status, third.put("/a", 7, "seven").status), (412, 200));
+    assert_eq!(service.written(), ["five", "six", "seven"]);
+}

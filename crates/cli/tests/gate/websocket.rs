@@ -1,0 +1,82 @@
+//! Websockets through the gate, with a server and a client that are not ours.
+
+use std::process::Command;
+
+use lockkeeper_testkit::servers::demand;
+use rustix::process::Signal;
+
+use super::common::*;
+use super::tools::*;
+
+const SERVER: &str = r#"
+import asyncio, websockets
+async def echo(ws, path=None):
+    async for message in ws:
+        await ws.send(message)
+async def main():
+    async with websockets.serve(echo, "127.0.0.1", 0, max_size=None) as server:
+        print(server.sockets[0].getsockname()[1], flush=True)
+        await asyncio.Future()
+asyncio.run(main())
+"#;
+
+// Sends what it reads, prints what comes back, and says when the other end closes.
+const CLIENT: &str = r#"
+import asyncio, sys, websockets
+async def main():
+    headers = {"Lock-Fence": sys.argv[2]} if len(sys.argv) > 2 else {}
+    async with websockets.connect(sys.argv[1], extra_headers=headers, max_size=None) as ws:
+        big = "x" * 3_000_000
+        await ws.send(big)
+        assert await ws.recv() == big
+        print("open", flush=True)
+        try:
+            for n in range(3):
+                await ws.send(str(n))
+                print(await ws.recv(), flush=True)
+            await ws.wait_closed()
+        finally:
+            print("closed", flush=True)
+asyncio.run(main())
+"#;
+
+fn python(program: &str, args: &[&str]) -> Running {
+    let mut command = Command::new("/usr/bin/python3");
+    command.args(["-c", program]).args(args);
+    Running::new(command)
+}
+
+fn opened(client: &mut Running) {
+    for line in ["open", "0", "1", "2"] {
+        assert_eq!(client.line(), line);
+    }
+}
+
+#[test]
+fn a_websocket_is_passed_through_and_closed_when_a_newer_fence_comes() {
+    let package = std::path::Path::new("/usr/lib/python3/dist-packages/websockets/__init__.py");
+    let Ok(()) = demand("websockets", package.is_file(), "the Debian package python3-websockets") else {
+        return;
+    };
+    let place = Place::new("gate_websocket");
+    let mut server = python(SERVER, &[]);
+    let upstream = format!("http://127.0.0.1:{}", server.line());
+    let gate = Gate::start(&place, &upstream, "--admin 127.0.0.1:0 --drain 200ms");
+    let url = format!("ws://{}/chat", gate.addr);
+    let (mut free, mut five) = (python(CLIENT, &[&url]), python(CLIENT, &[&url, "5"]));
+    opened(&mut free);
+    opened(&mut five);
+    assert_eq!(gate.metric("tunnels"), 2);
+    let mut six = python(CLIENT, &[&url, "6"]);
+    opened(&mut six);
+    assert_eq!(five.line(), "closed", "its fence is old");
+    until(|| gate.metric("tunnels") == 2);
+    let mut late = python(CLIENT, &[&url, "5"]);
+    assert_eq!(late.line(), "", "a websocket is refused like everything else");
+    // Nothing ends by itself: after the time to drain they are cut.
+    gate.signal(Signal::TERM);
+    let (ended, said) = gate.end();
+    assert!(ended == 74 && said.last().unwrap().contains("2 requests"), "{ended} {said:?}");
+    assert_eq!((free.line(), six.line()), ("closed".into(), "closed".into()));
+    server.child.kill().unwrap();
+}

@@ -1,0 +1,146 @@
+//! Files that refuse a late writer.
+//!
+//! The file itself stays a plain file that anybody can read. Its mark is beside it, in `.FILE.fence`, and is the lock of all
+//! writers at the same time. Both are replaced as a whole, by renaming. **The mark comes first**: it is on the disk before the new
+//! contents take their place. A crash in between leaves a mark that is higher than it had to be, so that the write can be
+//! repeated and older ones are refused. The other way round it would leave new contents under an old mark, and the next late writer
+//! would be let in.
+
+mod dir;
+mod mark;
+mod place;
+mod temp;
+
+pub use dir::FencedDir;
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use lockkeeper_core::{Error, Fence, Result};
+
+use crate::Seen;
+use mark::Mark;
+use place::Place;
+use temp::Temp;
+
+/// One file that refuses writes older than one it has taken. Any number of processes of one host may write to it.
+///
+/// All of this blocks, for as long as the disk takes and while another writer has its turn.
+#[derive(Clone, Debug)]
+pub struct FencedFile {
+    path: PathBuf,
+}
+
+impl FencedFile {
+    /// The file at `path`, which need not exist. A link is followed when the file is written: the mark is beside what it points to.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        FencedFile { path: path.into() }
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Replaces the contents. They are on the disk when this returns.
+    ///
+    /// # Errors
+    /// [`Error::Stale`] if a higher fence was seen, and [`Error::Unavailable`] if the disk does not take it: then the file is
+    /// as it was. [`Error::Unknown`] if the new contents are there, and may be gone after a power cut.
+    pub fn write(&self, fence: Fence, contents: &[u8]) -> Result<()> {
+        self.write_from(fence, contents).map(drop)
+    }
+
+    /// The same with contents of any length, which are read to their end before anybody is kept waiting. Returns their length.
+    ///
+    /// # Errors
+    /// As [`FencedFile::write`].
+    pub fn write_from(&self, fence: Fence, mut contents: impl Read) -> Result<u64> {
+        let place = Place::find(&self.path)?;
+        // Who is late already need not send all of it. Marks never go down, so the answer stays right.
+        check(mark::peek(&place)?, fence)?;
+        let mut temp = Temp::new(&place).map_err(|e| place.fault("a file beside it cannot be made", &e))?;
+        let length =
+            temp.fill(&mut contents).map_err(|e| place.fault("its new contents cannot be written", &e))?;
+        let mark = raise(&place, fence)?;
+        temp.replace(&place.file).map_err(|e| place.fault("it cannot be replaced", &e))?;
+        temp::sweep(&place);
+        place.sync().map_err(|e| Error::Unknown(place.say("its directory cannot be synced", &e)))?;
+        drop(mark);
+        Ok(length)
+    }
+
+    /// Removes the file and keeps the mark. Deleting nothing is no error, and counts.
+    ///
+    /// # Errors
+    /// As [`FencedFile::write`].
+    pub fn delete(&self, fence: Fence) -> Result<()> {
+        let place = Place::find(&self.path)?;
+        let mark = raise(&place, fence)?;
+        match fs::remove_file(&place.file) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                return Err(place.fault("it cannot be removed", &e));
+            }
+            _ => {}
+        }
+        place.sync().map_err(|e| Error::Unknown(place.say("its directory cannot be synced", &e)))?;
+        drop(mark);
+        Ok(())
+    }
+
+    /// The mark and the contents, as they belong together. `None`: nobody has ever written here with a fence, whatever the file holds.
+    ///
+    /// After a crash in the middle of a write the mark is that of the write, and the contents are those of before.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] if it cannot be read; [`Error::Invalid`] if it is no plain file, or its mark is damaged.
+    pub fn read(&self) -> Result<Option<Seen>> {
+        let place = Place::find(&self.path)?;
+        let Some(mark) = Mark::shared(&place)? else { return Ok(None) };
+        let Some(fence) = mark.seen() else { return Ok(None) };
+        match fs::read(&place.file) {
+            Ok(value) => Ok(Some(Seen { fence, value: Some(value) })),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Some(Seen { fence, value: None })),
+            Err(e) => Err(place.fault("it cannot be read", &e)),
+        }
+    }
+
+    /// The highest fence that was seen, without the contents.
+    ///
+    /// # Errors
+    /// As [`FencedFile::read`].
+    pub fn mark(&self) -> Result<Option<Fence>> {
+        mark::peek(&Place::find(&self.path)?)
+    }
+}
+
+fn check(seen: Option<Fence>, presented: Fence) -> Result<()> {
+    match seen {
+        Some(seen) if presented < seen => Err(Error::Stale { presented, seen }),
+        _ => Ok(()),
+    }
+}
+
+/// Takes the turn, checks, and has the mark on the disk. Nobody else writes until what it returns is dropped.
+fn raise(place: &Place, fence: Fence) -> Result<Mark> {
+    let mark = Mark::exclusive(place)?;
+    check(mark.seen(), fence)?;
+    if mark.seen() == Some(fence) {
+        // The mark of a write that crashed may have been renamed and not synced.
+        return place.sync().map(|()| mark).map_err(|e| place.fault("its directory cannot be synced", &e));
+    }
+    let mut temp = Temp::new(place).map_err(|e| place.fault("a file beside it cannot be made", &e))?;
+    temp.fill(&mut format!("{fence}\n").as_bytes())
+        .and_then(|_| temp.replace(&place.mark))
+        .and_then(|()| place.sync())
+        .map_err(|e| place.fault("its mark cannot be written", &e))?;
+    Ok(mark)
+}
+
+/// Whether two openings are of one file.
+fn same(file: &File, path: &Path) -> io::Result<bool> {
+    use std::os::unix::fs::MetadataExt;
+    let (open, named) = (file.metadata()?, fs::metadata(path)?);
+    Ok((open.dev(), open.ino()) == (named.dev(), named.ino()))
+}

@@ -1,0 +1,164 @@
+//! What is under way in this process, for each resource and fence.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use lockkeeper_core::{Fence, LockName};
+use tokio::sync::Notify;
+
+/// All resources that something is under way for.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Lanes(Arc<Mutex<HashMap<LockName, Lane>>>);
+
+#[derive(Debug, Default)]
+struct Lane {
+    /// How many are under way, by fence.
+    running: BTreeMap<Fence, usize>,
+    /// The highest fence whose mark was raised here.
+    top: Option<Fence>,
+    changed: Arc<Notify>,
+}
+
+impl Lane {
+    fn is_first(&self, fence: Fence) -> bool {
+        self.running.keys().next().is_none_or(|oldest| *oldest >= fence)
+    }
+}
+
+impl Lanes {
+    fn lock(&self) -> MutexGuard<'_, HashMap<LockName, Lane>> {
+        // Nobody panics in here; and if somebody did, each step leaves the lanes whole.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts one as under way. It must be counted **before** its mark is checked: whoever raises the mark after that check
+    /// finds it here and waits for it, and whoever raised it before is found by the check.
+    pub fn enter(&self, resource: LockName, fence: Fence) -> Admission {
+        let mut lanes = self.lock();
+        let lane = lanes.entry(resource.clone()).or_default();
+        *lane.running.entry(fence).or_default() += 1;
+        let changed = lane.changed.clone();
+        Admission(Arc::new(Place { lanes: self.clone(), resource, fence, changed }))
+    }
+}
+
+/// A request that was let through, as long as it is under way. It is among the extensions of the request; clones count as one.
+///
+/// Newer fences of the resource wait until all clones are dropped. A service that goes on working after it has answered
+/// keeps one until it is done.
+#[derive(Clone)]
+pub struct Admission(Arc<Place>);
+
+struct Place {
+    lanes: Lanes,
+    resource: LockName,
+    fence: Fence,
+    changed: Arc<Notify>,
+}
+
+impl fmt::Debug for Admission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Admission({:?}, fence {})", self.0.resource, self.0.fence)
+    }
+}
+
+impl Admission {
+    /// The fence that the request came with.
+    pub fn fence(&self) -> Fence {
+        self.0.fence
+    }
+
+    /// Ends when this process has let a newer fence in, which waits for us from then on: whoever may work for hours should stop.
+    /// A newer fence that another process has let in is not noticed.
+    pub async fn overtaken(&self) {
+        self.until(|lane| lane.top > Some(self.0.fence)).await;
+    }
+
+    /// Ends when nothing older is under way.
+    pub(super) async fn first_in_lane(&self) {
+        self.until(|lane| lane.is_first(self.0.fence)).await;
+    }
+
+    /// The mark has been raised to our fence, so those before us will get no more company. Says whether there is nobody.
+    pub(super) fn raised(&self) -> bool {
+        let mut lanes = self.0.lanes.lock();
+        let Some(lane) = lanes.get_mut(&self.0.resource) else { return true };
+        if lane.top < Some(self.0.fence) {
+            lane.top = Some(self.0.fence);
+            lane.changed.notify_waiters();
+        }
+        lane.is_first(self.0.fence)
+    }
+
+    async fn until(&self, seen: impl Fn(&Lane) -> bool) {
+        loop {
+            let mut news = std::pin::pin!(self.0.changed.notified());
+            // From here on no news is missed.
+            news.as_mut().enable();
+            // The lane is there for as long as we are in it.
+            if self.0.lanes.lock().get(&self.0.resource).is_none_or(&seen) {
+                return;
+            }
+            news.await;
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut lanes = self.lanes.lock();
+        let Some(lane) = lanes.get_mut(&self.resource) else { return };
+        if let Some(count) = lane.running.get_mut(&self.fence) {
+            *count -= 1;
+            if *count == 0 {
+                lane.running.remove(&self.fence);
+                lane.changed.notify_waiters();
+            }
+        }
+        if lane.running.is_empty() {
+            lanes.remove(&self.resource);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+
+    fn enter(lanes: &Lanes, fence: u64) -> Admission {
+        lanes.enter(LockName::new("/a").unwrap(), Fence::new(fence).unwrap())
+    }
+
+    #[test]
+    fn the_newer_waits_for_the_older_and_never_the_other_way_round() {
+        let lanes = Lanes::default();
+        let (five, again, six) = (enter(&lanes, 5), enter(&lanes, 5), enter(&lanes, 6));
+        let other = lanes.enter(LockName::new("/b").unwrap(), Fence::MIN);
+        assert!(five.first_in_lane().now_or_never().is_some());
+        let clone = five.clone();
+        let mut waits = Box::pin(six.first_in_lane());
+        for older in [five, again] {
+            assert!(waits.as_mut().now_or_never().is_none());
+            drop(older);
+        }
+        assert!(waits.as_mut().now_or_never().is_none(), "a clone counts");
+        drop(clone);
+        assert!(waits.now_or_never().is_some());
+        drop((six, other));
+        assert!(lanes.lock().is_empty(), "nothing is left of what is over");
+    }
+
+    #[test]
+    fn who_is_overtaken_is_told_when_the_mark_is_raised_and_not_before() {
+        let lanes = Lanes::default();
+        let five = enter(&lanes, 5);
+        let mut told = Box::pin(five.overtaken());
+        let six = enter(&lanes, 6);
+        assert!(told.as_mut().now_or_never().is_none());
+        six.raised();
+        assert!(told.now_or_never().is_some());
+        assert!(six.overtaken().now_or_never().is_none());
+    }
+}

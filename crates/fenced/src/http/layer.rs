@@ -1,0 +1,205 @@
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Method;
+use http::request::Parts;
+use lockkeeper::{Lockkeeper, Purpose};
+use lockkeeper_core::{Error, Fence, LockName, Result};
+use tower_layer::Layer;
+
+use super::header;
+use super::lanes::{Admission, Lanes};
+use super::marks::Marks;
+use super::owner::Owner;
+use super::problem::Problem;
+use super::service::Checked;
+
+/// Refuses stale fences, as the [module](super) says. Clones share everything.
+#[derive(Clone)]
+pub struct FenceLayer(Arc<Rules>);
+
+/// Which requests must have a fence. One that has a fence is checked in any case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Require {
+    /// All that may change something: not GET, HEAD, OPTIONS and TRACE.
+    #[default]
+    Unsafe,
+    /// All.
+    All,
+    /// None: writers that know of no fence pass, and may be late.
+    None,
+}
+
+/// What says which resource a request is for.
+type Resource = dyn Fn(&Parts) -> Option<String> + Send + Sync;
+
+#[derive(Clone)]
+pub(super) struct Rules {
+    marks: Marks,
+    lanes: Lanes,
+    resource: Arc<Resource>,
+    require: Require,
+    wait: Duration,
+}
+
+impl fmt::Debug for FenceLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FenceLayer({:?}, {:?})", self.0.marks.keeper, self.0.marks.space)
+    }
+}
+
+impl FenceLayer {
+    /// Keeps the marks in the store of `keeper`, which should be one that lasts: a store that forgets a mark takes a late writer
+    /// for a new one. `resource` says what is written to: a path, an account. `None`: the request does not say.
+    ///
+    /// Attach it *inside* what checks credentials: whoever may send a fence may send a high one, and shut all others out.
+    ///
+    /// [`Error::Unsupported`] if the store has no records.
+    pub fn new(
+        keeper: &Lockkeeper,
+        resource: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static,
+    ) -> Result<Self> {
+        let profile = keeper.profile();
+        if !profile.records {
+            return Err(Error::Unsupported(format!(
+                "the {} store has no records to keep marks in: use sqlite:PATH on one host, redis://HOST or etcd://HOSTS for a \
+                 fleet",
+                profile.store
+            )));
+        }
+        Ok(FenceLayer(Arc::new(Rules {
+            marks: Marks { keeper: keeper.clone(), space: "http".into(), owner: None },
+            lanes: Lanes::default(),
+            resource: Arc::new(resource),
+            require: Require::default(),
+            wait: Duration::from_secs(30),
+        })))
+    }
+
+    /// Which requests must have a fence: by default those that may change something.
+    #[must_use]
+    pub fn require(mut self, require: Require) -> Self {
+        self.rules().require = require;
+        self
+    }
+
+    /// How long a newer fence waits for older requests that are under way, before 503. 30 s by default.
+    #[must_use]
+    pub fn wait(mut self, wait: Duration) -> Self {
+        self.rules().wait = wait;
+        self
+    }
+
+    /// Marks of its own, for services that share a store and have resources of the same name: 1 to 64 letters, digits, `-`, `_`
+    /// and `.`; `http` by default. [`Error::Invalid`] if it is something else.
+    pub fn space(mut self, space: impl Into<String>) -> Result<Self> {
+        let space = space.into();
+        let fine = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if !(1..=64).contains(&space.len()) || !space.chars().all(fine) {
+            return Err(Error::invalid(format!(
+                "{space:?} cannot name a space of marks: take 1 to 64 letters, digits, -, _ and ."
+            )));
+        }
+        self.rules().marks.space = space;
+        Ok(self)
+    }
+
+    /// Holds the lock `fence/SPACE` from now on, so that no other process that does so lets anything through at the same time,
+    /// and remembers the marks that it has seen: then most requests do not ask the store at all. It needs a runtime of tokio's,
+    /// for a task of its own. Say [`FenceLayer::space`] first.
+    ///
+    /// As long as another process has the lock, or after it was lost, requests with a fence are 503. After an unclean end (a
+    /// crash, a store that was away for longer than `ttl`) nobody gets it for `lock_delay`, where the store can do that: take the
+    /// time that your service may go on working for a process that is gone.
+    pub fn alone(mut self, ttl: Duration, lock_delay: Duration) -> Result<Self> {
+        let marks = &mut self.rules().marks;
+        marks.owner = Some(Owner::start(&marks.keeper, marks.lock()?, ttl, lock_delay));
+        Ok(self)
+    }
+
+    /// Whether requests with a fence can be let through: always, unless it is to be [alone](FenceLayer::alone) and is not.
+    pub fn is_owner(&self) -> bool {
+        self.0.marks.still_ours()
+    }
+
+    /// Ends when it is the owner, for the first time.
+    pub async fn owned(&self) {
+        if let Some(owner) = &self.0.marks.owner {
+            owner.owned().await;
+        }
+    }
+
+    /// Gives the lock back, if it has one: nothing with a fence is let through any more, and another process may.
+    pub async fn let_go(&self) {
+        if let Some(owner) = &self.0.marks.owner {
+            owner.let_go().await;
+        }
+    }
+
+    fn rules(&mut self) -> &mut Rules {
+        Arc::make_mut(&mut self.0)
+    }
+
+    /// [`Error::Unsupported`] on a store that can forget a mark when it crashes.
+    pub fn for_correctness(self) -> Result<Self> {
+        self.0.marks.keeper.profile().allows(Purpose::Correctness)?;
+        Ok(self)
+    }
+}
+
+impl<S> Layer<S> for FenceLayer {
+    type Service = Checked<S>;
+
+    fn layer(&self, inner: S) -> Checked<S> {
+        Checked { inner, rules: self.0.clone() }
+    }
+}
+
+impl Rules {
+    /// The fence and the resource of a request; `None` if it may pass without.
+    pub fn presented(&self, parts: &Parts) -> std::result::Result<Option<(Fence, String)>, Problem> {
+        match header::of(&parts.headers).map_err(Problem::Malformed)? {
+            Some(fence) => match (self.resource)(parts) {
+                Some(resource) => Ok(Some((fence, resource))),
+                None => Err(Problem::NoResource),
+            },
+            None if self.requires(&parts.method) => Err(Problem::Missing),
+            None => Ok(None),
+        }
+    }
+
+    fn requires(&self, method: &Method) -> bool {
+        match self.require {
+            Require::All => true,
+            Require::None => false,
+            Require::Unsafe => !method.is_safe(),
+        }
+    }
+
+    /// Lets a request through: first it counts as under way, then its mark is raised, then it waits for those before it.
+    pub async fn admit(&self, fence: Fence, resource: &str) -> std::result::Result<Admission, Problem> {
+        let key = self.marks.key(resource).map_err(|_| Problem::NoResource)?;
+        let admission = self.lanes.enter(key.clone(), fence);
+        self.raise(&key, fence).await?;
+        if !admission.raised() {
+            if tokio::time::timeout(self.wait, admission.first_in_lane()).await.is_err() {
+                return Err(Problem::Waiting);
+            }
+            // Much may have happened meanwhile.
+            self.raise(&key, fence).await?;
+        }
+        if self.marks.still_ours() { Ok(admission) } else { Err(Problem::Unavailable) }
+    }
+
+    async fn raise(&self, key: &LockName, fence: Fence) -> std::result::Result<(), Problem> {
+        match self.marks.raise(key, fence).await {
+            Ok(()) => Ok(()),
+            Err(Error::Stale { presented, seen }) => Err(Problem::Stale { presented, seen }),
+            Err(error) => {
+                tracing::warn!(%error, "a fence cannot be checked");
+                Err(Problem::Unavailable)
+            }
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! The marks: one record for each resource, with the highest fence that was let through.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use lockkeeper::Lockkeeper;
+use lockkeeper_core::{Error, Expect, Fence, LockName, Record, Result, Write};
+use sha2::{Digest, Sha256};
+
+use super::owner::Owner;
+
+/// How often a mark is tried to be raised while others raise it, or while the store's answers get lost.
+const TRIES: u32 = 20;
+/// A resource that is longer than this is known by its hash.
+const PLAIN: usize = 400;
+/// The longest resource: more is no name but an attack.
+pub(super) const LONGEST: usize = 4096;
+
+#[derive(Clone, Debug)]
+pub(super) struct Marks {
+    pub keeper: Lockkeeper,
+    pub space: String,
+    /// Set if nobody else has to do with these marks.
+    pub owner: Option<Owner>,
+}
+
+impl Marks {
+    /// The record of a resource. No two share one: `=` says that the text follows, `#` that its hash does.
+    pub fn key(&self, resource: &str) -> Result<LockName> {
+        if resource.is_empty() || resource.len() > LONGEST {
+            return Err(Error::invalid("a resource has 1 to 4096 bytes"));
+        }
+        if resource.len() <= PLAIN
+            && let Ok(key) = LockName::new(format!("fence/{}={resource}", self.space))
+        {
+            return Ok(key);
+        }
+        // Too long for a name, or with characters that names do not have.
+        let mut key = format!("fence/{}#", self.space);
+        Sha256::digest(resource).iter().for_each(|byte| _ = write!(key, "{byte:02x}"));
+        LockName::new(key)
+    }
+
+    /// The lock of whoever wants to be alone with the marks of this space.
+    pub fn lock(&self) -> Result<LockName> {
+        LockName::new(format!("fence/{}", self.space))
+    }
+
+    /// Raises the mark to `fence`, where it is lower. [`Error::Stale`] where it is higher: then nothing has changed.
+    ///
+    /// The store is asked each time, because another process may have raised the mark; unless the marks are ours alone, and this
+    /// one was seen.
+    pub async fn raise(&self, key: &LockName, fence: Fence) -> Result<()> {
+        let Some(owner) = &self.owner else { return self.raise_in_store(key, fence).await };
+        let (under, known) = owner.known(key)?;
+        match known {
+            Some(seen) if seen > fence => Err(Error::Stale { presented: fence, seen }),
+            Some(seen) if seen == fence => Ok(()),
+            _ => {
+                let raised = self.raise_in_store(key, fence).await;
+                match raised {
+                    Ok(()) => owner.learn(under, key, fence),
+                    Err(Error::Stale { seen, .. }) => owner.learn(under, key, seen),
+                    Err(_) => {}
+                }
+                raised
+            }
+        }
+    }
+
+    /// Whether what [`Marks::raise`] said can still be believed, after a while.
+    pub fn still_ours(&self) -> bool {
+        self.owner.as_ref().is_none_or(Owner::owns)
+    }
+
+    /// The same in the store. A write whose answer got lost is looked for: raising twice is the same as raising once, so it does
+    /// not matter whose write it was.
+    async fn raise_in_store(&self, key: &LockName, fence: Fence) -> Result<()> {
+        let store = self.keeper.store();
+        let mut found = store.read(key).await.map_err(not_passed)?;
+        for tries in 0..TRIES {
+            let seen = found.as_ref().map(mark).transpose()?;
+            match seen {
+                Some(seen) if seen > fence => return Err(Error::Stale { presented: fence, seen }),
+                Some(seen) if seen == fence => return Ok(()),
+                _ => {}
+            }
+            let expect = found.as_ref().map_or(Expect::Absent, |record| Expect::Version(record.version));
+            match store.write(key, fence.to_string().as_bytes(), expect, None).await {
+                Ok(Write::Written(_)) => return Ok(()),
+                Ok(Write::Conflict(now)) => found = now,
+                Err(Error::Unknown(_)) => {
+                    // The first time at once: most often the answer alone got lost.
+                    if tries > 0 {
+                        tokio::time::sleep(Duration::from_millis(u64::from(tries) * 5)).await;
+                    }
+                    found = store.read(key).await.map_err(not_passed)?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Err(Error::Unavailable(format!("the mark {:?} could not be raised in {TRIES} tries", key.as_str())))
+    }
+}
+
+/// Whatever became of the mark, the request was not passed on.
+fn not_passed(error: Error) -> Error {
+    match error {
+        Error::Unknown(why) => Error::Unavailable(why),
+        error => error,
+    }
+}
+
+fn mark(record: &Record) -> Result<Fence> {
+    // What `lockkeeper record set` writes has a line of its own before it.
+    let text = std::str::from_utf8(&record.value).ok().and_then(|text| text.rsplit('\n').next());
+    let number = text.and_then(|text| text.parse().ok());
+    number.and_then(|number| Fence::new(number).ok()).ok_or_else(|| {
+        let key = record.key.as_str();
+        Error::invalid(format!(
+            "the record {key:?} is no mark: write a fence into it, and keep out of fence/"
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn no_two_resources_share_a_mark() {
+        let marks =
+            Marks { keeper: Lockkeeper::open("memory:").await.unwrap(), space: "http".into(), owner: None };
+        let long = "x".repeat(401);
+        let hash = marks.key(&long).unwrap().as_str().strip_prefix("fence/http#").unwrap().to_owned();
+        let all =
+            ["/a", "/a/", "/A", "=/a", "#", &hash, &long, &"x".repeat(400), &"x".repeat(4096), "a\nb", "/ä"];
+        let keys: std::collections::HashSet<LockName> = all.iter().map(|r| marks.key(r).unwrap()).collect();
+        assert_eq!(keys.len(), all.len());
+        assert!(marks.key("").is_err() && marks.key(&"x".repeat(4097)).is_err());
+    }
+
+    #[tokio::test]
+    async fn a_mark_never_goes_back() {
+        let marks =
+            Marks { keeper: Lockkeeper::open("memory:").await.unwrap(), space: "http".into(), owner: None };
+        let key = marks.key("/a").unwrap();
+        let fence = |n| Fence::new(n).unwrap();
+        for (n, taken) in [(5, true), (5, true), (4, false), (7, true), (6, false), (5, false), (7, true)] {
+            assert_eq!(marks.raise(&key, fence(n)).await.is_ok(), taken, "{n}");
+        }
+        let stale = marks.raise(&key, fence(6)).await;
+        assert!(
+            matches!(stale, Err(Error::Stale { presented, seen }) if (presented, seen) == (fence(6), fence(7)))
+        );
+        // What is no mark lets nobody through.
+        marks.keeper.store().write(&key, b"seven", Expect::Any, None).await.unwrap();
+        assert!(matches!(marks.raise(&key, fence(9)).await, Err(Error::Invalid(_))));
+    }
+}

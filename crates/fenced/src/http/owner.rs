@@ -1,0 +1,129 @@
+//! One who is alone with a space of marks need not ask the store for what it has written itself: that is what locks are for.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use lockkeeper::{Guard, Lockkeeper};
+use lockkeeper_core::{Error, Fence, LockName, Result};
+use tokio::sync::watch;
+
+/// So many marks are remembered, and then all are forgotten: they are in the store.
+const REMEMBERED: usize = 100_000;
+/// The pause after an ask that failed.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// Holds the lock of a space for as long as it can, and asks for it again when it was lost.
+#[derive(Clone)]
+pub(super) struct Owner(Arc<Inner>);
+
+struct Inner {
+    keeper: Lockkeeper,
+    tenure: Arc<Mutex<Option<Tenure>>>,
+    owns: watch::Receiver<bool>,
+    task: tokio::task::AbortHandle,
+}
+
+/// One grant of the lock, and the marks that were seen under it.
+struct Tenure {
+    guard: Arc<Guard>,
+    marks: HashMap<LockName, Fence>,
+}
+
+/// Which grant something was seen under: what was seen under one says nothing under the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Under(Fence);
+
+impl fmt::Debug for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Owner({})", self.owns())
+    }
+}
+
+fn lock(tenure: &Mutex<Option<Tenure>>) -> MutexGuard<'_, Option<Tenure>> {
+    tenure.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Owner {
+    pub fn start(keeper: &Lockkeeper, name: LockName, ttl: Duration, lock_delay: Duration) -> Owner {
+        let tenure = Arc::<Mutex<Option<Tenure>>>::default();
+        let (tell, owns) = watch::channel(false);
+        let (its_keeper, its_tenure) = (keeper.clone(), tenure.clone());
+        let task = tokio::spawn(async move {
+            loop {
+                let mut ask = its_keeper.lock(&name).ttl(ttl).label("keeps marks");
+                if its_keeper.profile().lock_delay {
+                    ask = ask.lock_delay(lock_delay);
+                }
+                match ask.acquire().await {
+                    Ok(guard) => {
+                        let guard = Arc::new(guard);
+                        *lock(&its_tenure) = Some(Tenure { guard: guard.clone(), marks: HashMap::new() });
+                        tell.send_replace(true);
+                        let why = guard.lost().await;
+                        tracing::warn!(%why, "the marks are not ours any more: fences are refused until they are");
+                        *lock(&its_tenure) = None;
+                        tell.send_replace(false);
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "the lock of the marks cannot be had");
+                        tokio::time::sleep(PAUSE).await;
+                    }
+                }
+            }
+        });
+        Owner(Arc::new(Inner { keeper: keeper.clone(), tenure, owns, task: task.abort_handle() }))
+    }
+
+    /// Whether the marks are ours now: a comparison with the deadline of the lock.
+    pub fn owns(&self) -> bool {
+        lock(&self.0.tenure).as_ref().is_some_and(|tenure| tenure.guard.is_held())
+    }
+
+    /// Ends when the marks are ours for the first time.
+    pub async fn owned(&self) {
+        // The task lives as long as we do.
+        let _ = self.0.owns.clone().wait_for(|owns| *owns).await;
+    }
+
+    /// The mark of a resource, if it was seen; [`Error::Unavailable`] if the marks are not ours.
+    pub fn known(&self, key: &LockName) -> Result<(Under, Option<Fence>)> {
+        match &*lock(&self.0.tenure) {
+            Some(Tenure { guard, marks }) if guard.is_held() => {
+                Ok((Under(guard.fence()), marks.get(key).copied()))
+            }
+            _ => Err(Error::Unavailable("another process keeps these marks, or nobody knows".into())),
+        }
+    }
+
+    /// Remembers a mark that the store has told.
+    pub fn learn(&self, under: Under, key: &LockName, mark: Fence) {
+        if let Some(Tenure { guard, marks }) = &mut *lock(&self.0.tenure)
+            && Under(guard.fence()) == under
+        {
+            if marks.len() >= REMEMBERED {
+                marks.clear();
+            }
+            let known = marks.entry(key.clone()).or_insert(mark);
+            *known = mark.max(*known);
+        }
+    }
+
+    /// Gives the lock back, so that the next one need not wait for its end.
+    pub async fn let_go(&self) {
+        self.0.task.abort();
+        *lock(&self.0.tenure) = None;
+        // The task has a share of the guard until it has really ended.
+        while !self.0.task.is_finished() {
+            tokio::task::yield_now().await;
+        }
+        self.0.keeper.settle().await;
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}

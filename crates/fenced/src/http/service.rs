@@ -1,0 +1,141 @@
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::{Request, Response};
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::{Either, Full};
+use pin_project_lite::pin_project;
+use tower_service::Service;
+
+use super::lanes::Admission;
+use super::layer::Rules;
+
+/// A service that hears nothing of stale requests. Made by [`FenceLayer`](super::FenceLayer).
+#[derive(Clone)]
+pub struct Checked<S> {
+    pub(super) inner: S,
+    pub(super) rules: Arc<Rules>,
+}
+
+impl<S: fmt::Debug> fmt::Debug for Checked<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Checked({:?})", self.inner)
+    }
+}
+
+/// The body that the client gets: the service's, or that of a [`Problem`](super::Problem).
+pub type AnswerBody<R> = Either<UnderWay<R>, Full<Bytes>>;
+
+impl<S, B, R> Service<Request<B>> for Checked<S>
+where
+    S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+    B: Send + 'static,
+    R: Body<Data = Bytes> + Send + 'static,
+{
+    type Response = Response<AnswerBody<R>>;
+    type Error = S::Error;
+    type Future = BoxFuture<'static, Result<Self::Response, S::Error>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let (mut parts, body) = request.into_parts();
+        let (fence, resource) = match self.rules.presented(&parts) {
+            Ok(Some(presented)) => presented,
+            Ok(None) => {
+                let call = self.inner.call(Request::from_parts(parts, body));
+                return Box::pin(async { Ok(under_way(call.await?, None)) });
+            }
+            Err(problem) => return Box::pin(async { Ok(problem.response().map(Either::Right)) }),
+        };
+        // The one that said it is ready goes with the request.
+        let fresh = self.inner.clone();
+        let mut inner = std::mem::replace(&mut self.inner, fresh);
+        let rules = self.rules.clone();
+        Box::pin(async move {
+            let admission = match rules.admit(fence, &resource).await {
+                Ok(admission) => admission,
+                Err(problem) => return Ok(problem.response().map(Either::Right)),
+            };
+            parts.extensions.insert(admission.clone());
+            let call = inner.call(Request::from_parts(parts, body));
+            let done = async move { Ok(under_way(call.await?, Some(admission))) };
+            Finished(Some(Box::pin(done))).await
+        })
+    }
+}
+
+fn under_way<R>(response: Response<R>, admission: Option<Admission>) -> Response<AnswerBody<R>> {
+    response.map(|body| Either::Left(UnderWay { body, admission }))
+}
+
+pin_project! {
+    /// A body whose request counts as under way until it has ended.
+    #[derive(Debug)]
+    pub struct UnderWay<R> {
+        #[pin]
+        body: R,
+        admission: Option<Admission>,
+    }
+}
+
+impl<R: Body> Body for UnderWay<R> {
+    type Data = R::Data;
+    type Error = R::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<R::Data>, R::Error>>> {
+        let this = self.project();
+        let frame = this.body.poll_frame(cx);
+        if matches!(frame, Poll::Ready(None | Some(Err(_)))) {
+            *this.admission = None;
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Work that goes on in the background when nobody waits for it any more. Who hangs up does not end what the service has
+/// begun, and whoever comes next must not begin before it has ended.
+struct Finished<F: Future<Output: Send> + Send + 'static>(Option<Pin<Box<F>>>);
+
+impl<F: Future<Output: Send> + Send + 'static> Future for Finished<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let Some(work) = &mut self.0 else { return Poll::Pending };
+        let answer = work.as_mut().poll(cx);
+        if answer.is_ready() {
+            self.0 = None;
+        }
+        answer
+    }
+}
+
+impl<F: Future<Output: Send> + Send + 'static> Drop for Finished<F> {
+    fn drop(&mut self) {
+        if let (Some(work), false) = (self.0.take(), std::thread::panicking())
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            runtime.spawn(work);
+        }
+    }
+}

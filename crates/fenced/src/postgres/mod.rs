@@ -1,0 +1,13 @@
+//! PostgreSQL: a guard row that is checked in your own transaction ([`Fences`]), and tables that check by themselves whatever client
+//! writes to them ([`table`]).
+
+mod fault;
+mod fences;
+pub mod table;
+mod values;
+
+pub use fault::refusal;
+pub use fences::Fences;
+// What these are called with.
+pub use tokio_postgres;
+pub use values::PostgresFenced;

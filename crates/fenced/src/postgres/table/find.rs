@@ -1,0 +1,112 @@
+use lockkeeper_core::{Error, Result};
+use tokio_postgres::types::Type;
+use tokio_postgres::{Client, Row};
+
+use super::{Wish, one};
+use crate::postgres::fault::fault;
+
+/// A table that can be guarded. All names in it come from the catalogue of the database and are quoted by it.
+#[derive(Clone, Debug)]
+pub struct Guarded {
+    /// `schema.table`, quoted where that is needed.
+    pub table: String,
+    /// The column of the fence, likewise.
+    pub column: String,
+    /// The columns of the key, likewise.
+    pub key: Vec<String>,
+    /// Whether writes without any fence are let through.
+    pub allow_unfenced: bool,
+}
+
+const TABLE: &str = "SELECT c.oid, quote_ident(n.nspname) || '.' || quote_ident(c.relname), c.relkind::text, \
+    EXISTS (SELECT FROM pg_inherits i WHERE c.oid IN (i.inhparent, i.inhrelid)), n.nspname LIKE 'pg\\_%' OR c.relpersistence = 't' \
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass($1)";
+const COLUMN: &str = "SELECT quote_ident(attname), format_type(atttypid, NULL), attgenerated::text, attidentity::text FROM pg_attribute \
+    WHERE attrelid = $1 AND attname = $2 AND attnum > 0 AND NOT attisdropped";
+/// The columns of every index that allows each key once, and whether it is the primary key.
+const KEYS: &str = "SELECT i.indisprimary, (SELECT array_agg(quote_ident(a.attname) ORDER BY a.attname) FROM pg_attribute a \
+    WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])) FROM pg_index i WHERE i.indrelid = $1 AND i.indisunique \
+    AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL ORDER BY i.indisprimary DESC";
+
+/// Looks whether a table can be guarded as wished.
+///
+/// # Errors
+/// [`Error::Invalid`] or [`Error::Unsupported`] with what is in the way, and what to do.
+pub async fn find(client: &Client, wish: &Wish) -> Result<Guarded> {
+    let rows = client.query_typed(TABLE, &[(&wish.table, Type::TEXT)]).await.map_err(|e| fault(&e, false))?;
+    let Some(found) = rows.first() else {
+        return Err(Error::invalid(format!(
+            "there is no table {}: name it as in SQL, with its schema",
+            wish.table
+        )));
+    };
+    let (oid, table): (u32, String) = (get(found, 0)?, get(found, 1)?);
+    check(&table, &get::<String>(found, 2)?, get(found, 3)?, get(found, 4)?)?;
+    let column = column(client, oid, &table, &wish.column).await?;
+    let mut wanted = Vec::new();
+    for part in &wish.key {
+        wanted.push(quoted(client, oid, &table, part).await?.0);
+    }
+    wanted.sort();
+    wanted.dedup();
+    let rows = client.query_typed(KEYS, &[(&oid, Type::OID)]).await.map_err(|e| fault(&e, false))?;
+    for row in &rows {
+        let (primary, mut columns): (bool, Vec<String>) = (get(row, 0)?, get(row, 1)?);
+        columns.sort();
+        if if wanted.is_empty() { primary } else { columns == wanted } {
+            return Ok(Guarded { table, column, key: columns, allow_unfenced: wish.allow_unfenced });
+        }
+    }
+    Err(Error::invalid(match wanted.is_empty() {
+        true => format!("{table} has no primary key: say with --key which unique columns name a row"),
+        false => format!(
+            "{} is not unique in {table}: the mark of a deleted row is kept by its key",
+            wanted.join(", ")
+        ),
+    }))
+}
+
+fn check(table: &str, kind: &str, inherits: bool, passing: bool) -> Result<()> {
+    let why = match kind {
+        "p" => "is partitioned: guard the rows with Fences::apply in your transactions instead",
+        "r" if inherits => "inherits, or is inherited from: a trigger would not see all of its rows",
+        "r" if passing => "is temporary, or belongs to the system",
+        "r" => return Ok(()),
+        _ => "is no plain table",
+    };
+    Err(Error::Unsupported(format!("{table} {why}")))
+}
+
+async fn column(client: &Client, oid: u32, table: &str, name: &str) -> Result<String> {
+    let add = |quoted: &str| format!("ALTER TABLE {table} ADD COLUMN {quoted} bigint NOT NULL DEFAULT 0;");
+    let (column, kind, made) = match quoted(client, oid, table, name).await {
+        Err(Error::Invalid(text)) => {
+            let name: Option<String> = one(client, "SELECT quote_ident($1)", name).await?;
+            let next = add(&name.unwrap_or_default());
+            return Err(Error::invalid(format!("{text}. Make it first: {next}")));
+        }
+        other => other?,
+    };
+    if kind != "bigint" || made {
+        return Err(Error::invalid(format!(
+            "{column} of {table} is to be a plain bigint: fences go up to 2^53"
+        )));
+    }
+    Ok(column)
+}
+
+/// A column's name, quoted; its type; and whether the database makes its values.
+async fn quoted(client: &Client, oid: u32, table: &str, name: &str) -> Result<(String, String, bool)> {
+    let rows = client.query_typed(COLUMN, &[(&oid, Type::OID), (&name, Type::TEXT)]).await;
+    let rows = rows.map_err(|e| fault(&e, false))?;
+    let Some(row) = rows.first() else {
+        return Err(Error::invalid(format!("{table} has no column {name:?}")));
+    };
+    let made = !get::<String>(row, 2)?.is_empty() || !get::<String>(row, 3)?.is_empty();
+    Ok((get(row, 0)?, get(row, 1)?, made))
+}
+
+pub(super) fn get<T: tokio_postgres::types::FromSqlOwned>(row: &Row, at: usize) -> Result<T> {
+    row.try_get(at)
+        .map_err(|e| Error::Unavailable(format!("PostgreSQL gave an answer that makes no sense: {e}")))
+}

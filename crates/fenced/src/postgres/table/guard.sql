@@ -1,0 +1,93 @@
+-- One function for each guarded table. It is called by two triggers before each row: the first only when the statement names the
+-- column of the fence, and it tells the second so by a minus sign, which no fence has.
+DECLARE
+    _text text := nullif(current_setting('lockkeeper.fence', true), '');
+    _setting bigint;
+    _presented bigint;
+    _seen bigint;
+BEGIN
+    IF TG_OP = 'TRUNCATE' THEN
+        RAISE EXCEPTION USING ERRCODE = 'LK064', MESSAGE = 'TRUNCATE would forget which fences were seen',
+            HINT = 'DELETE the rows instead';
+    END IF;
+    IF TG_ARGV[0] = 'named' THEN
+        IF NEW.@C IS NULL OR NEW.@C NOT BETWEEN 1 AND 9007199254740991 THEN
+            RAISE EXCEPTION USING ERRCODE = 'LK064', MESSAGE = format('%s is not a fence', coalesce(NEW.@C::text, 'NULL')),
+                HINT = 'fences are 1 to 9007199254740991';
+        END IF;
+        NEW.@C := -NEW.@C;
+        RETURN NEW;
+    END IF;
+    IF _text IS NOT NULL THEN
+        IF _text !~ '^[0-9]{1,16}$' OR _text::bigint NOT BETWEEN 1 AND 9007199254740991 THEN
+            RAISE EXCEPTION USING ERRCODE = 'LK064', MESSAGE = format('lockkeeper.fence is %L, and that is not a fence', _text),
+                HINT = 'fences are 1 to 9007199254740991';
+        END IF;
+        _setting := _text::bigint;
+    END IF;
+
+    IF TG_OP = 'INSERT' THEN
+        _presented := nullif(NEW.@C, 0);
+    ELSIF TG_OP = 'UPDATE' AND NEW.@C < 0 AND NEW.@C IS DISTINCT FROM OLD.@C THEN
+        _presented := -NEW.@C;
+    END IF;
+    IF _presented <> _setting THEN
+        RAISE EXCEPTION USING ERRCODE = 'LK064', MESSAGE = format('two fences are presented: %s and %s', _presented, _setting),
+            HINT = 'the column and SET LOCAL lockkeeper.fence must say the same, or one of them nothing';
+    END IF;
+    _presented := coalesce(_presented, _setting);
+    IF _presented NOT BETWEEN 1 AND 9007199254740991 THEN
+        RAISE EXCEPTION USING ERRCODE = 'LK064', MESSAGE = format('%s is not a fence', _presented),
+            HINT = 'fences are 1 to 9007199254740991';
+    END IF;
+
+    -- An INSERT without a fence is taken where none was ever seen: see below.
+    IF TG_OP <> 'INSERT' THEN
+        IF _presented IS NULL AND NOT @ALLOW THEN
+            RAISE EXCEPTION USING ERRCODE = 'LK064', MESSAGE = format('no fence is presented to %s', @T),
+                HINT = format('set the column %s to your fence, or say SET LOCAL lockkeeper.fence = ''N'' first', @CT);
+        END IF;
+        _seen := coalesce(OLD.@C, 0);
+        IF _presented < _seen THEN
+            RAISE EXCEPTION USING ERRCODE = 'LK065', MESSAGE = format('fence %s is stale: %s was seen already', _presented, _seen),
+                DETAIL = format('presented=%s seen=%s table=%s key=%s', _presented, _seen, @T, @OLDKEY);
+        END IF;
+        IF TG_OP = 'UPDATE' THEN
+            NEW.@C := coalesce(_presented, OLD.@C);
+        END IF;
+    END IF;
+
+    -- The row goes from its key: its mark stays behind.
+    IF TG_OP = 'DELETE' OR TG_OP = 'UPDATE' AND (@NEWCOLS) IS DISTINCT FROM (@OLDCOLS) THEN
+        _seen := greatest(coalesce(OLD.@C, 0), coalesce(_presented, 0));
+        IF _seen > 0 THEN
+            INSERT INTO lockkeeper_fence.mark AS m VALUES (@T, @OLDKEY, _seen)
+                ON CONFLICT (guarded, key) DO UPDATE SET fence = greatest(m.fence, excluded.fence);
+        END IF;
+    END IF;
+    IF TG_OP = 'DELETE' THEN
+        RETURN OLD;
+    END IF;
+
+    -- The row comes to its key: it takes the mark over. The row in between is written, and not only looked for, so that a DELETE that
+    -- is not committed yet is waited for.
+    IF TG_OP = 'INSERT' OR TG_OP = 'UPDATE' AND (@NEWCOLS) IS DISTINCT FROM (@OLDCOLS) THEN
+        INSERT INTO lockkeeper_fence.mark AS m VALUES (@T, @NEWKEY, coalesce(_presented, 0))
+            ON CONFLICT (guarded, key) DO UPDATE SET fence = greatest(m.fence, excluded.fence)
+            RETURNING m.fence INTO _seen;
+        IF _presented < _seen THEN
+            RAISE EXCEPTION USING ERRCODE = 'LK065', MESSAGE = format('fence %s is stale: %s was seen already', _presented, _seen),
+                DETAIL = format('presented=%s seen=%s table=%s key=%s', _presented, _seen, @T, @NEWKEY);
+        END IF;
+        IF _presented IS NULL AND _seen > 0 AND NOT @ALLOW THEN
+            RAISE EXCEPTION USING ERRCODE = 'LK064',
+                MESSAGE = format('no fence is presented to %s, and %s was seen before the row was deleted', @T, _seen),
+                HINT = format('set the column %s to your fence, or say SET LOCAL lockkeeper.fence = ''N'' first', @CT);
+        END IF;
+        DELETE FROM lockkeeper_fence.mark WHERE guarded = @T AND key = @NEWKEY;
+        IF _seen > 0 THEN
+            NEW.@C := greatest(NEW.@C, _seen);
+        END IF;
+    END IF;
+    RETURN NEW;
+END

@@ -1,0 +1,71 @@
+//! Tables that check by themselves: a trigger refuses every UPDATE and DELETE that presents an older fence than the row has seen, and
+//! every INSERT that brings back a deleted row with one, whatever client sends it.
+//!
+//! A client presents its fence by writing it into the column, or for the whole transaction by `SET LOCAL lockkeeper.fence = '…'`,
+//! which is the way for DELETE. What presents none is refused as well, unless that was allowed at [`install`].
+
+mod find;
+mod script;
+mod status;
+
+pub use find::{Guarded, find};
+pub use status::{State, Status, status};
+
+use lockkeeper_core::{Error, Result};
+use tokio_postgres::{Client, GenericClient};
+
+use super::fault::fault;
+
+/// What to guard.
+#[derive(Clone, Debug)]
+pub struct Wish {
+    /// The table, as in SQL: `orders`, `sales.orders`, `"Orders"`.
+    pub table: String,
+    /// Its column for the fence, a `bigint`.
+    pub column: String,
+    /// The columns that name a row. Empty: its primary key.
+    pub key: Vec<String>,
+    /// Whether UPDATE and DELETE without any fence are let through.
+    pub allow_unfenced: bool,
+}
+
+/// What [`install`] runs, for somebody who may.
+pub fn install_sql(guarded: &Guarded) -> String {
+    script::install(guarded)
+}
+
+/// Guards a table. Doing it again changes it to what is wished now.
+///
+/// # Errors
+/// [`Error::Invalid`] or [`Error::Unsupported`] if the table cannot be guarded, with what to do; [`Error::Denied`] if that takes more rights
+/// than the user has: then [`install_sql`] is for somebody who has them.
+pub async fn install(client: &mut Client, guarded: &Guarded) -> Result<()> {
+    run(client, &script::install(guarded)).await
+}
+
+/// Removes the triggers, the function and the marks of deleted rows. The column stays: it is yours. `false`: there was nothing.
+///
+/// # Errors
+/// As [`install`].
+pub async fn uninstall(client: &mut Client, table: &str) -> Result<bool> {
+    let Some(name) = status::registered(client, table).await? else { return Ok(false) };
+    run(client, &script::uninstall(&name)).await?;
+    Ok(true)
+}
+
+async fn run(client: &mut Client, sql: &str) -> Result<()> {
+    let tx = client.transaction().await.map_err(|e| fault(&e, false))?;
+    tx.batch_execute(sql).await.map_err(|e| fault(&e, false))?;
+    tx.commit().await.map_err(|e| fault(&e, true))
+}
+
+/// One value of the first row.
+async fn one<T>(client: &impl GenericClient, sql: &str, text: &str) -> Result<Option<T>>
+where
+    T: tokio_postgres::types::FromSqlOwned,
+{
+    let rows = client.query_typed(sql, &[(&text, tokio_postgres::types::Type::TEXT)]).await;
+    let rows = rows.map_err(|e| fault(&e, false))?;
+    let value = rows.first().map(|row| row.try_get::<_, Option<T>>(0)).transpose();
+    Ok(value.map_err(|e| Error::Unavailable(e.to_string()))?.flatten())
+}

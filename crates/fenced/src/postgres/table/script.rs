@@ -1,0 +1,113 @@
+//! Exactly what we say to the database. Every name in it has been quoted by the database itself.
+
+use super::Guarded;
+
+/// What all guarded tables share.
+const SHARED: &str = "SET LOCAL lock_timeout = '10s';
+SELECT pg_advisory_xact_lock(hashtextextended('lockkeeper fence', 0));
+CREATE SCHEMA IF NOT EXISTS lockkeeper_fence;
+GRANT USAGE ON SCHEMA lockkeeper_fence TO PUBLIC;
+CREATE TABLE IF NOT EXISTS lockkeeper_fence.guarded (name text PRIMARY KEY, fence_column text NOT NULL, key text NOT NULL, \
+allow_unfenced boolean NOT NULL, function text NOT NULL, since timestamptz NOT NULL DEFAULT now());
+CREATE TABLE IF NOT EXISTS lockkeeper_fence.mark (guarded text NOT NULL, key text COLLATE \"C\" NOT NULL, fence bigint NOT NULL, \
+PRIMARY KEY (guarded, key));
+GRANT SELECT ON lockkeeper_fence.guarded, lockkeeper_fence.mark TO PUBLIC;";
+
+/// Both come after the triggers of others, and in this order.
+const NAMED: &str = "zz_lockkeeper_fence_1";
+const CHECK: &str = "zz_lockkeeper_fence_2";
+const EMPTY: &str = "zz_lockkeeper_fence_3";
+
+pub(super) fn install(guarded: &Guarded) -> String {
+    let Guarded { table, column, key, allow_unfenced } = guarded;
+    let (name, function) = (literal(table), function(table));
+    let bare = literal(function.trim_start_matches("lockkeeper_fence."));
+    let body = body(guarded);
+    let tag =
+        (0..).map(|n| format!("$guard{n}$")).find(|tag| !body.contains(tag.as_str())).expect("one is free");
+    format!(
+        "{SHARED}
+CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS {tag}
+{body}{tag};
+{drops}
+CREATE TRIGGER {NAMED} BEFORE UPDATE OF {column} ON {table} FOR EACH ROW EXECUTE FUNCTION {function}('named');
+CREATE TRIGGER {CHECK} BEFORE INSERT OR UPDATE OR DELETE ON {table} FOR EACH ROW EXECUTE FUNCTION {function}('check');
+CREATE TRIGGER {EMPTY} BEFORE TRUNCATE ON {table} FOR EACH STATEMENT EXECUTE FUNCTION {function}('check');
+INSERT INTO lockkeeper_fence.guarded (name, fence_column, key, allow_unfenced, function) VALUES ({name}, {column_text}, {key_text}, {allow_unfenced}, {bare}) \
+ON CONFLICT (name) DO UPDATE SET fence_column = excluded.fence_column, key = excluded.key, allow_unfenced = excluded.allow_unfenced;",
+        drops = drops(table),
+        column_text = literal(column),
+        key_text = literal(&key.join(", ")),
+    )
+}
+
+/// The triggers go with the function, whatever the table is called by now, and also when it is gone.
+pub(super) fn uninstall(table: &str) -> String {
+    let (name, function) = (literal(table), function(table));
+    format!(
+        "SET LOCAL lock_timeout = '10s';
+SELECT pg_advisory_xact_lock(hashtextextended('lockkeeper fence', 0));
+DROP FUNCTION IF EXISTS {function}() CASCADE;
+DELETE FROM lockkeeper_fence.mark WHERE guarded = {name};
+DELETE FROM lockkeeper_fence.guarded WHERE name = {name};
+DO $uninstall$ BEGIN
+  IF NOT EXISTS (SELECT FROM lockkeeper_fence.guarded) THEN
+    DROP TABLE lockkeeper_fence.mark, lockkeeper_fence.guarded;
+    DROP SCHEMA lockkeeper_fence;
+  END IF;
+END $uninstall$;"
+    )
+}
+
+fn drops(table: &str) -> String {
+    [NAMED, CHECK, EMPTY].map(|trigger| format!("DROP TRIGGER IF EXISTS {trigger} ON {table};")).join("\n")
+}
+
+/// The name of a table's function, however long the table's own is.
+fn function(table: &str) -> String {
+    // FNV-1a with 128 bits: no two tables of one database meet by chance.
+    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+    let begin = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128;
+    let hash = table.bytes().fold(begin, |hash, b| (hash ^ u128::from(b)).wrapping_mul(PRIME));
+    format!("lockkeeper_fence.guard_{hash:032x}")
+}
+
+fn body(guarded: &Guarded) -> String {
+    let Guarded { table, column, key, allow_unfenced } = guarded;
+    let of = |row: &str| key.iter().map(|key| format!("{row}.{key}")).collect::<Vec<_>>().join(", ");
+    let text = |row: &str| format!("jsonb_build_array({})::text", of(row));
+    let row = |row: &str| format!("ROW({})", of(row));
+    let allow = if *allow_unfenced { "true" } else { "false" };
+    // The longer words first.
+    let words = [
+        ("@NEWCOLS", row("NEW")),
+        ("@OLDCOLS", row("OLD")),
+        ("@NEWKEY", text("NEW")),
+        ("@OLDKEY", text("OLD")),
+        ("@ALLOW", allow.to_owned()),
+        ("@CT", literal(column)),
+        ("@T", literal(table)),
+        ("@C", column.clone()),
+    ];
+    fill(include_str!("guard.sql"), &words)
+}
+
+/// Puts each word's meaning in its place, in one pass: what was put in is not looked at again.
+fn fill(text: &str, words: &[(&str, String)]) -> String {
+    let mut out = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find('@') {
+        out += &rest[..at];
+        rest = &rest[at..];
+        let (word, meaning) =
+            words.iter().find(|(word, _)| rest.starts_with(word)).expect("every word has a meaning");
+        out += meaning;
+        rest = &rest[word.len()..];
+    }
+    out + rest
+}
+
+/// A literal that means the same whatever `standard_conforming_strings` says.
+fn literal(text: &str) -> String {
+    format!("E'{}'", text.replace('\\', "\\\\").replace('\'', "''"))
+}

@@ -1,0 +1,86 @@
+use lockkeeper_core::Result;
+use tokio_postgres::Client;
+
+use super::find::get;
+use super::one;
+use crate::postgres::fault::fault;
+
+/// Whether a table is really guarded now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// It is.
+    On,
+    /// Somebody has disabled or dropped a trigger: nothing is checked.
+    Off,
+    /// The table is gone.
+    Gone,
+}
+
+/// One guarded table.
+#[derive(Clone, Debug)]
+pub struct Status {
+    /// `schema.table` as it is called now, quoted where that is needed.
+    pub table: String,
+    /// The column of the fence.
+    pub column: String,
+    /// The columns that name a row.
+    pub key: String,
+    /// Whether UPDATE and DELETE without any fence are let through.
+    pub allow_unfenced: bool,
+    /// Whether it is guarded now.
+    pub state: State,
+    /// How many deleted rows have left their mark.
+    pub marks: i64,
+}
+
+/// All tables of this database that were guarded.
+///
+/// # Errors
+/// [`lockkeeper_core::Error::Denied`] or [`lockkeeper_core::Error::Unavailable`].
+pub async fn status(client: &Client) -> Result<Vec<Status>> {
+    if !is_there(client).await? {
+        return Ok(Vec::new());
+    }
+    // By its triggers, a table is found also under another name. `to_regclass` would want rights on every schema.
+    let sql = "SELECT coalesce(now.name, g.name), fence_column, g.key, allow_unfenced, now.name IS NOT NULL OR EXISTS (SELECT FROM pg_class c \
+        JOIN pg_namespace n ON n.oid = c.relnamespace WHERE quote_ident(n.nspname) || '.' || quote_ident(c.relname) = g.name), \
+        coalesce(now.triggers, 0) = 3, (SELECT count(*) FROM lockkeeper_fence.mark m WHERE m.guarded = g.name) \
+        FROM lockkeeper_fence.guarded g LEFT JOIN LATERAL (SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS name, \
+        count(*) FILTER (WHERE t.tgenabled IN ('O', 'A')) AS triggers FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid \
+        JOIN pg_namespace s ON s.oid = p.pronamespace JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace \
+        WHERE s.nspname = 'lockkeeper_fence' AND p.proname = g.function GROUP BY 1) now ON true ORDER BY 1";
+    let rows = client.query_typed(sql, &[]).await.map_err(|e| fault(&e, false))?;
+    let each = rows.iter().map(|row| {
+        let state = match (get(row, 4)?, get(row, 5)?) {
+            (false, _) => State::Gone,
+            (true, false) => State::Off,
+            (true, true) => State::On,
+        };
+        Ok(Status {
+            table: get(row, 0)?,
+            column: get(row, 1)?,
+            key: get(row, 2)?,
+            allow_unfenced: get(row, 3)?,
+            state,
+            marks: get(row, 6)?,
+        })
+    });
+    each.collect()
+}
+
+async fn is_there(client: &Client) -> Result<bool> {
+    let sql = "SELECT to_regclass($1) IS NOT NULL";
+    Ok(one(client, sql, "lockkeeper_fence.guarded").await? == Some(true))
+}
+
+/// The name under which a table was guarded. One that is gone is found by the name that `status` shows.
+pub(super) async fn registered(client: &Client, table: &str) -> Result<Option<String>> {
+    if !is_there(client).await? {
+        return Ok(None);
+    }
+    let sql = "SELECT g.name FROM lockkeeper_fence.guarded g WHERE g.name = $1 OR g.function IN (SELECT p.proname FROM pg_trigger t \
+        JOIN pg_proc p ON p.oid = t.tgfoid WHERE t.tgrelid = to_regclass($1)) OR g.name = (SELECT quote_ident(n.nspname) || '.' || \
+        quote_ident(c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass($1)) \
+        ORDER BY g.name = $1 DESC LIMIT 1";
+    one(client, sql, table).await
+}

@@ -1,0 +1,265 @@
+//! What the layer answers, what it lets wait, and what it remembers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::Request;
+use axum::response::Response;
+use axum::routing::any;
+use futures_util::FutureExt;
+use http_body_util::BodyExt;
+use lockkeeper::{Error, Lockkeeper};
+use lockkeeper_fenced::http::{Admission, FenceLayer, Require};
+use lockkeeper_testkit::servers::{self, AppendOnly, RedisOptions, TempDir};
+use tokio::sync::{Notify, mpsc};
+use tower_layer::Layer;
+use tower_service::Service;
+
+use super::tools::*;
+
+async fn fresh() -> (FenceLayer, Ledger, Router) {
+    let ledger = Ledger::default();
+    let app = app(&ledger);
+    (by_path(&Lockkeeper::open("memory:").await.unwrap()), ledger, app)
+}
+
+#[tokio::test]
+async fn every_answer_says_what_to_do_next() {
+    let (layer, ledger, app) = fresh().await;
+    assert_eq!(put(&layer, &app, "/a", 5).await.0, 201);
+    let (status, body) = put(&layer, &app, "/a", 4).await;
+    assert_eq!((status, &body["type"]), (412, &"urn:lockkeeper:fence:stale".into()));
+    assert_eq!((&body["presented"], &body["seen"], &body["status"]), (&4.into(), &5.into(), &412.into()));
+    assert_eq!(put(&layer, &app, "/b", 4).await.0, 201, "another resource");
+    let (status, body) = send(&layer, &app, request("PUT", "/a", &[])).await;
+    assert_eq!((status, &body["type"]), (428, &"urn:lockkeeper:fence:missing".into()));
+    for bad in [&["x"][..], &[""], &["0"], &["5", "5"], &["9007199254740992"]] {
+        let (status, body) = send(&layer, &app, request("PUT", "/a", bad)).await;
+        assert_eq!((status, &body["type"]), (400, &"urn:lockkeeper:fence:malformed".into()), "{bad:?}");
+    }
+    let (status, body) = put(&layer, &app, &format!("/{}", "x".repeat(5000)), 9).await;
+    assert_eq!((status, &body["type"]), (400, &"urn:lockkeeper:fence:no-resource".into()));
+    assert_eq!(ledger.read(), [5, 4], "what was refused was not passed on");
+}
+
+#[tokio::test]
+async fn who_must_have_a_fence_is_a_choice_and_who_has_one_is_checked() {
+    let (layer, ledger, app) = fresh().await;
+    put(&layer, &app, "/a", 5).await;
+    for method in ["GET", "HEAD", "OPTIONS"] {
+        assert_eq!(send(&layer, &app, request(method, "/a", &[])).await.0, 201, "{method}");
+        assert_eq!(send(&layer, &app, request(method, "/a", &["4"])).await.0, 412, "{method}");
+    }
+    for method in ["PUT", "POST", "PATCH", "DELETE", "BREW"] {
+        assert_eq!(send(&layer, &app, request(method, "/a", &[])).await.0, 428, "{method}");
+    }
+    let all = layer.clone().require(Require::All);
+    assert_eq!(send(&all, &app, request("GET", "/a", &[])).await.0, 428);
+    let none = layer.clone().require(Require::None);
+    assert_eq!(send(&none, &app, request("PUT", "/a", &[])).await.0, 201);
+    assert_eq!(send(&none, &app, request("PUT", "/a", &["4"])).await.0, 412);
+    assert_eq!(ledger.read(), [5, 0, 0, 0, 0]);
+}
+
+#[tokio::test]
+async fn the_same_request_again_is_harmless() {
+    let (layer, ledger, app) = fresh().await;
+    for _ in 0..3 {
+        assert_eq!(put(&layer, &app, "/a", 5).await.0, 201);
+    }
+    assert_eq!(ledger.read(), [5, 5, 5]);
+}
+
+#[tokio::test]
+async fn marks_outlive_the_process_and_spaces_have_their_own() {
+    let dir = TempDir::new("fenced-http");
+    let url = format!("sqlite:{}", dir.join("marks.db").display());
+    let ledger = Ledger::default();
+    let app = app(&ledger);
+    let open = async || by_path(&Lockkeeper::open(&url).await.unwrap()).for_correctness().unwrap();
+    assert_eq!(put(&open().await, &app, "/a", 5).await.0, 201);
+    let layer = open().await;
+    assert_eq!(put(&layer, &app, "/a", 4).await.0, 412);
+    assert_eq!(put(&layer, &app, "/a", 5).await.0, 201);
+    let other = layer.clone().space("other").unwrap();
+    assert_eq!(put(&other, &app, "/a", 4).await.0, 201);
+    for bad in ["", "a/b", "a=b", "a#b", "ä"] {
+        assert!(matches!(layer.clone().space(bad), Err(Error::Invalid(_))), "{bad}");
+    }
+    // The mark can be seen, and is a plain record.
+    let keeper = Lockkeeper::open(&url).await.unwrap();
+    let mark = keeper.register_bytes("fence/http=/a").read().await.unwrap().unwrap();
+    assert_eq!(mark.value, b"5");
+    let memory = by_path(&Lockkeeper::open("memory:").await.unwrap());
+    assert!(matches!(memory.for_correctness(), Err(Error::Unsupported(_))));
+}
+
+/// A service that says when it has begun, and answers when it is told to.
+struct Slow {
+    app: Router,
+    begun: mpsc::UnboundedReceiver<String>,
+    go: Arc<Notify>,
+}
+
+fn slow(answer: impl Fn(Request) -> Response + Clone + Send + Sync + 'static) -> Slow {
+    let (tell, begun) = mpsc::unbounded_channel();
+    let go = Arc::new(Notify::new());
+    let wait = go.clone();
+    let app = Router::new().fallback(any(move |request: Request| async move {
+        tell.send(request.headers()["lock-fence"].to_str().unwrap().to_owned()).unwrap();
+        wait.notified().await;
+        answer(request)
+    }));
+    Slow { app, begun, go }
+}
+
+#[tokio::test]
+async fn the_newer_waits_for_the_older_that_is_under_way_and_later_older_ones_are_refused() {
+    let (layer, ..) = fresh().await;
+    let mut slow = slow(|_| Response::new(Body::empty()));
+    let mut five = Box::pin(put(&layer, &slow.app, "/a", 5));
+    assert!(five.as_mut().now_or_never().is_none());
+    assert_eq!(slow.begun.recv().await.unwrap(), "5");
+    let mut six = Box::pin(put(&layer, &slow.app, "/a", 6));
+    assert!(six.as_mut().now_or_never().is_none());
+    assert!(slow.begun.try_recv().is_err(), "it was passed on while an older one was under way");
+    assert_eq!(put(&layer, &slow.app, "/a", 5).await.0, 412, "the mark is raised before the wait");
+    // It does not wait for ever, and nothing was passed on.
+    let hasty = layer.clone().wait(Duration::from_millis(20));
+    let (status, body) = put(&hasty, &slow.app, "/a", 7).await;
+    assert_eq!((status, &body["type"]), (503, &"urn:lockkeeper:fence:waiting".into()));
+    assert_eq!(put(&layer, &slow.app, "/a", 6).await.0, 412, "but its mark counts");
+    slow.go.notify_one();
+    assert_eq!(five.await.0, 200);
+    // While it waited the mark went on, and it looks again.
+    assert_eq!(six.await.0, 412);
+    let mut eight = Box::pin(put(&layer, &slow.app, "/a", 8));
+    assert!(eight.as_mut().now_or_never().is_none());
+    assert_eq!(slow.begun.recv().await.unwrap(), "8");
+    slow.go.notify_one();
+    assert_eq!(eight.await.0, 200);
+}
+
+#[tokio::test]
+async fn who_hangs_up_does_not_end_what_was_begun() {
+    let (layer, ..) = fresh().await;
+    let ledger = Ledger::default();
+    let noted = ledger.clone();
+    let mut slow = slow(move |request| {
+        noted.write(&request);
+        Response::new(Body::empty())
+    });
+    let mut five = Box::pin(put(&layer, &slow.app, "/a", 5));
+    assert!(five.as_mut().now_or_never().is_none());
+    slow.begun.recv().await.unwrap();
+    drop(five);
+    let mut six = Box::pin(put(&layer, &slow.app, "/a", 6));
+    for _ in 0..20 {
+        tokio::task::yield_now().await;
+        assert!(six.as_mut().now_or_never().is_none());
+    }
+    assert!(slow.begun.try_recv().is_err(), "the newer one began before the older one had ended");
+    slow.go.notify_one();
+    let go = slow.go.clone();
+    let (status, _) = tokio::join!(six, async {
+        assert_eq!(slow.begun.recv().await.unwrap(), "6");
+        go.notify_one();
+    })
+    .0;
+    assert_eq!((status, ledger.read()), (200, vec![5, 6]));
+}
+
+#[tokio::test]
+async fn an_answer_is_under_way_until_its_body_ends_and_a_service_may_hold_on_for_longer() {
+    let (layer, ..) = fresh().await;
+    let (keep, mut kept) = mpsc::unbounded_channel::<Admission>();
+    let app = Router::new().fallback(any(move |request: Request| async move {
+        keep.send(request.extensions().get::<Admission>().unwrap().clone()).unwrap();
+        Body::from(Bytes::from_static(b"some"))
+    }));
+    let response = layer.layer(app.clone()).call(request("PUT", "/a", &["5"])).await.unwrap();
+    let five = kept.recv().await.unwrap();
+    assert_eq!(five.fence().get(), 5);
+    assert!(five.overtaken().now_or_never().is_none());
+    let mut six = Box::pin(put(&layer, &app, "/a", 6));
+    assert!(six.as_mut().now_or_never().is_none(), "its body has not been read");
+    assert!(five.overtaken().now_or_never().is_some());
+    response.into_body().collect().await.unwrap();
+    assert!(six.as_mut().now_or_never().is_none(), "the service still works on it");
+    drop(five);
+    assert_eq!(six.await.0, 200);
+}
+
+#[tokio::test]
+async fn a_store_that_is_away_lets_nobody_through_and_everybody_when_it_is_back() {
+    let Ok(mut redis) =
+        servers::redis(RedisOptions { append_only: AppendOnly::Always, ..RedisOptions::default() })
+    else {
+        return;
+    };
+    let keeper = Lockkeeper::open(&format!("redis://{}", redis.addr())).await.unwrap();
+    let (layer, ledger) = (by_path(&keeper), Ledger::default());
+    let app = app(&ledger);
+    assert_eq!(put(&layer, &app, "/a", 5).await.0, 201);
+    redis.kill9();
+    for fence in [4, 5, 6] {
+        let (status, body) = put(&layer, &app, "/a", fence).await;
+        assert_eq!((status, &body["type"]), (503, &"urn:lockkeeper:fence:unavailable".into()));
+    }
+    assert_eq!(
+        send(&layer, &app, request("GET", "/a", &[])).await.0,
+        201,
+        "what has no fence needs no store"
+    );
+    assert_eq!(ledger.read(), [5, 0]);
+    redis.restart();
+    while put(&layer, &app, "/a", 6).await.0 == 503 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(put(&layer, &app, "/a", 5).await.0, 412);
+    assert_eq!(ledger.read(), [5, 0, 6]);
+}
+
+#[tokio::test]
+async fn one_alone_with_its_marks_asks_the_store_once_and_lets_nothing_through_when_they_are_not_its_own() {
+    let dir = TempDir::new("fenced-alone");
+    let url = format!("sqlite:{}", dir.join("marks.db").display());
+    let (ledger, ttl) = (Ledger::default(), Duration::from_secs(3));
+    let app = app(&ledger);
+    let open = async || by_path(&Lockkeeper::open(&url).await.unwrap()).alone(ttl, Duration::ZERO).unwrap();
+    let first = open().await;
+    first.owned().await;
+    assert_eq!(put(&first, &app, "/a", 5).await.0, 201);
+    // Somebody who does not ask for the lock raises the mark: that is not seen, because nobody should.
+    let keeper = Lockkeeper::open(&url).await.unwrap();
+    keeper.register_bytes("fence/http=/a").update(|_| b"9".to_vec()).await.unwrap();
+    assert_eq!(put(&first, &app, "/a", 5).await.0, 201, "the store was asked for what was known");
+    keeper.register_bytes("fence/http=/a").update(|_| b"5".to_vec()).await.unwrap();
+    assert_eq!(put(&first, &app, "/a", 4).await.0, 412);
+    // A second one stands by.
+    let second = open().await;
+    assert!(first.is_owner() && !second.is_owner());
+    assert_eq!(put(&second, &app, "/a", 6).await.0, 503);
+    assert_eq!(send(&second, &app, request("GET", "/a", &[])).await.0, 201, "what has no fence passes");
+    // It is taken away: the first one lets nothing through from when it knows, and remembers nothing afterwards.
+    first.let_go().await;
+    assert_eq!(put(&first, &app, "/a", 6).await.0, 503);
+    second.owned().await;
+    assert_eq!(put(&second, &app, "/a", 4).await.0, 412);
+    assert_eq!(put(&second, &app, "/a", 6).await.0, 201);
+    keeper.break_lock("fence/http", "to see what happens").await.unwrap();
+    while second.is_owner() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    keeper.register_bytes("fence/http=/a").update(|_| b"8".to_vec()).await.unwrap();
+    // It asks for the lock again, and looks at the mark anew.
+    let status = loop {
+        match put(&second, &app, "/a", 6).await.0 {
+            503 => tokio::time::sleep(Duration::from_millis(5)).await,
+            status => break status,
+        }
+    };
+    assert_eq!((status, ledger.read()), (412, vec![5, 5, 0, 6]));
+}

@@ -1,0 +1,108 @@
+//! The guard row in transactions of the user's.
+
+use lockkeeper_core::{Error, Result};
+use lockkeeper_fenced::postgres::Fences;
+use tokio_postgres::{Client, IsolationLevel};
+
+use crate::common::{Place, fence};
+
+async fn place() -> Option<Place> {
+    let place = Place::start().await?;
+    let s = &place.schema;
+    place.sql(&format!("CREATE TABLE {s}.orders (id int PRIMARY KEY, state text); INSERT INTO {s}.orders VALUES (42, 'open')")).await;
+    Some(place)
+}
+
+async fn set(fences: &Fences, client: &mut Client, n: u64, state: &str) -> Result<()> {
+    let tx = client.transaction().await.unwrap();
+    let update = async { tx.execute("UPDATE orders SET state = $1 WHERE id = 42", &[&state]).await };
+    // Both are sent at once; what comes back is looked at before anything is committed.
+    let (checked, updated) = tokio::join!(fences.apply(&tx, "orders/42", fence(n)), update);
+    checked?;
+    updated.unwrap();
+    tx.commit().await.unwrap();
+    Ok(())
+}
+
+async fn state(client: &Client) -> String {
+    client.query_one("SELECT state FROM orders", &[]).await.unwrap().get(0)
+}
+
+#[tokio::test]
+async fn the_users_write_and_the_mark_are_committed_together_or_not_at_all() {
+    let Some(place) = place().await else { return };
+    let (mut a, mut b) = (place.client().await, place.client().await);
+    // Another schema and a name that needs quotes.
+    let fences = Fences::new(&format!("{}.My \"Fences\"; --", place.schema)).unwrap();
+    let missing = set(&fences, &mut a, 1, "x").await;
+    assert!(matches!(&missing, Err(Error::Invalid(text)) if text.contains("CREATE TABLE")), "{missing:?}");
+    fences.install(&a).await.unwrap();
+    fences.install(&b).await.unwrap();
+    let quick = fences.clone().prepared(&b).await.unwrap();
+    set(&fences, &mut a, 5, "five").await.unwrap();
+    set(&quick, &mut b, 7, "seven").await.unwrap();
+    let late = set(&fences, &mut a, 6, "late").await;
+    assert!(
+        matches!(late, Err(Error::Stale { presented, seen }) if (presented, seen) == (fence(6), fence(7)))
+    );
+    let late = set(&quick, &mut b, 6, "late").await;
+    assert!(matches!(late, Err(Error::Stale { .. })), "{late:?}");
+    assert_eq!(state(&a).await, "seven");
+    // Rolled back, the mark is as it was.
+    {
+        let tx = b.transaction().await.unwrap();
+        fences.apply(&tx, "orders/42", fence(9)).await.unwrap();
+    }
+    set(&fences, &mut a, 8, "eight").await.unwrap();
+    assert_eq!(state(&b).await, "eight");
+    assert!(
+        matches!(set(&Fences::default(), &mut a, 1, "x").await, Err(Error::Invalid(_))),
+        "there is no such table"
+    );
+    for bad in ["", "a.b.c", "a.", &"n".repeat(64)] {
+        assert!(matches!(Fences::new(bad), Err(Error::Invalid(_))), "{bad:?}");
+    }
+}
+
+#[tokio::test]
+async fn who_comes_while_a_transaction_is_open_waits_and_is_then_measured_by_it() {
+    let Some(place) = place().await else { return };
+    let (mut a, mut b, watcher) = (place.client().await, place.client().await, place.client().await);
+    let fences = Fences::default();
+    fences.install(&watcher).await.unwrap();
+    for (isolation, wanted) in
+        [(IsolationLevel::ReadCommitted, "stale"), (IsolationLevel::RepeatableRead, "unavailable")]
+    {
+        watcher.execute("DELETE FROM lockkeeper_fence", &[]).await.unwrap();
+        let newer = a.transaction().await.unwrap();
+        fences.apply(&newer, "orders/42", fence(9)).await.unwrap();
+        let older = b.build_transaction().isolation_level(isolation).start().await.unwrap();
+        older.query("SELECT FROM orders", &[]).await.unwrap();
+        let late = fences.apply(&older, "orders/42", fence(7));
+        let commit = async {
+            let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%lockkeeper_fence%'";
+            while watcher.query_one(waits, &[]).await.unwrap().get::<_, i64>(0) == 0 {
+                tokio::task::yield_now().await;
+            }
+            newer.commit().await.unwrap();
+        };
+        let (late, ()) = tokio::join!(late, commit);
+        assert_eq!(late.unwrap_err().outcome().word(), wanted);
+    }
+}
+
+#[tokio::test]
+async fn who_may_not_make_the_table_is_told_the_sql() {
+    let Some(place) = place().await else { return };
+    let client = place.client().await;
+    let role = format!("poor_{}", place.schema);
+    client
+        .batch_execute(&format!(
+            "CREATE ROLE {role}; GRANT USAGE ON SCHEMA {} TO {role}; SET ROLE {role}",
+            place.schema
+        ))
+        .await
+        .unwrap();
+    let told = Fences::default().install(&client).await;
+    assert!(matches!(&told, Err(Error::Denied(text)) if text.contains("CREATE TABLE")), "{told:?}");
+}

@@ -1,0 +1,7 @@
+//! PostgreSQL: the laws on real servers, for guard rows and for tables that check by themselves.
+#![cfg(feature = "postgres")]
+
+mod apply;
+mod common;
+mod table;
+mod values;

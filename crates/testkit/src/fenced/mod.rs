@@ -1,0 +1,102 @@
+//! The laws of resources that check the fence, for every adapter of `lockkeeper-fenced`, and the story that they are there for.
+//!
+//! An adapter's test is a [`Harness`] and one line: `lockkeeper_testkit::fenced_laws!(MyHarness);`. Each law becomes a test of its
+//! own, and so does the story of the paused process ([`story`]). Next to each law in the list below stand the
+//! [bugs](Bug) that it must catch; the first of them is the check itself, removed.
+
+mod interleavings;
+mod laws;
+pub mod story;
+mod table;
+
+pub use interleavings::*;
+pub use laws::*;
+pub use table::{Bug, Table};
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use lockkeeper_fenced::Fenced;
+
+/// One kind of resource, set up for one law.
+#[async_trait]
+pub trait Harness: Send + Sync + Sized + 'static {
+    /// How many interleavings are tried every day; with `LOCKKEEPER_FULL` it is 10,000 for all.
+    const INTERLEAVINGS: u64 = 500;
+
+    /// A fresh place that nobody has written to; `None` if the tests are to run without its server, which has been said loudly.
+    async fn start() -> Option<Self>;
+
+    /// What another process needs in order to find it.
+    fn address(&self) -> String;
+
+    /// One more client of it: another connection, as another process would have.
+    async fn client(address: &str) -> Arc<dyn Fenced>;
+
+    /// The twin: the same kind of thing in the same place, written to as people do who have no fence. It takes everything, and tells
+    /// any fence when it is read.
+    async fn twin(address: &str) -> Arc<dyn Fenced>;
+}
+
+/// Calls a macro with every law of resources, and the planted bugs that it must catch.
+#[macro_export]
+macro_rules! every_fenced_law {
+    ($then:ident $(, $arg:tt)*) => {
+        $then! { [$($arg)*]
+            a_late_write_is_refused_and_changes_nothing => [CheckRemoved, WritesWhatItRefuses],
+            a_refusal_says_what_was_presented_and_what_was_seen => [CheckRemoved, SwapsTheNumbers],
+            the_mark_rises_with_every_higher_fence => [CheckRemoved, MarkStandsStill],
+            the_same_fence_is_taken_again => [EqualIsRefused],
+            a_retry_is_harmless_and_a_late_one_is_refused => [CheckRemoved, EqualIsRefused],
+            a_late_delete_is_refused => [CheckRemoved, DeleteUnchecked],
+            deleting_keeps_the_mark => [CheckRemoved, DeleteForgets],
+            deleting_nothing_counts_as_a_write => [CheckRemoved, DeletesOnlyWhatIsThere],
+            every_resource_has_a_mark_of_its_own => [OneMarkForAll],
+            every_name_is_a_resource_of_its_own => [OneMarkForAll, FoldsNames],
+            every_value_comes_back_whole => [CutsValues, EmptyIsDeleted],
+            fences_are_compared_as_whole_numbers => [CheckRemoved, ComparesAsText, ComparesAsFloats],
+            racing_writers_never_take_the_mark_back => [ChecksFirst],
+            a_write_that_was_given_up_does_no_harm_later => [WritesLater],
+            taken_is_exactly_what_never_goes_back => [
+                CheckRemoved, EqualIsRefused, MarkStandsStill, DeleteForgets, DeleteUnchecked, WritesWhatItRefuses
+            ],
+        }
+    };
+}
+
+/// Turns every law of resources, and the story of the paused process, into a test of its own for one [`Harness`].
+#[macro_export]
+macro_rules! fenced_laws {
+    ($harness:ty) => {
+        use $crate::fenced_law_tests;
+        $crate::every_fenced_law!(fenced_law_tests, $harness);
+
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn a_paused_holder_that_writes_late_is_refused_and_its_twin_is_not() {
+            if let Some(harness) = <$harness as $crate::fenced::Harness>::start().await {
+                $crate::fenced::story::tell(&harness, concat!(module_path!(), "::writer_of_the_story")).await;
+            }
+        }
+
+        #[tokio::test]
+        #[ignore = "a process of the story, started by it"]
+        async fn writer_of_the_story() {
+            $crate::fenced::story::write::<$harness>().await;
+        }
+    };
+}
+
+#[doc(hidden)]
+#[macro_export]
+macro_rules! fenced_law_tests {
+    ([$harness:ty] $($law:ident => [$($bug:ident),*],)*) => {
+        $(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $law() {
+                if let Some(harness) = <$harness as $crate::fenced::Harness>::start().await {
+                    $crate::fenced::$law(harness).await;
+                }
+            }
+        )*
+    };
+}

@@ -1,0 +1,160 @@
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lockkeeper_core::{Error, Fence, Result};
+use lockkeeper_fenced::{Fenced, Seen};
+
+/// Ways in which a resource can be wrong about fences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "each name says it all")]
+pub enum Bug {
+    CheckRemoved,
+    WritesWhatItRefuses,
+    SwapsTheNumbers,
+    MarkStandsStill,
+    EqualIsRefused,
+    DeleteUnchecked,
+    DeleteForgets,
+    DeletesOnlyWhatIsThere,
+    OneMarkForAll,
+    FoldsNames,
+    CutsValues,
+    EmptyIsDeleted,
+    ComparesAsText,
+    ComparesAsFloats,
+    ChecksFirst,
+    WritesLater,
+}
+
+type Rows = HashMap<String, Seen>;
+
+/// The rule itself, in the memory of this process: what the adapters are compared with. It can be spoilt in one way.
+#[derive(Clone, Debug, Default)]
+pub struct Table {
+    bug: Option<Bug>,
+    rows: Arc<Mutex<Rows>>,
+}
+
+impl Table {
+    /// A table that is wrong in this way.
+    pub fn bugged(bug: Bug) -> Self {
+        Table { bug: Some(bug), ..Table::default() }
+    }
+
+    fn has(&self, bug: Bug) -> bool {
+        self.bug == Some(bug)
+    }
+
+    /// Whether `presented` is to be refused.
+    fn late(&self, presented: Fence, seen: Fence, deletes: bool) -> bool {
+        match self.bug {
+            Some(Bug::CheckRemoved) => false,
+            Some(Bug::DeleteUnchecked) if deletes => false,
+            Some(Bug::EqualIsRefused) => presented <= seen,
+            Some(Bug::ComparesAsText) => presented.to_string() < seen.to_string(),
+            Some(Bug::ComparesAsFloats) => (presented.get() as f32) < seen.get() as f32,
+            _ => presented < seen,
+        }
+    }
+
+    fn check(&self, rows: &Rows, row: &str, fence: Fence, deletes: bool) -> Result<()> {
+        match rows.get(row).map(|row| row.fence) {
+            Some(seen) if self.late(fence, seen, deletes) => {
+                let swapped = self.has(Bug::SwapsTheNumbers);
+                let (presented, seen) = if swapped { (seen, fence) } else { (fence, seen) };
+                Err(Error::Stale { presented, seen })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn set(&self, rows: &mut Rows, row: String, fence: Fence, value: Option<Vec<u8>>) {
+        if value.is_none()
+            && (self.has(Bug::DeleteForgets)
+                || self.has(Bug::DeletesOnlyWhatIsThere) && !rows.contains_key(&row))
+        {
+            rows.remove(&row);
+            return;
+        }
+        let fence = if self.has(Bug::MarkStandsStill) {
+            rows.get(&row).map_or(fence, |row| row.fence)
+        } else {
+            fence
+        };
+        rows.insert(row, Seen { fence, value });
+    }
+
+    fn row(&self, resource: &str) -> String {
+        match self.bug {
+            Some(Bug::OneMarkForAll) => String::new(),
+            Some(Bug::FoldsNames) => {
+                resource.to_lowercase().replace(|c: char| !c.is_ascii_alphanumeric(), "_")
+            }
+            _ => resource.to_owned(),
+        }
+    }
+
+    fn value(&self, value: &[u8]) -> Option<Vec<u8>> {
+        match self.bug {
+            Some(Bug::CutsValues) => value.split(|b| *b == 0).next().map(<[u8]>::to_vec),
+            Some(Bug::EmptyIsDeleted) if value.is_empty() => None,
+            _ => Some(value.to_vec()),
+        }
+    }
+
+    fn rows(&self) -> MutexGuard<'_, Rows> {
+        self.rows.lock().expect("nobody panics with it")
+    }
+
+    async fn write(&self, resource: &str, fence: Fence, value: Option<Vec<u8>>) -> Result<()> {
+        let row = self.row(resource);
+        match self.bug {
+            Some(Bug::ChecksFirst) => {
+                self.check(&self.rows(), &row, fence, value.is_none())?;
+                // Others get their turn in between; the older, the later.
+                tokio::time::sleep(Duration::from_millis(2 * (4 - fence.get() % 4))).await;
+                self.set(&mut self.rows(), row, fence, value);
+                return Ok(());
+            }
+            Some(Bug::WritesLater) => self.again_if_given_up(row.clone(), fence, value.clone()).await,
+            _ => {}
+        }
+        let mut rows = self.rows();
+        let checked = self.check(&rows, &row, fence, value.is_none());
+        if checked.is_ok() || self.has(Bug::WritesWhatItRefuses) {
+            self.set(&mut rows, row, fence, value);
+        }
+        checked
+    }
+
+    /// What was given up halfway is done later, unchecked.
+    async fn again_if_given_up(&self, row: String, fence: Fence, value: Option<Vec<u8>>) {
+        let table = self.clone();
+        let (done, given_up) = tokio::sync::oneshot::channel::<()>();
+        tokio::spawn(async move {
+            if given_up.await.is_err() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                table.set(&mut table.rows(), row, fence, value);
+            }
+        });
+        tokio::task::yield_now().await;
+        let _ = done.send(());
+    }
+}
+
+#[async_trait]
+impl Fenced for Table {
+    async fn put(&self, resource: &str, fence: Fence, value: &[u8]) -> Result<()> {
+        self.write(resource, fence, self.value(value)).await
+    }
+
+    async fn delete(&self, resource: &str, fence: Fence) -> Result<()> {
+        self.write(resource, fence, None).await
+    }
+
+    async fn read(&self, resource: &str) -> Result<Option<Seen>> {
+        Ok(self.rows().get(&self.row(resource)).cloned())
+    }
+}

@@ -1,0 +1,75 @@
+//! The laws of resources hold for the rule itself, and every law catches the bugs that were planted for it.
+
+use std::collections::HashMap;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use async_trait::async_trait;
+use futures_util::FutureExt;
+use lockkeeper_fenced::Fenced;
+use lockkeeper_testkit::fenced::{Bug, Harness, Table};
+
+/// The tables of this process by their addresses, since an address is text.
+fn tables() -> &'static Mutex<HashMap<String, Table>> {
+    static TABLES: OnceLock<Mutex<HashMap<String, Table>>> = OnceLock::new();
+    TABLES.get_or_init(Mutex::default)
+}
+
+struct InMemory(String);
+
+impl InMemory {
+    fn new(table: Table) -> Self {
+        let mut tables = tables().lock().unwrap();
+        let address = tables.len().to_string();
+        tables.insert(address.clone(), table);
+        InMemory(address)
+    }
+}
+
+#[async_trait]
+impl Harness for InMemory {
+    const INTERLEAVINGS: u64 = 10_000;
+
+    async fn start() -> Option<Self> {
+        Some(InMemory::new(Table::default()))
+    }
+
+    fn address(&self) -> String {
+        self.0.clone()
+    }
+
+    async fn client(address: &str) -> Arc<dyn Fenced> {
+        Arc::new(tables().lock().unwrap()[address].clone())
+    }
+
+    async fn twin(_: &str) -> Arc<dyn Fenced> {
+        Arc::new(Table::bugged(Bug::CheckRemoved))
+    }
+}
+
+mod rule {
+    use super::*;
+    use lockkeeper_testkit::fenced_law_tests;
+    lockkeeper_testkit::every_fenced_law!(fenced_law_tests, InMemory);
+}
+
+macro_rules! planted_tests {
+    ([] $($law:ident => [$($bug:ident),*],)*) => {
+        $(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $law() {
+                for bug in [$(Bug::$bug),*] {
+                    let harness = InMemory::new(Table::bugged(bug));
+                    let law = lockkeeper_testkit::fenced::$law(harness);
+                    let caught = AssertUnwindSafe(law).catch_unwind().await;
+                    assert!(caught.is_err(), "the law did not notice {bug:?}");
+                }
+            }
+        )*
+    };
+}
+
+mod planted {
+    use super::*;
+    lockkeeper_testkit::every_fenced_law!(planted_tests);
+}
