@@ -88,7 +88,7 @@ fn shared() -> Option<Arc<Server>> {
 #[async_trait]
 impl Harness for Table {
     /// The server answers some 200 requests in a second.
-    const INTERLEAVINGS: u64 = 60;
+    const INTERLEAVINGS: u64 = 25;
 
     async fn start() -> Option<Self> {
         static COUNT: AtomicUsize = AtomicUsize::new(0);

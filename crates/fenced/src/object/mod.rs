@@ -1,7 +1,7 @@
 //! Objects of S3 and other stores with conditional writes: the mark is the first line of the object.
 //!
-//! It is not in the metadata, where it would leave the object as it is, because the ETag of S3 is a digest of the bytes alone.
-//! Somebody who writes the same bytes with a newer fence would leave the ETag as it was, and a late writer's `If-Match` would pass.
+//! It is not in the metadata, which would leave the object as it is, because the ETag of S3 is a digest of the bytes alone. Somebody
+//! who writes the same bytes with a newer fence would leave the ETag as it was, and a late writer's `If-Match` would pass.
 
 mod body;
 mod fault;

@@ -88,7 +88,7 @@ struct S3(Arc<Server>, String);
 #[async_trait]
 impl Harness for S3 {
     /// The server answers some 200 requests in a second, and a story takes a dozen.
-    const INTERLEAVINGS: u64 = 60;
+    const INTERLEAVINGS: u64 = 25;
 
     async fn start() -> Option<Self> {
         Some(S3(server().await?, number()))
