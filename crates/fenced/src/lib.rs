@@ -13,6 +13,8 @@ pub mod dynamodb;
 pub mod file;
 #[cfg(feature = "http")]
 pub mod http;
+#[cfg(feature = "object-store")]
+pub mod object;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(feature = "redis")]
@@ -48,7 +50,7 @@ pub trait Fenced: Send + Sync {
 }
 
 /// What a mark that a resource has answered with says of the fence that was presented.
-#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+#[cfg(any(feature = "object-store", feature = "postgres", feature = "redis", feature = "sqlite"))]
 pub(crate) fn verdict(presented: Fence, mark: Fence) -> Result<()> {
     if presented < mark { Err(lockkeeper_core::Error::Stale { presented, seen: mark }) } else { Ok(()) }
 }
@@ -74,6 +76,10 @@ mod pages {
     #[cfg(feature = "http")]
     #[doc = include_str!("../../../docs/fenced/http.md")]
     struct Http;
+
+    #[cfg(feature = "object-store")]
+    #[doc = include_str!("../../../docs/fenced/object-store.md")]
+    struct ObjectStore;
 
     #[cfg(feature = "postgres")]
     #[doc = include_str!("../../../docs/fenced/postgres.md")]

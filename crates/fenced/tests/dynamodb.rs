@@ -1,41 +1,124 @@
-//! DynamoDB: the mark in the user's own items, and values with a mark.
+//! DynamoDB: the laws, the mark in the user's own items, and values with a mark.
 #![cfg(feature = "dynamodb")]
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 
-use lockkeeper_core::{Error, Fence};
+use async_trait::async_trait;
+use lockkeeper_core::{Error, Fence, Result};
 use lockkeeper_fenced::dynamodb::aws_sdk_dynamodb::Client;
 use lockkeeper_fenced::dynamodb::aws_sdk_dynamodb::config::{BehaviorVersion, Config, Credentials, Region};
-use lockkeeper_fenced::dynamodb::aws_sdk_dynamodb::types::AttributeValue::{self, N, S};
+use lockkeeper_fenced::dynamodb::aws_sdk_dynamodb::primitives::Blob;
+use lockkeeper_fenced::dynamodb::aws_sdk_dynamodb::types::AttributeValue::{self, B, N, S};
 use lockkeeper_fenced::dynamodb::aws_sdk_dynamodb::types::{
     AttributeDefinition, BillingMode, KeySchemaElement, KeyType, ScalarAttributeType,
 };
 use lockkeeper_fenced::dynamodb::{DynamoFenced, Guarded, MARK, verdict};
 use lockkeeper_fenced::{Fenced, Seen};
+use lockkeeper_testkit::fenced::Harness;
 use lockkeeper_testkit::servers::{self, Server};
 
 fn fence(n: u64) -> Fence {
     Fence::new(n).unwrap()
 }
 
-async fn start() -> Option<(Server, Client)> {
-    let server = tokio::task::spawn_blocking(servers::moto).await.unwrap().ok()?;
+fn client(addr: &str) -> Client {
     let config = Config::builder()
         .behavior_version(BehaviorVersion::latest())
         .http_client(aws_smithy_http_client::Builder::new().build_http())
         .region(Region::new("eu-central-1"))
         .credentials_provider(Credentials::new("test", "secret", None, None, "a test"))
-        .endpoint_url(format!("http://{}", server.addr()));
-    let client = Client::from_conf(config.build());
-    let key = KeySchemaElement::builder().attribute_name("id").key_type(KeyType::Hash).build().unwrap();
-    let id =
-        AttributeDefinition::builder().attribute_name("id").attribute_type(ScalarAttributeType::S).build();
-    let make = client.create_table().table_name("orders").key_schema(key).attribute_definitions(id.unwrap());
-    make.billing_mode(BillingMode::PayPerRequest).send().await.unwrap();
+        .endpoint_url(format!("http://{addr}"));
+    Client::from_conf(config.build())
+}
+
+async fn start() -> Option<(Server, Client)> {
+    let server = tokio::task::spawn_blocking(servers::moto).await.unwrap().ok()?;
+    let client = client(&server.addr().to_string());
+    make_table(&client, "orders").await;
     Some((server, client))
 }
 
-fn stale<T: std::fmt::Debug>(answer: &lockkeeper_core::Result<T>, presented: u64, seen: u64) {
+async fn make_table(client: &Client, name: &str) {
+    let key = KeySchemaElement::builder().attribute_name("id").key_type(KeyType::Hash).build().unwrap();
+    let id =
+        AttributeDefinition::builder().attribute_name("id").attribute_type(ScalarAttributeType::S).build();
+    let make = client.create_table().table_name(name).key_schema(key).attribute_definitions(id.unwrap());
+    make.billing_mode(BillingMode::PayPerRequest).send().await.unwrap();
+}
+
+/// What people do without a fence.
+struct Plain(Client, String);
+
+#[async_trait]
+impl Fenced for Plain {
+    async fn put(&self, resource: &str, _: Fence, value: &[u8]) -> Result<()> {
+        let put = self.0.put_item().table_name(&self.1).item("id", S(resource.into()));
+        put.item("value", B(Blob::new(value))).send().await.unwrap();
+        Ok(())
+    }
+
+    async fn delete(&self, resource: &str, _: Fence) -> Result<()> {
+        self.0.delete_item().table_name(&self.1).key("id", S(resource.into())).send().await.unwrap();
+        Ok(())
+    }
+
+    async fn read(&self, resource: &str) -> Result<Option<Seen>> {
+        let get = self.0.get_item().table_name(&self.1).key("id", S(resource.into())).consistent_read(true);
+        let Some(item) = get.send().await.unwrap().item else { return Ok(None) };
+        let value = item["value"].as_b().unwrap().as_ref().to_vec();
+        Ok(Some(Seen { fence: Fence::MIN, value: Some(value) }))
+    }
+}
+
+/// A table for each law, on a server that lives for as long as a law uses it.
+struct Table(Arc<Server>, String);
+
+fn shared() -> Option<Arc<Server>> {
+    static SHARED: Mutex<Weak<Server>> = Mutex::new(Weak::new());
+    let mut shared = SHARED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if let Some(running) = shared.upgrade() {
+        return Some(running);
+    }
+    let started = Arc::new(servers::moto().ok()?);
+    *shared = Arc::downgrade(&started);
+    Some(started)
+}
+
+#[async_trait]
+impl Harness for Table {
+    /// The server answers some 200 requests in a second.
+    const INTERLEAVINGS: u64 = 25;
+
+    async fn start() -> Option<Self> {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("table-{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        let server = tokio::task::spawn_blocking(shared).await.unwrap()?;
+        make_table(&client(&server.addr().to_string()), &name).await;
+        Some(Table(server, name))
+    }
+
+    fn address(&self) -> String {
+        format!("{} {}", self.0.addr(), self.1)
+    }
+
+    async fn client(address: &str) -> Arc<dyn Fenced> {
+        let (addr, table) = address.split_once(' ').unwrap();
+        Arc::new(DynamoFenced::new(client(addr), table, "id"))
+    }
+
+    async fn twin(address: &str) -> Arc<dyn Fenced> {
+        let (addr, table) = address.split_once(' ').unwrap();
+        Arc::new(Plain(client(addr), table.into()))
+    }
+}
+
+mod laws {
+    use super::*;
+    lockkeeper_testkit::fenced_laws!(Table);
+}
+
+fn stale<T: std::fmt::Debug>(answer: &Result<T>, presented: u64, seen: u64) {
     match answer {
         Err(Error::Stale { presented: p, seen: s }) => assert_eq!((p.get(), s.get()), (presented, seen)),
         other => panic!("it was to be stale: {other:?}"),

@@ -1,0 +1,169 @@
+//! Objects of S3 and other stores with conditional writes: the mark is the first line of the object.
+//!
+//! It is not in the metadata, which would leave the object as it is, because the ETag of S3 is a digest of the bytes alone. Somebody
+//! who writes the same bytes with a newer fence would leave the ETag as it was, and a late writer's `If-Match` would pass.
+
+mod body;
+mod fault;
+
+pub use body::parse;
+// What the stores are from.
+pub use object_store;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use futures_util::StreamExt;
+use lockkeeper_core::{Error, Fence, Result};
+use object_store::path::Path;
+use object_store::{
+    Error as Told, GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions, UpdateVersion,
+};
+
+use crate::{Fenced, Seen, verdict};
+use fault::{cannot, fault};
+
+/// Each try that fails is one that somebody else has won, and with a higher fence it is the last.
+const TRIES: usize = 32;
+
+/// Objects whose writers are checked, each by its name below a prefix.
+#[derive(Clone, Debug)]
+pub struct ObjectFenced {
+    store: Arc<dyn ObjectStore>,
+    prefix: Path,
+}
+
+/// What a look has found: which version it is, and its bytes or the first of them.
+struct Found {
+    version: UpdateVersion,
+    bytes: Vec<u8>,
+}
+
+impl ObjectFenced {
+    /// The objects below a prefix (`""`: all of them), in a store that can write on a condition. It is asked: with a write whose
+    /// condition cannot be met, so that nothing is written.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if it cannot, as local files, or does not heed the condition.
+    pub async fn open(store: Arc<dyn ObjectStore>, prefix: &str) -> Result<Self> {
+        let prefix = Path::parse(prefix).map_err(|e| Error::invalid(e.to_string()))?;
+        let fenced = ObjectFenced { store, prefix };
+        let probe = fenced.path("lockkeeper-probe")?;
+        let nowhere = UpdateVersion { e_tag: Some("\"lockkeeper\"".into()), version: Some("1".into()) };
+        match fenced.send(&probe, PutMode::Update(nowhere), Vec::new()).await {
+            Err(Told::Precondition { .. } | Told::NotFound { .. }) => Ok(fenced),
+            Err(e) => Err(fault(&e, false)),
+            Ok(_) => {
+                let _ = fenced.store.delete(&probe).await;
+                Err(cannot("it took a write whose condition was not met."))
+            }
+        }
+    }
+
+    /// The object of a resource: its name, as it is, below the prefix.
+    fn path(&self, resource: &str) -> Result<Path> {
+        let whole = match self.prefix.as_ref() {
+            "" => resource.to_owned(),
+            prefix => format!("{prefix}/{resource}"),
+        };
+        let path = Path::parse(&whole).map_err(|e| Error::invalid(e.to_string()))?;
+        // A slash at either end is left out by `parse`: two names would be one object.
+        match !resource.is_empty() && path.as_ref() == whole {
+            true => Ok(path),
+            false => Err(Error::invalid(format!("{whole:?} cannot be the name of an object"))),
+        }
+    }
+
+    async fn send(&self, path: &Path, mode: PutMode, bytes: Vec<u8>) -> Result<(), Told> {
+        let options = PutOptions { mode, ..PutOptions::default() };
+        self.store.put_opts(path, bytes.into(), options).await.map(|_| ())
+    }
+
+    /// What is there, as much of it as `enough`.
+    async fn look(&self, path: &Path, enough: usize) -> Result<Option<Found>> {
+        let found = match self.store.get_opts(path, GetOptions::default()).await {
+            Ok(found) => found,
+            Err(Told::NotFound { source, .. }) if !source.to_string().contains("NoSuchBucket") => {
+                return Ok(None);
+            }
+            Err(e) => return Err(fault(&e, false)),
+        };
+        let version = UpdateVersion { e_tag: found.meta.e_tag.clone(), version: found.meta.version.clone() };
+        if version.e_tag.is_none() && version.version.is_none() {
+            return Err(cannot("it tells no ETag and no version."));
+        }
+        let (mut stream, mut bytes) = (found.into_stream(), Vec::new());
+        while bytes.len() < enough
+            && let Some(part) = stream.next().await
+        {
+            bytes.extend_from_slice(&part.map_err(|e| fault(&e, false))?);
+        }
+        Ok(Some(Found { version, bytes }))
+    }
+
+    /// Looks, compares, and writes on the condition that it is still what was looked at; again if it is not.
+    async fn write(&self, resource: &str, fence: Fence, value: Option<&[u8]>) -> Result<()> {
+        let (path, new) = (self.path(resource)?, body::written(fence, value));
+        let mut found = self.look(&path, body::LONGEST_LINE).await?;
+        for _ in 0..TRIES {
+            if let Some(found) = &found {
+                check(fence, found)?;
+            }
+            let mode = found.as_ref().map_or(PutMode::Create, |found| PutMode::Update(found.version.clone()));
+            let told = match self.send(&path, mode, new.clone()).await {
+                Ok(()) => return Ok(()),
+                Err(told @ (Told::Precondition { .. } | Told::AlreadyExists { .. })) => told,
+                // Some stores say so of an object that is gone; of one that was never there, it is the bucket.
+                Err(told @ Told::NotFound { .. }) if found.is_some() => told,
+                Err(told) => return Err(fault(&told, true)),
+            };
+            let now = self.look(&path, usize::MAX).await.map_err(|e| unheard(e, &told))?;
+            match &now {
+                // It was ours: a client that sends again what it has not heard the end of meets its own write.
+                Some(now) if now.bytes == new => return Ok(()),
+                None if found.is_some() => return Err(gone(&path)),
+                _ => found = now,
+            }
+        }
+        Err(Error::Unknown(format!(
+            "{path} was written by others each time, {TRIES} times: send the same again"
+        )))
+    }
+}
+
+fn check(fence: Fence, found: &Found) -> Result<()> {
+    body::mark(&found.bytes)?.map_or(Ok(()), |mark| verdict(fence, mark))
+}
+
+/// The look after a write that was refused has failed: the write may have been done by a try before the one that was refused.
+fn unheard(look: Error, told: &Told) -> Error {
+    match look {
+        Error::Unavailable(why) => Error::Unknown(format!("{told}, and then: {why}")),
+        other => other,
+    }
+}
+
+fn gone(path: &Path) -> Error {
+    Error::Lost(format!(
+        "{path} was deleted while it was to be written, by somebody who checks no fence, and its mark with it: \
+         look whether you are still wanted before you write it anew"
+    ))
+}
+
+#[async_trait]
+impl Fenced for ObjectFenced {
+    async fn put(&self, resource: &str, fence: Fence, value: &[u8]) -> Result<()> {
+        self.write(resource, fence, Some(value)).await
+    }
+
+    async fn delete(&self, resource: &str, fence: Fence) -> Result<()> {
+        self.write(resource, fence, None).await
+    }
+
+    async fn read(&self, resource: &str) -> Result<Option<Seen>> {
+        let Some(found) = self.look(&self.path(resource)?, usize::MAX).await? else { return Ok(None) };
+        let unmarked =
+            || Error::invalid(format!("{resource:?} has no mark yet: the first fenced write gives it one"));
+        body::parse(&found.bytes)?.ok_or_else(unmarked).map(Some)
+    }
+}

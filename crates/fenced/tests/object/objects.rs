@@ -1,0 +1,111 @@
+//! Objects that were there before, names, answers of the store, and stores that cannot.
+
+use std::sync::Arc;
+
+use lockkeeper_core::Error;
+use lockkeeper_fenced::object::object_store::local::LocalFileSystem;
+use lockkeeper_fenced::object::object_store::memory::InMemory;
+use lockkeeper_fenced::object::object_store::{ObjectStore, ObjectStoreExt};
+use lockkeeper_fenced::object::{ObjectFenced, parse};
+use lockkeeper_fenced::{Fenced, Seen};
+use lockkeeper_testkit::servers::TempDir;
+
+use crate::shaky::{Shaky, Trouble};
+use crate::{bytes, fence, open, plain, stale};
+
+#[tokio::test]
+async fn an_object_from_before_is_taken_over_and_a_damaged_mark_is_left_alone() {
+    let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+    let fenced = open(&store, "a/b").await;
+    for old in [&b"theirs"[..], b""] {
+        plain(&store, "a/b/x", old).await;
+        assert!(matches!(fenced.read("x").await, Err(Error::Invalid(text)) if text.contains("no mark")));
+        fenced.put("x", fence(7), b"ours").await.unwrap();
+        stale(&fenced.put("x", fence(6), b"late").await, 6, 7);
+        let whole = bytes(&store, "a/b/x").await;
+        assert_eq!(whole, b"lockkeeper-fence 7\nours");
+        assert_eq!(parse(&whole).unwrap(), Some(Seen { fence: fence(7), value: Some(b"ours".to_vec()) }));
+    }
+    fenced.delete("x", fence(8)).await.unwrap();
+    assert_eq!(bytes(&store, "a/b/x").await, b"lockkeeper-fence 8 deleted\n");
+    plain(&store, "a/b/d", b"lockkeeper-fence many\nvalue").await;
+    for told in [fenced.put("d", fence(9), b"x").await, fenced.delete("d", fence(9)).await] {
+        assert!(matches!(&told, Err(Error::Invalid(text)) if text.contains("damaged")), "{told:?}");
+    }
+    assert_eq!(bytes(&store, "a/b/d").await, b"lockkeeper-fence many\nvalue");
+    for name in ["", "/x", "x/", "x//y", "..", "x/../y", "a\nb"] {
+        let told = fenced.put(name, fence(9), b"x").await;
+        assert!(matches!(told, Err(Error::Invalid(_))), "{name:?}: {told:?}");
+    }
+}
+
+#[tokio::test]
+async fn local_files_are_refused_and_the_adapter_for_them_is_named() {
+    let dir = TempDir::new("objects");
+    let files = dir.join("files");
+    std::fs::create_dir(&files).unwrap();
+    let store = Arc::new(LocalFileSystem::new_with_prefix(&files).unwrap());
+    let told = ObjectFenced::open(store, "").await.unwrap_err();
+    assert!(
+        matches!(&told, Error::Unsupported(text) if text.contains("FencedFile") && text.contains("FencedDir")),
+        "{told}"
+    );
+    assert_eq!(std::fs::read_dir(&files).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn a_store_that_does_not_heed_conditions_is_found_out() {
+    let store = Arc::new(Shaky::new(Trouble::Careless, usize::MAX));
+    let told = ObjectFenced::open(store.clone(), "a").await.unwrap_err();
+    assert!(matches!(told, Error::Unsupported(_)), "{told}");
+    let probe = store.inner.get(&"a/lockkeeper-probe".into()).await;
+    assert!(probe.is_err(), "what it took was left behind");
+}
+
+/// A store that is opened while it is well, and then goes wrong.
+async fn troubled(trouble: Trouble, times: usize) -> (Arc<Shaky>, ObjectFenced) {
+    let store = Arc::new(Shaky::new(trouble, 0));
+    let fenced = ObjectFenced::open(store.clone(), "").await.unwrap();
+    fenced.put("x", fence(3), b"old").await.unwrap();
+    store.next.lock().unwrap().1 = times;
+    (store, fenced)
+}
+
+#[tokio::test]
+async fn a_conflict_is_tried_again_and_unknown_if_it_does_not_end() {
+    let five = Some(Seen { fence: fence(5), value: Some(b"five".to_vec()) });
+    let (_, fenced) = troubled(Trouble::Conflict, 5).await;
+    fenced.put("x", fence(5), b"five").await.unwrap();
+    assert_eq!(fenced.read("x").await.unwrap(), five);
+    let (store, fenced) = troubled(Trouble::Conflict, usize::MAX).await;
+    for name in ["x", "new"] {
+        let told = fenced.put(name, fence(5), b"five").await;
+        assert!(matches!(told, Err(Error::Unknown(_))), "{name}: {told:?}");
+    }
+    // What is unknown is sent again.
+    store.next.lock().unwrap().1 = 0;
+    fenced.put("x", fence(5), b"five").await.unwrap();
+    assert_eq!(fenced.read("x").await.unwrap(), five);
+}
+
+#[tokio::test]
+async fn a_write_that_meets_itself_is_its_own() {
+    let (store, fenced) = troubled(Trouble::DoneThenRefused, 1).await;
+    fenced.put("x", fence(5), b"five").await.unwrap();
+    // It was written once: what it met was not written over.
+    let tag = store.inner.head(&"x".into()).await.unwrap().e_tag;
+    assert_eq!(store.next.lock().unwrap().1, 0);
+    let (other, again) = troubled(Trouble::DoneThenRefused, 0).await;
+    again.put("x", fence(5), b"five").await.unwrap();
+    assert_eq!(tag, other.inner.head(&"x".into()).await.unwrap().e_tag);
+}
+
+#[tokio::test]
+async fn an_answer_that_is_lost_is_unknown_and_the_repeat_is_harmless() {
+    let (_, fenced) = troubled(Trouble::Unheard, 1).await;
+    let told = fenced.delete("x", fence(5)).await;
+    assert!(matches!(told, Err(Error::Unknown(_))), "{told:?}");
+    fenced.delete("x", fence(5)).await.unwrap();
+    assert_eq!(fenced.read("x").await.unwrap(), Some(Seen { fence: fence(5), value: None }));
+    stale(&fenced.put("x", fence(4), b"late").await, 4, 5);
+}

@@ -1,0 +1,101 @@
+//! A store in memory that goes wrong as told, in ways that a test server has no switch for.
+
+use std::sync::Mutex;
+
+use async_trait::async_trait;
+use futures_util::stream::BoxStream;
+use lockkeeper_fenced::object::object_store::memory::InMemory;
+use lockkeeper_fenced::object::object_store::path::Path;
+use lockkeeper_fenced::object::object_store::{
+    CopyOptions, Error as Told, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+    PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+};
+
+/// What becomes of a put.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Trouble {
+    /// It is refused, because another one is under way: what S3 calls a `ConditionalRequestConflict`.
+    Conflict,
+    /// It is done, and the client, which sends it again, is told that its condition is not met.
+    DoneThenRefused,
+    /// It is done, and the answer is lost.
+    Unheard,
+    /// It is done, whatever its condition.
+    Careless,
+}
+
+/// The next so many puts go wrong.
+#[derive(Debug)]
+pub struct Shaky {
+    pub inner: InMemory,
+    pub next: Mutex<(Trouble, usize)>,
+}
+
+impl Shaky {
+    pub fn new(trouble: Trouble, times: usize) -> Shaky {
+        Shaky { inner: InMemory::new(), next: Mutex::new((trouble, times)) }
+    }
+
+    fn next(&self) -> Option<Trouble> {
+        let mut next = self.next.lock().unwrap();
+        next.1 = next.1.checked_sub(1)?;
+        Some(next.0)
+    }
+}
+
+impl std::fmt::Display for Shaky {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Shaky")
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Shaky {
+    async fn put_opts(&self, path: &Path, payload: PutPayload, mut options: PutOptions) -> Result<PutResult> {
+        let (to, source) = (path.to_string(), "as told");
+        match self.next() {
+            None => self.inner.put_opts(path, payload, options).await,
+            Some(Trouble::Conflict) => Err(Told::AlreadyExists { path: to, source: source.into() }),
+            Some(Trouble::DoneThenRefused) => {
+                self.inner.put_opts(path, payload, options).await?;
+                Err(Told::Precondition { path: to, source: source.into() })
+            }
+            Some(Trouble::Unheard) => {
+                self.inner.put_opts(path, payload, options).await?;
+                Err(Told::Generic { store: "Shaky", source: source.into() })
+            }
+            Some(Trouble::Careless) => {
+                options.mode = PutMode::Overwrite;
+                self.inner.put_opts(path, payload, options).await
+            }
+        }
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        path: &Path,
+        options: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        self.inner.put_multipart_opts(path, options).await
+    }
+
+    async fn get_opts(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
+        self.inner.get_opts(path, options).await
+    }
+
+    fn delete_stream(&self, paths: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        self.inner.delete_stream(paths)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.inner.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.inner.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.inner.copy_opts(from, to, options).await
+    }
+}
