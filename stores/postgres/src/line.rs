@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Claim, Moment};
+use lockkeeper_core::Claim;
 use lockkeeper_host::random_128;
 use serde::Deserialize;
 use tokio::sync::Notify;
@@ -16,6 +16,7 @@ use tokio::task::AbortHandle;
 use crate::entry::{hash, hex, micros};
 use crate::fault::Failure;
 use crate::lane::{Answer, Order};
+use crate::passed::{Passed, Reading};
 use crate::script::LOOK;
 use crate::store::Shared;
 
@@ -41,46 +42,8 @@ struct Desk {
     /// Messages may have been lost since everybody asked last.
     missed: bool,
     due: Option<Instant>,
-    sync: Option<Sync>,
-}
-
-/// What the server's clock said to a question that we had sent at this moment: it said so then, or later.
-#[derive(Clone, Copy)]
-struct Sync {
-    sent_at: Moment,
-    said: i64,
-}
-
-impl Sync {
-    /// The earliest that it can have said `later`, as long as nobody sets it. Rates may differ by a hundredth.
-    fn earliest(self, later: i64) -> Moment {
-        let span = Duration::from_micros(later.abs_diff(self.said));
-        match later > self.said {
-            true => self.sent_at + span * 99 / 100,
-            false => self.sent_at.before(span * 101 / 100),
-        }
-    }
-}
-
-/// A lock that somebody gave back and gave to us: its fence, when, and for how long, in microseconds of the server's clock.
-struct Passed {
-    fence: i64,
-    at: i64,
-    lease: Duration,
-}
-
-/// A call: for whom, and what it was given, if anything.
-fn read(text: &str) -> Option<(&str, Option<Passed>)> {
-    let mut words = text.split(' ');
-    let key = words.next()?;
-    let mut number = || words.next()?.parse::<i64>().ok();
-    let passed = match (number(), number(), number()) {
-        (Some(fence), Some(at), Some(lease)) => {
-            Some(Passed { fence, at, lease: Duration::from_micros(lease.try_into().ok()?) })
-        }
-        _ => None,
-    };
-    Some((key, passed))
+    /// The last look at the server's clock, on a connection that still brings messages.
+    reading: Option<Reading>,
 }
 
 struct Waiter {
@@ -122,11 +85,9 @@ impl Waiter {
         });
         turn.under_way = Some(task.abort_handle());
     }
-}
 
-impl Waiter {
     /// It has been given the lock. Its lease counts from when that was done, by what is known of the server's clock.
-    fn accept(self: &Arc<Self>, shared: &Arc<Shared>, passed: &Passed, sync: Sync) {
+    fn accept(self: &Arc<Self>, shared: &Arc<Shared>, passed: &Passed, reading: Reading) {
         let mut turn = self.turn();
         if turn.left {
             return;
@@ -136,7 +97,7 @@ impl Waiter {
             return self.called.notify_one();
         }
         let now = shared.options.clock.now();
-        let sent_at = sync.earliest(passed.at).min(now);
+        let sent_at = reading.earliest(passed.at).min(now);
         if now >= sent_at + passed.lease {
             drop(turn);
             return self.take_turn(shared);
@@ -199,13 +160,13 @@ impl Line {
 
     /// One of us is the first in line, and nobody is in the way; or it has been given the lock already.
     pub fn call(&self, shared: &Arc<Shared>, text: &str) {
-        let Some((key, passed)) = read(text) else { return };
-        let (waiter, sync) = {
+        let (key, passed) = Passed::read(text);
+        let (waiter, reading) = {
             let desk = self.desk();
-            (desk.waiters.get(key).cloned(), desk.sync)
+            (desk.waiters.get(key).cloned(), desk.reading)
         };
-        match (waiter, passed, sync) {
-            (Some(waiter), Some(passed), Some(sync)) => waiter.accept(shared, &passed, sync),
+        match (waiter, passed, reading) {
+            (Some(waiter), Some(passed), Some(reading)) => waiter.accept(shared, &passed, reading),
             (Some(waiter), ..) => waiter.take_turn(shared),
             // It has left meanwhile. Whoever left gives back what it was given.
             (None, ..) => {}
@@ -216,6 +177,8 @@ impl Line {
     pub fn deaf(&self) {
         let mut desk = self.desk();
         desk.missed |= std::mem::take(&mut desk.listening);
+        // Whoever answers next may be another server, with another clock.
+        desk.reading = None;
         desk.due = Some(Instant::now());
         self.ring.notify_one();
     }
@@ -356,8 +319,11 @@ async fn look(shared: &Arc<Shared>) -> Instant {
     let mut desk = shared.line.desk();
     let mut soonest = shared.options.poll;
     desk.missed |= missed && seen.is_none();
-    if let Some(seen) = &seen {
-        desk.sync = Some(Sync { sent_at, said: seen.now });
+    if let Some(seen) = &seen
+        && listening
+        && desk.listening
+    {
+        desk.reading = Some(Reading { sent_at, said: seen.now });
     }
     match seen {
         // We were silent for too long, or the server has forgotten us, or did not reach us: everybody asks again.

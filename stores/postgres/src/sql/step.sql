@@ -61,7 +61,7 @@ BEGIN
 END $$;
 
 -- Whoever gives a lock back gives it to the first in line, and tells it the fence, when, and for how long: but not for longer
--- than that one's process is thought to be there. It renews when it has heard. If anything is unusual, it is only called.
+-- than that one's process is thought to be there. Its guard renews in time for that. If anything is unusual, it is only called.
 CREATE OR REPLACE FUNCTION @S.pass_on(_name text, _now bigint) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE _first @S.waiter; _left bigint; _fence bigint;
 BEGIN
