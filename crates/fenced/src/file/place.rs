@@ -26,8 +26,11 @@ impl Place {
         };
         let name = path_there.file_name().ok_or_else(|| invalid("is no name of a file"))?.to_owned();
         let parent = path_there.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let dir = fs::canonicalize(parent).map_err(|e| {
-            Error::Unavailable(format!("the directory {} cannot be found: {e}", parent.display()))
+        let dir = fs::canonicalize(parent).map_err(|e| match e.kind() {
+            io::ErrorKind::NotFound => {
+                Error::invalid(format!("there is no directory {}: make it first", parent.display()))
+            }
+            _ => Error::Unavailable(format!("the directory {} cannot be found: {e}", parent.display())),
         })?;
         if name.as_bytes().starts_with(b".") && (ends(&name, ".fence") || ends(&name, ".new")) {
             return Err(invalid("is the name of a mark or of an unfinished write: choose another one"));
