@@ -4,7 +4,7 @@
 mod common;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, ExitStatus, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 
 use common::*;
 
@@ -70,20 +70,25 @@ const NEW: &str = "new contents, written with 9, and a little longer than the ol
 
 /// The writer with 9, while something happens at the `nth` call of `syscall`; whether that happened, and how the writer ended.
 fn with_fault(place: &Place, syscall: &str, nth: u32, fault: &str) -> (bool, ExitStatus) {
+    let status = faulty(place, syscall, nth, fault).wait().unwrap();
+    // A kill ends strace in the same way, and its own log says what was injected.
+    let fired = status.signal() == Some(9) || place.read("strace").contains("INJECTED");
+    (fired, status)
+}
+
+fn faulty(place: &Place, syscall: &str, nth: u32, fault: &str) -> Child {
     let log = place.dir.join("strace");
+    fs::write(&log, "").unwrap();
     fs::write(place.dir.join("input"), NEW).unwrap();
-    let status = Command::new("strace")
+    Command::new("strace")
         .args(["-qq", "-o", log.to_str().unwrap(), "-e", &format!("trace=?{syscall}")])
         .args(["-e", &format!("inject=?{syscall}:{fault}:when={nth}")])
         .args([PROGRAM, "fenced-write", "data", "--fence", "9"])
         .current_dir(&place.dir)
         .stdin(fs::File::open(place.dir.join("input")).unwrap())
         .stderr(Stdio::null())
-        .status()
-        .unwrap();
-    // A kill ends strace in the same way, and its own log says what was injected.
-    let fired = status.signal() == Some(9) || fs::read_to_string(log).unwrap().contains("INJECTED");
-    (fired, status)
+        .spawn()
+        .unwrap()
 }
 
 /// Whatever happened: the file is whole, its mark is not below it, an older writer gets in only where the new contents never
@@ -169,4 +174,70 @@ fn a_disk_that_fails_anywhere_is_told_and_does_no_harm() {
         });
         assert!(struck >= 2, "{fault} struck {struck} times");
     }
+}
+
+#[test]
+fn stopped_anywhere_it_does_not_undo_what_its_successor_writes() {
+    if strace_is_left_out() {
+        return;
+    }
+    const NEWEST: &str = "written with 11, while the writer with 9 was stopped";
+    let (mut waited, mut overtaken) = (0, 0);
+    for syscall in ["flock", "rename", "fsync", "copy_file_range", "fchmod", "getdents64", "read"] {
+        for nth in 1.. {
+            let what = format!("stopped after {syscall} {nth}");
+            let place = Place::new(&format!("stopped_{syscall}_{nth}"));
+            assert_eq!(code(write(&place, 5, OLD).status), 0);
+            let mut stopped = faulty(&place, syscall, nth, "signal=STOP");
+            let ended = || stopped.try_wait().unwrap();
+            if !eventually(ended, || place.read("strace").contains("stopped by SIGSTOP")) {
+                assert_eq!(code(stopped.wait().unwrap()), 0, "{what}");
+                break;
+            }
+            fs::write(place.dir.join("newest"), NEWEST).unwrap();
+            let mut successor = place.lk(["fenced-write", "data", "--fence", "11"]);
+            let mut successor =
+                successor.stdin(fs::File::open(place.dir.join("newest")).unwrap()).spawn().unwrap();
+            let waits = format!(" {} ", successor.id());
+            let in_line = || {
+                let locks = fs::read_to_string("/proc/locks").unwrap();
+                locks.lines().any(|line| line.contains("-> FLOCK") && line.contains(&waits))
+            };
+            let ended = || successor.try_wait().unwrap();
+            if eventually(ended, in_line) {
+                waited += 1
+            } else {
+                overtaken += 1
+            }
+            continue_child_of(&stopped);
+            let late = code(stopped.wait().unwrap());
+            assert!(late == 0 || late == 65, "{what}: exit {late}");
+            assert_eq!(code(successor.wait().unwrap()), 0, "{what}");
+            assert_eq!(
+                (place.read("data").as_str(), place.read(".data.fence").as_str()),
+                (NEWEST, "11\n"),
+                "{what}"
+            );
+            assert_eq!(beside(&place), [".data.fence", "data"], "{what}: something is left over");
+        }
+    }
+    assert!(waited > 3 && overtaken > 3, "{waited} waited, {overtaken} did not");
+}
+
+/// Whether something has come to be, before a process ended.
+fn eventually(mut ended: impl FnMut() -> Option<ExitStatus>, so: impl Fn() -> bool) -> bool {
+    loop {
+        let ended = ended().is_some();
+        if so() || ended {
+            return so();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+}
+
+/// The program that strace looks at.
+fn continue_child_of(strace: &Child) {
+    let children = format!("/proc/{0}/task/{0}/children", strace.id());
+    let pid = fs::read_to_string(children).unwrap();
+    assert!(Command::new("kill").args(["-CONT", pid.trim()]).status().unwrap().success());
 }

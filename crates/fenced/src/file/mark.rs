@@ -5,12 +5,13 @@ use lockkeeper_core::{Error, Fence, Result};
 
 use super::place::Place;
 use super::same;
+use super::temp::Temp;
 
 /// The mark, locked: the file with the number in it is also what writers wait for.
-#[derive(Debug)]
 pub(super) struct Mark {
-    /// Closing it ends the turn.
+    /// Closing them ends the turn: the mark that was found, and the one that was put in its place.
     _turn: File,
+    _raised: Option<Temp>,
     seen: Option<Fence>,
 }
 
@@ -53,6 +54,16 @@ impl Mark {
     pub fn seen(&self) -> Option<Fence> {
         self.seen
     }
+
+    /// Puts a higher one in its place, which is locked before anybody can see it and stays so: from now on others wait for that
+    /// one, and what was found is nobody's any more.
+    pub fn raise(&mut self, place: &Place, fence: Fence) -> io::Result<()> {
+        let mut raised = Temp::new(place)?;
+        raised.fill(&mut format!("{fence}\n").as_bytes())?;
+        raised.replace(&place.mark)?;
+        self._raised = Some(raised);
+        place.sync()
+    }
 }
 
 struct Turn(File);
@@ -60,7 +71,7 @@ struct Turn(File);
 impl Turn {
     fn read(self, place: &Place) -> Result<Mark> {
         let seen = peek(place)?;
-        Ok(Mark { _turn: self.0, seen })
+        Ok(Mark { _turn: self.0, _raised: None, seen })
     }
 }
 

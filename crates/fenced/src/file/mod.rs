@@ -124,17 +124,13 @@ fn check(seen: Option<Fence>, presented: Fence) -> Result<()> {
 
 /// Takes the turn, checks, and has the mark on the disk. Nobody else writes until what it returns is dropped.
 fn raise(place: &Place, fence: Fence) -> Result<Mark> {
-    let mark = Mark::exclusive(place)?;
+    let mut mark = Mark::exclusive(place)?;
     check(mark.seen(), fence)?;
     if mark.seen() == Some(fence) {
         // The mark of a write that crashed may have been renamed and not synced.
         return place.sync().map(|()| mark).map_err(|e| place.fault("its directory cannot be synced", &e));
     }
-    let mut temp = Temp::new(place).map_err(|e| place.fault("a file beside it cannot be made", &e))?;
-    temp.fill(&mut format!("{fence}\n").as_bytes())
-        .and_then(|_| temp.replace(&place.mark))
-        .and_then(|()| place.sync())
-        .map_err(|e| place.fault("its mark cannot be written", &e))?;
+    mark.raise(place, fence).map_err(|e| place.fault("its mark cannot be written", &e))?;
     Ok(mark)
 }
 
