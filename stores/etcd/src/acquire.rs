@@ -13,9 +13,9 @@ use crate::entry::{Line, State};
 use crate::fault::Failure;
 use crate::hold::Search;
 use crate::judge::{self, Said};
-use crate::lane::Answer;
 use crate::layout::Mark;
 use crate::lease::Lease;
+use crate::order::Answer;
 use crate::store::Shared;
 
 /// How long somebody in line waits after a failure before it looks again.

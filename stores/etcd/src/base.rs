@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 
 use lockkeeper_core::{Error, Fence, Result};
 
-use crate::lane::Topic;
+use crate::layout::Layout;
+use crate::order::Topic;
 use crate::proto::{Compare, Kv};
 use crate::script::{created, get, put, says, txn};
 use crate::store::Shared;
@@ -16,16 +17,17 @@ pub fn fence_at(base: u64, revision: i64) -> Result<Fence> {
     Fence::new(fence).map_err(|_| Error::Limited("the fences of this store are used up".into()))
 }
 
+/// The base is still this one.
+pub fn base_stands(layout: &Layout, base: u64) -> Compare {
+    says(&layout.base(), base.to_string().as_bytes())
+}
+
 impl Shared {
     /// What is added to a revision, as far as we know.
     pub fn base(&self) -> u64 {
         self.base.load(Ordering::Relaxed)
     }
 
-    /// The base is still this one.
-    pub fn base_stands(&self, base: u64) -> Compare {
-        says(&self.layout.base(), base.to_string().as_bytes())
-    }
     /// The highest fence that we have seen.
     pub fn floor(&self) -> u64 {
         self.floor.load(Ordering::Relaxed)

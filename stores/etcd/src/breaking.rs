@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use lockkeeper_core::{Fence, LockName, Result};
 
-use crate::base::fence_at;
+use crate::base::{base_stands, fence_at};
 use crate::entry::{Line, One, State};
 use crate::hold::{end, seconds};
-use crate::lane::Topic;
 use crate::layout::Mark;
+use crate::order::Topic;
 use crate::script::{get, put, queue, txn, unwritten, written};
 use crate::store::Shared;
 use crate::watch::Why;
@@ -37,7 +37,7 @@ impl Shared {
         self.learn_base(found.as_ref(), revision, floor).await?;
         let base = self.base();
         let line = Line::read(&self.layout, name, ranges.next().unwrap_or_default());
-        let mut still = vec![self.base_stands(base), unwritten(&prefix, revision)];
+        let mut still = vec![base_stands(&self.layout, base), unwritten(&prefix, revision)];
         let (mut ends, mut touched) = (Vec::new(), vec![name.clone()]);
         for one in line.all.iter().filter(|one| line.holds(one) || one.is(State::Delayed)) {
             let delay = one.entry.as_ref().filter(|entry| entry.state == State::Granted);

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use lockkeeper_core::{Fence, Grant, LockName, Result};
 
 use crate::acquire::{Asking, PAUSE, Step};
-use crate::base::fence_at;
+use crate::base::{base_stands, fence_at};
 use crate::book::{Hold, Known, Place};
 use crate::entry::{Entry, Line, One, State};
 use crate::fault::Failure;
 use crate::hold::Search;
-use crate::lane::{Answer, Topic};
 use crate::layout::Mark;
 use crate::lease::Lease;
+use crate::order::{Answer, Topic};
 use crate::proto::{Compare, RequestOp};
 use crate::script::{created, empty, get, head, nested, put, tail, txn, unwritten, written};
 use crate::seat::Seat;
@@ -82,9 +82,8 @@ impl Asking<'_> {
     pub async fn try_seat(&self, lease: &Lease, base: u64) -> Result<(Answer, Option<Seat>), Failure> {
         let seat = self.shared.seats.take(&self.ask.claim.names);
         let (free, grant) = self.if_free(&seat, lease);
-        let stands = self.shared.base_stands(base);
         // Dropped here, or never answered, the seat is spoilt.
-        let answer = self.shared.lane.hope(free, grant, Some(stands), self.about()).await;
+        let answer = self.shared.lane.hope(free, grant, Some(base), self.about()).await;
         seated(answer, seat)
     }
 
@@ -93,7 +92,7 @@ impl Asking<'_> {
         let join = self.join().await?;
         let seat = self.shared.seats.take(&self.ask.claim.names);
         let (mut free, grant) = self.if_free(&seat, lease);
-        free.push(self.shared.base_stands(base));
+        free.push(base_stands(&self.shared.layout, base));
         let answer = self.shared.lane.send(txn(free, grant, join), self.about()).await;
         seated(answer, seat)
     }
@@ -116,7 +115,7 @@ impl Asking<'_> {
     ) -> Result<Step> {
         let shared = self.shared;
         let base = shared.base();
-        let mut still = vec![shared.base_stands(base)];
+        let mut still = vec![base_stands(&shared.layout, base)];
         for (i, line) in lines.iter().enumerate() {
             let prefix = shared.layout.queue(&line.name);
             still.push(unwritten(&prefix, revision));

@@ -10,9 +10,9 @@ use lockkeeper_core::{Fence, Grant, Moment, Names, Release, Renewal, Result};
 use crate::book::{Hold, Known};
 use crate::entry::{One, State};
 use crate::fault::Failure;
-use crate::lane::Topic;
 use crate::layout::{self, Mark};
 use crate::lease::Lease;
+use crate::order::Topic;
 use crate::proto::RequestOp;
 use crate::script::{delete, get, head, nested, put, txn, written};
 use crate::store::Shared;
@@ -187,16 +187,21 @@ impl Shared {
             return Box::pin(self.take_out(names, mark, Search::Everywhere)).await;
         }
         let keys = self.own_keys(names, &known.place.mark);
-        let same = keys.iter().map(|key| written(key, known.written)).collect();
-        let gone = keys.iter().map(|key| delete(key)).collect();
+        let gone: Vec<RequestOp> = keys.iter().map(|key| delete(key)).collect();
+        // Nobody but its holder writes a key, other than to hold the lock back for a while. Where nothing was asked for that could do
+        // that, what is there is the grant, or nothing is.
+        let plain = known.entry.lock_delay_ms == 0 && known.entry.min_hold_ms == 0;
+        let same = keys.iter().filter(|_| !plain).map(|key| written(key, known.written)).collect();
         let answer = self.lane.hope(same, gone, None, self.about(names)).await?;
-        match answer.txn.succeeded {
-            true => {
-                known.place.leave();
-                Ok(Release::Released)
-            }
-            // Somebody wrote there: it was taken away, or a part of it was deleted.
-            false => Box::pin(self.take_out(names, mark, Search::Everywhere)).await,
+        let deleted = if answer.txn.succeeded { answer.txn.deleted() } else { 0 };
+        if deleted == keys.len() {
+            known.place.leave();
+            return Ok(Release::Released);
+        }
+        // It was taken away, or a part of it was deleted.
+        match Box::pin(self.take_out(names, mark, Search::Everywhere)).await? {
+            Release::AlreadyGone if deleted > 0 => Ok(Release::Released),
+            release => Ok(release),
         }
     }
 

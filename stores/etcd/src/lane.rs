@@ -6,7 +6,6 @@
 //! do. That costs etcd more.
 
 use std::collections::{HashSet, VecDeque};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -14,13 +13,12 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use lockkeeper_core::Moment;
-use prost::Message;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::fault::Failure;
-use crate::proto::{Compare, Request, RequestOp, Response, TxnRequest, TxnResponse};
-use crate::script::{nested, txn};
+use crate::order::{Answer, Form, Order, Topic, hand_out, put_together};
+use crate::proto::{Compare, RequestOp, TxnRequest};
+use crate::script::txn;
 use crate::store::Shared;
 
 /// How many transactions are under way at once: one that the cluster works on, and one on its way to it.
@@ -30,39 +28,6 @@ const BATCH: usize = 100;
 const BYTES: usize = 512 << 10;
 /// The most that is waited for those who were answered together to ask again, since the last of them did.
 const LULL: Duration = Duration::from_micros(500);
-
-/// What a transaction is about, as a number: two names that happen to have the same one only wait for each other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Topic(u64);
-
-impl Topic {
-    pub fn new(what: impl Hash) -> Self {
-        let mut hasher = DefaultHasher::new();
-        what.hash(&mut hasher);
-        Topic(hasher.finish())
-    }
-}
-
-/// A transaction, and what it is about: two that have something in common are never under way together, so that those of
-/// one name happen in the order in which they were handed in.
-struct Order {
-    txn: TxnRequest,
-    /// It is expected to happen, and says nothing for the case that it does not.
-    hopes: bool,
-    /// What must be true as well: the same for many, so that it is looked at once.
-    base: Option<Compare>,
-    about: Vec<Topic>,
-    answer: oneshot::Sender<Result<Answer, Failure>>,
-}
-
-/// What became of a transaction.
-#[derive(Clone, Debug)]
-pub struct Answer {
-    /// Before it was sent, and hardly longer ago than that.
-    pub sent_at: Moment,
-    pub revision: i64,
-    pub txn: TxnResponse,
-}
 
 /// Where transactions are handed in.
 pub struct Lane(mpsc::UnboundedSender<Order>);
@@ -81,21 +46,21 @@ impl Lane {
         self.hand_in(txn, None, false, about)
     }
 
-    /// The same for what is expected to happen. `base`: only if that is true as well.
+    /// The same for what is expected to happen. `base`: only if the base of the fences is still this one.
     pub fn hope(
         &self,
         compare: Vec<Compare>,
         then: Vec<RequestOp>,
-        base: Option<Compare>,
+        base: Option<u64>,
         about: Vec<Topic>,
     ) -> Posted {
         self.hand_in(txn(compare, then, Vec::new()), base, true, about)
     }
 
-    fn hand_in(&self, txn: TxnRequest, base: Option<Compare>, hopes: bool, about: Vec<Topic>) -> Posted {
+    fn hand_in(&self, txn: TxnRequest, base: Option<u64>, hopes: bool, about: Vec<Topic>) -> Posted {
         let (answer, answered) = oneshot::channel();
         // If the store is closed, so is the answer.
-        _ = self.0.send(Order { txn, hopes, base, about, answer });
+        _ = self.0.send(Order::new(&txn, base, hopes, about, answer));
         Posted(answered)
     }
 }
@@ -190,11 +155,11 @@ fn load(waiting: &mut VecDeque<Order>, under_way: &mut HashSet<Topic>) -> Vec<Or
     let mut held_up: HashSet<Topic> = HashSet::new();
     let mut rest = VecDeque::new();
     while let Some(order) = waiting.pop_front() {
-        if order.answer.is_closed() {
+        if order.is_given_up() {
             // Whoever lost interest before it was sent has not asked.
             continue;
         }
-        let (size, weight) = (order.txn.encoded_len(), order.weight());
+        let (size, weight) = (order.size(), order.weight());
         let full = !batch.is_empty() && (operations + weight > BATCH || bytes + size > BYTES);
         let blocked = order.about.iter().any(|one| under_way.contains(one) || held_up.contains(one));
         if full || blocked {
@@ -243,170 +208,35 @@ async fn together(shared: &Shared, mut batch: Vec<Order>) -> Option<Vec<Order>> 
         alone(shared, batch.remove(0)).await;
         return None;
     }
-    if batch.iter().all(|order| !order.hopes) {
+    if batch.iter().all(|order| !order.hopes()) {
         return Some(batch);
     }
     let sent_at = shared.clock.now();
-    let shapes: Vec<Shape> = batch.iter().map(Order::shape).collect();
-    let order = put_together(&mut batch);
-    match shared.link.txn(&order).await {
-        Ok(answer) if answer.succeeded => hand_out(sent_at, answer, &shapes, batch),
-        Ok(_) | Err(Failure::Refused(..)) => {
-            take_apart(order, &shapes, &mut batch);
-            return Some(batch);
-        }
+    match shared.link.txn(put_together(&shared.layout, &batch, Form::Hoping)).await {
+        Ok(answer) if answer.succeeded => hand_out(sent_at, answer, batch, Form::Hoping),
+        Ok(_) | Err(Failure::Refused(..)) => return Some(batch),
         Err(failure) => tell_all(&failure, batch),
     }
     None
 }
 
 /// Sends each as a transaction of its own inside of one. `Some`: that was refused, and nothing happened.
-async fn side_by_side(shared: &Shared, mut batch: Vec<Order>) -> Option<Vec<Order>> {
-    for order in &mut batch {
-        order.txn.compare.extend(order.base.take());
-        order.hopes = false;
-    }
+async fn side_by_side(shared: &Shared, batch: Vec<Order>) -> Option<Vec<Order>> {
     let sent_at = shared.clock.now();
-    let shapes: Vec<Shape> = batch.iter().map(Order::shape).collect();
-    let order = put_together(&mut batch);
-    match shared.link.txn(&order).await {
-        Ok(answer) => hand_out(sent_at, answer, &shapes, batch),
-        Err(Failure::Refused(..)) => {
-            take_apart(order, &shapes, &mut batch);
-            return Some(batch);
-        }
+    match shared.link.txn(put_together(&shared.layout, &batch, Form::Apart)).await {
+        Ok(answer) => hand_out(sent_at, answer, batch, Form::Apart),
+        Err(Failure::Refused(..)) => return Some(batch),
         Err(failure) => tell_all(&failure, batch),
     }
     None
 }
 
-async fn alone(shared: &Shared, mut order: Order) {
-    order.txn.compare.extend(order.base.take());
+async fn alone(shared: &Shared, order: Order) {
     let sent_at = shared.clock.now();
-    let answer = shared.link.txn(&order.txn).await;
-    _ = order.answer.send(answer.map(|txn| Answer { sent_at, revision: txn.revision(), txn }));
+    let answer = shared.link.txn(order.alone(&shared.layout)).await;
+    order.tell(answer.map(|txn| Answer { sent_at, revision: txn.revision(), txn }));
 }
 
 fn tell_all(failure: &Failure, batch: Vec<Order>) {
-    batch.into_iter().for_each(|order| _ = order.answer.send(Err(failure.clone())));
-}
-
-/// What an order takes up in a transaction of many.
-enum Shape {
-    /// So many comparisons and operations.
-    Flat(usize, usize),
-    /// A transaction of its own.
-    Nested,
-}
-
-impl Order {
-    fn shape(&self) -> Shape {
-        match self.hopes {
-            true => Shape::Flat(self.txn.compare.len(), self.txn.success.len()),
-            false => Shape::Nested,
-        }
-    }
-
-    fn weight(&self) -> usize {
-        match self.shape() {
-            Shape::Flat(compares, operations) => compares.max(operations),
-            Shape::Nested => 1,
-        }
-    }
-}
-
-fn put_together(batch: &mut [Order]) -> TxnRequest {
-    let mut all = TxnRequest::default();
-    for base in batch.iter().filter(|order| order.hopes).filter_map(|order| order.base.as_ref()) {
-        if !all.compare.contains(base) {
-            all.compare.push(base.clone());
-        }
-    }
-    for order in batch {
-        let txn = std::mem::take(&mut order.txn);
-        if order.hopes {
-            all.compare.extend(txn.compare);
-            all.success.extend(txn.success);
-        } else {
-            all.success.push(nested(txn));
-        }
-    }
-    all
-}
-
-/// Puts everything back where it came from.
-fn take_apart(all: TxnRequest, shapes: &[Shape], batch: &mut [Order]) {
-    let own: usize = shapes.iter().map(|shape| if let Shape::Flat(n, _) = shape { *n } else { 0 }).sum();
-    let mut compares = all.compare.into_iter();
-    // What they have in common stands in front.
-    let common = compares.len() - own;
-    compares.by_ref().take(common).for_each(drop);
-    let mut operations = all.success.into_iter();
-    for (shape, order) in shapes.iter().zip(batch) {
-        order.txn = match shape {
-            Shape::Flat(n, m) => {
-                let compare = compares.by_ref().take(*n).collect();
-                txn(compare, operations.by_ref().take(*m).collect(), Vec::new())
-            }
-            Shape::Nested => match operations.next().and_then(|op| op.request) {
-                Some(Request::Txn(txn)) => txn,
-                _ => TxnRequest::default(),
-            },
-        };
-    }
-}
-
-fn hand_out(sent_at: Moment, answer: TxnResponse, shapes: &[Shape], batch: Vec<Order>) {
-    let revision = answer.revision();
-    let mut each = answer.responses.into_iter();
-    for (shape, order) in shapes.iter().zip(batch) {
-        let txn = match shape {
-            Shape::Flat(_, operations) => {
-                let responses = each.by_ref().take(*operations).collect();
-                Some(TxnResponse { header: None, succeeded: true, responses })
-            }
-            Shape::Nested => match each.next().and_then(|op| op.response) {
-                Some(Response::Txn(txn)) => Some(txn),
-                _ => None,
-            },
-        };
-        let senseless = || Failure::Unheard("etcd gave an answer that makes no sense".into());
-        _ = order.answer.send(txn.map(|txn| Answer { sent_at, revision, txn }).ok_or_else(senseless));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::script::{created, delete, written};
-
-    fn order(hopes: bool, base: Option<&[u8]>, txn: TxnRequest) -> Order {
-        let (answer, _) = oneshot::channel();
-        let base = base.map(|base| created(base, 7));
-        Order { txn, hopes, base, about: Vec::new(), answer }
-    }
-
-    #[test]
-    fn what_was_put_together_comes_apart_as_it_was() {
-        let pair = |key: &[u8]| txn(vec![written(key, 1), written(key, 2)], vec![delete(key)], Vec::new());
-        let look = txn(Vec::new(), vec![delete(b"x")], vec![delete(b"y")]);
-        let make = || {
-            vec![
-                order(true, Some(b"base"), pair(b"a")),
-                order(false, None, look.clone()),
-                order(true, Some(b"base"), txn(vec![written(b"b", 3)], Vec::new(), Vec::new())),
-                order(true, None, pair(b"c")),
-            ]
-        };
-        let mut batch = make();
-        let shapes: Vec<Shape> = batch.iter().map(Order::shape).collect();
-        let all = put_together(&mut batch);
-        assert_eq!(all.compare.len(), 6, "the base is looked at once");
-        assert_eq!(all.success.len(), 3);
-        assert!(all.failure.is_empty());
-        take_apart(all, &shapes, &mut batch);
-        for (was, is) in make().iter().zip(&batch) {
-            assert_eq!((&was.txn, &was.base), (&is.txn, &is.base));
-        }
-    }
+    batch.into_iter().for_each(|order| order.tell(Err(failure.clone())));
 }

@@ -28,6 +28,7 @@ mod layout;
 mod lease;
 mod link;
 mod open;
+mod order;
 mod proto;
 mod records;
 mod script;

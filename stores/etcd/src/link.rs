@@ -19,7 +19,7 @@ use tonic_prost::ProstCodec;
 
 use crate::config::Options;
 use crate::fault::Failure;
-use crate::proto::{AuthenticateRequest, AuthenticateResponse, TxnRequest, TxnResponse};
+use crate::proto::{AuthenticateRequest, AuthenticateResponse, TxnResponse};
 use lockkeeper_core::{Error, Result};
 
 /// A range with many values in it may be large.
@@ -121,13 +121,21 @@ impl Link {
         }
     }
 
-    /// One question, one answer. What was refused for want of a fresh login is asked again with one.
+    /// One question, one answer.
     pub async fn call<A, B>(&self, path: &'static str, ask: &A) -> Result<B, Failure>
     where
         A: Message,
         B: Message + Default + 'static,
     {
-        let ask = Bytes::from(ask.encode_to_vec());
+        self.send(path, ask.encode_to_vec().into()).await
+    }
+
+    /// What was refused for want of a fresh login is asked again with one.
+    async fn send<B: Message + Default + 'static>(
+        &self,
+        path: &'static str,
+        ask: Bytes,
+    ) -> Result<B, Failure> {
         let mut tries = 0;
         loop {
             tries += 1;
@@ -200,8 +208,9 @@ impl Link {
         }
     }
 
-    pub async fn txn(&self, txn: &TxnRequest) -> Result<TxnResponse, Failure> {
-        self.call("/etcdserverpb.KV/Txn", txn).await
+    /// A transaction that is written down already.
+    pub async fn txn(&self, txn: Bytes) -> Result<TxnResponse, Failure> {
+        self.send("/etcdserverpb.KV/Txn", txn).await
     }
 
     async fn login(&self, session: &Session) -> Result<(), Failure> {

@@ -3,8 +3,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lockkeeper_core::{Delete, Expect, LockName, Page, Record, RecordPage, Records, Result, Version, Write};
 
+use crate::base::base_stands;
 use crate::hold::seconds;
-use crate::lane::{Answer, Topic};
+use crate::order::{Answer, Topic};
 use crate::proto::{Compare, Kv, RequestOp};
 use crate::script::{created, delete, get, put, txn, written};
 use crate::store::{EtcdStore, Shared};
@@ -31,7 +32,7 @@ impl Shared {
         let at = self.layout.record(key);
         loop {
             let (base, floor) = (self.base(), self.floor());
-            let mut compare: Vec<Compare> = vec![self.base_stands(base)];
+            let mut compare: Vec<Compare> = vec![base_stands(&self.layout, base)];
             match expect {
                 Expect::Any => {}
                 Expect::Absent => compare.push(created(&at, 0)),

@@ -114,6 +114,13 @@ impl TxnResponse {
         found
     }
 
+    /// How many of the keys that were to be deleted have been there.
+    pub fn deleted(&self) -> usize {
+        let deleted =
+            |one: &&ResponseOp| matches!(&one.response, Some(Response::Delete(gone)) if gone.deleted > 0);
+        self.responses.iter().filter(deleted).count()
+    }
+
     /// The one key that was read, if it is there.
     pub fn one(self) -> Option<Kv> {
         self.ranges().into_iter().next()?.kvs.into_iter().next()

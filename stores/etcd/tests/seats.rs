@@ -3,6 +3,7 @@
 mod common;
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use common::{ctl, open};
 use lockkeeper_core::{Acquired, Release, Renewal, Wait};
@@ -50,4 +51,34 @@ async fn an_attempt_is_found_under_the_seat_of_another_process() {
     assert_eq!(second.renew(&[held]).await.unwrap(), [Renewal::Lost]);
     give_back(&first, &next.claim).await;
     is_free(&third, "x").await;
+}
+
+/// A release deletes the key without a look at it: it is the holder's own, or it is gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_late_release_finds_its_key_gone_and_touches_nothing_else() {
+    let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
+    let (first, second) = (open(server.addr()).await, open(server.addr()).await);
+    let several = with(ask("a"), |ask| {
+        ask.claim.names = lockkeeper_core::Names::new([name("a"), name("b")]).unwrap();
+    });
+    let held = take(&first, &several).await;
+    ctl(server.addr(), &["del", "--prefix", "lock/a/"]);
+    let next = take(&second, &ask("a")).await;
+    assert_eq!(first.release(&held.claim).await.unwrap(), Release::Released, "the half that was left");
+    assert_eq!(first.release(&held.claim).await.unwrap(), Release::AlreadyGone);
+    is_free(&second, "b").await;
+
+    let held = take(&first, &ask("c")).await;
+    first.break_lock(&name("c"), "a test").await.unwrap();
+    let other = take(&second, &ask("c")).await;
+    assert_eq!(first.release(&held.claim).await.unwrap(), Release::AlreadyGone);
+
+    // Held back, the key is no longer the holder's.
+    let held = take(&first, &with(ask("d"), |ask| ask.lock_delay = Duration::from_secs(60))).await;
+    first.break_lock(&name("d"), "a test").await.unwrap();
+    assert_eq!(first.release(&held.claim).await.unwrap(), Release::AlreadyGone);
+    let late = second.acquire(&with(ask("d"), |ask| ask.wait = Wait::No)).await.unwrap();
+    assert!(matches!(late, Acquired::Busy(_)), "its release ended the delay: {late:?}");
+
+    assert_eq!(second.renew(&[next, other]).await.unwrap(), [Renewal::Renewed, Renewal::Renewed]);
 }
