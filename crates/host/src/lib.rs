@@ -9,6 +9,7 @@ compile_error!("Lockkeeper keeps its deadlines on CLOCK_BOOTTIME and needs Linux
 
 mod clock;
 mod feed;
+mod gather;
 mod process;
 mod reactor;
 mod system;
@@ -16,6 +17,7 @@ mod virtual_clock;
 
 pub use clock::{Clock, Timer, sleep_until};
 pub use feed::Feed;
+pub use gather::Gather;
 pub use process::{Life, Process, boot_id, host_name};
 pub use reactor::{Reactor, Task};
 pub use system::SystemClock;

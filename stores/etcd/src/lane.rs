@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use lockkeeper_host::Gather;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::fault::Failure;
@@ -26,8 +27,6 @@ const FLIGHTS: usize = 2;
 /// How many operations are in one of them, and how many bytes: etcd takes 128 and 1.5 MiB.
 const BATCH: usize = 100;
 const BYTES: usize = 512 << 10;
-/// The most that is waited for those who were answered together to ask again, since the last of them did.
-const LULL: Duration = Duration::from_micros(500);
 
 /// Where transactions are handed in.
 pub struct Lane(mpsc::UnboundedSender<Order>);
@@ -103,7 +102,7 @@ pub async fn attend(shared: Arc<Shared>, Depot(mut orders): Depot) {
         tokio::select! {
             Some(landed) = flights.next(), if !flights.is_empty() => {
                 in_the_air -= landed.count;
-                gather = Gather::after(&landed, waiting.len());
+                gather = Gather::after(landed.count + waiting.len(), landed.took);
                 for one in landed.about {
                     under_way.remove(&one);
                 }
@@ -113,37 +112,6 @@ pub async fn attend(shared: Arc<Shared>, Depot(mut orders): Depot) {
                     return;
                 }
                 waiting.extend(fresh.drain(..));
-            }
-        }
-    }
-}
-
-/// Most of those who are answered together ask again within a moment: a release follows, or the next lock. What leaves with the
-/// first of them costs the cluster as much as what would leave with all of them, so that is worth a moment. Whoever is alone
-/// waits for nobody.
-#[derive(Default)]
-struct Gather {
-    expected: usize,
-    until: Option<Instant>,
-    lull: Duration,
-}
-
-impl Gather {
-    fn after(landed: &Landed, waiting: usize) -> Self {
-        let until = Some(Instant::now() + landed.took / 2);
-        Gather { expected: landed.count + waiting, until, lull: (landed.took / 6).min(LULL) }
-    }
-
-    async fn wait(&mut self, orders: &mut mpsc::UnboundedReceiver<Order>, waiting: &mut VecDeque<Order>) {
-        let Some(until) = self.until.take() else { return };
-        let mut last = Instant::now();
-        while waiting.len() < self.expected && last.elapsed() < self.lull && Instant::now() < until {
-            // A timer would be too coarse. Whoever is to come may want this core.
-            std::thread::yield_now();
-            tokio::task::yield_now().await;
-            while let Ok(order) = orders.try_recv() {
-                waiting.push_back(order);
-                last = Instant::now();
             }
         }
     }

@@ -99,6 +99,9 @@ impl Asking<'_> {
         let mut since_failure = None;
         loop {
             if caller.has_left() {
+                if !self.own.is_empty() {
+                    caller.gives_place_up();
+                }
                 self.leave().await?;
                 return Err(Error::Unavailable("the ask was taken back".into()));
             }

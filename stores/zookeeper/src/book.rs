@@ -50,6 +50,7 @@ pub struct Known {
 #[derive(Debug, Default)]
 pub struct Caller {
     left: AtomicBool,
+    placed: AtomicBool,
     ring: Notify,
 }
 
@@ -68,6 +69,15 @@ impl Caller {
     pub fn leave(&self) {
         self.left.store(true, Ordering::Relaxed);
         self.ring.notify_one();
+    }
+
+    /// Taken back, the ask is about to give its place in line up, and may be quicker than the release that wanted it so.
+    pub fn gives_place_up(&self) {
+        self.placed.store(true, Ordering::Release);
+    }
+
+    pub fn gave_place_up(&self) -> bool {
+        self.placed.load(Ordering::Acquire)
     }
 }
 

@@ -30,13 +30,14 @@ impl Shared {
             pages.ending.remove(&mark);
             pages.holds.remove(&mark)
         };
-        if let Some(caller) = hold.as_ref().and_then(|hold| hold.caller.as_ref()) {
+        let caller = hold.as_ref().and_then(|hold| hold.caller.clone());
+        if let Some(caller) = &caller {
             caller.leave();
         }
         let done = match hold.as_ref().and_then(|hold| hold.known.as_ref()) {
             Some(known) if !known.session.is_over() => self.give_back(names, &mark, known).await,
             // The ask is still under way, and knows itself what it has lost.
-            _ if hold.as_ref().is_some_and(|hold| hold.caller.is_some()) => self.take_out(names, &mark).await,
+            _ if caller.is_some() => self.take_out(names, &mark).await,
             _ => self.take_out_lost(names, &mark).await,
         };
         if let (Some(hold), Err(_)) = (hold, &done) {
@@ -44,7 +45,12 @@ impl Shared {
             let expires = self.clock.now();
             self.book.write(mark, Hold { known: None, caller: None, expires, ..hold });
         }
-        done
+        match done {
+            Ok(Release::AlreadyGone) if caller.is_some_and(|caller| caller.gave_place_up()) => {
+                Ok(Release::Released)
+            }
+            done => done,
+        }
     }
 
     async fn give_back(

@@ -6,11 +6,13 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use lockkeeper_core::LockName;
+use lockkeeper_host::Gather;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::fault::Failure;
@@ -65,17 +67,28 @@ impl Lane {
 pub async fn attend(Depot(mut orders): Depot) {
     let mut flights = FuturesUnordered::new();
     let mut waiting: VecDeque<Order> = VecDeque::new();
+    let mut in_the_air = 0;
     let mut fresh = Vec::new();
+    let mut gather = Gather::default();
     loop {
-        while flights.len() < FLIGHTS {
+        if flights.is_empty() && !waiting.is_empty() {
+            gather.wait(&mut orders, &mut waiting).await;
+        }
+        // A second leaves only if it is no smaller than the first: so those that are answered together ask together again,
+        // instead of one by one, and nobody waits for longer than one of them takes.
+        while flights.len() < FLIGHTS && waiting.len() >= in_the_air {
             let batch = load(&mut waiting);
             if batch.is_empty() {
                 break;
             }
-            flights.push(fly(batch));
+            in_the_air += batch.len();
+            flights.push(timed(batch));
         }
         tokio::select! {
-            Some(()) = flights.next(), if !flights.is_empty() => {}
+            Some((count, took)) = flights.next(), if !flights.is_empty() => {
+                in_the_air -= count;
+                gather = Gather::after(count + waiting.len(), took);
+            }
             count = orders.recv_many(&mut fresh, BATCH) => {
                 if count == 0 {
                     return;
@@ -118,6 +131,13 @@ fn load(waiting: &mut VecDeque<Order>) -> Vec<Order> {
 /// The checks of the base and of the gate, if they are the same. Nothing that travels here writes these, so once is enough.
 fn in_common(first: &Order, order: &Order) -> usize {
     first.ops.iter().zip(&order.ops).take_while(|(one, other)| one.is_same_check(other)).count()
+}
+
+/// How many they were, and how long it took.
+async fn timed(batch: Vec<Order>) -> (usize, Duration) {
+    let (count, left_at) = (batch.len(), Instant::now());
+    fly(batch).await;
+    (count, left_at.elapsed())
 }
 
 async fn fly(batch: Vec<Order>) {

@@ -2,6 +2,7 @@
 //! when one is silent, and keeps the session over that. One that has ended is replaced, and nothing of it counts any more.
 
 use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -35,6 +36,8 @@ pub struct Session {
     timeout: Duration,
     clock: Arc<dyn Clock>,
     login: bool,
+    /// The last request was not answered in time.
+    silent: AtomicBool,
 }
 
 impl Link {
@@ -70,6 +73,7 @@ impl Link {
             }
         };
         session.connected(self.timeout).await?;
+        session.answers().await?;
         Ok(session)
     }
 
@@ -107,6 +111,7 @@ impl Link {
             timeout: self.timeout,
             clock: self.clock.clone(),
             login: self.login.is_some(),
+            silent: AtomicBool::new(false),
         })
     }
 
@@ -188,12 +193,27 @@ impl Session {
         }
     }
 
+    /// One that breaks while the session is taken up again is called connected until there is another connection, and what is
+    /// handed over meanwhile stays in the queue as well. So after a silence something is asked that does no harm.
+    async fn answers(&self) -> Result<(), Failure> {
+        if !self.silent.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let heard = self.within(self.client.check_stat("/")).await;
+        heard
+            .map(drop)
+            .map_err(|_| Failure::Away(format!("ZooKeeper has not answered for {:?}", self.timeout)))
+    }
+
+    async fn within<T>(&self, answer: impl Future<Output = T>) -> Result<T, Failure> {
+        let answer = tokio::time::timeout(self.timeout, answer).await;
+        self.silent.store(answer.is_err(), Ordering::Relaxed);
+        answer.map_err(|_| Failure::Unheard(format!("no answer within {:?}", self.timeout)))
+    }
+
     /// Waits for the answer to a request.
     pub async fn hear<T>(&self, answer: impl Future<Output = Result<T, zk::Error>>) -> Result<T, Failure> {
-        match tokio::time::timeout(self.timeout, answer).await {
-            Ok(answer) => answer.map_err(Failure::of),
-            Err(_) => Err(Failure::Unheard(format!("no answer within {:?}", self.timeout))),
-        }
+        self.within(answer).await?.map_err(Failure::of)
     }
 
     /// All of these steps, or none.
@@ -211,15 +231,11 @@ impl Session {
             };
             added.map_err(Failure::of)?;
         }
-        let answers = match tokio::time::timeout(self.timeout, writer.commit()).await {
-            Ok(Ok(answers)) => answers,
-            Ok(Err(MultiWriteError::RequestFailed { source })) => return Err(Failure::of(source)),
-            Ok(Err(MultiWriteError::OperationFailed { index, source })) => {
-                return Err(Failure::at(index, source));
-            }
-            Err(_) => return Err(Failure::Unheard(format!("no answer within {:?}", self.timeout))),
-        };
-        Ok(Done { sent_at, answers })
+        match self.within(writer.commit()).await? {
+            Ok(answers) => Ok(Done { sent_at, answers }),
+            Err(MultiWriteError::RequestFailed { source }) => Err(Failure::of(source)),
+            Err(MultiWriteError::OperationFailed { index, source }) => Err(Failure::at(index, source)),
+        }
     }
 
     pub async fn children(&self, path: &str) -> Result<(Vec<String>, Stat), Failure> {

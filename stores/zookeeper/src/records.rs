@@ -98,25 +98,25 @@ impl Shared {
     }
 
     async fn write_record(
-        self: Arc<Self>,
-        key: LockName,
-        value: Vec<u8>,
+        self: &Arc<Self>,
+        key: &LockName,
+        value: &[u8],
         expect: Expect,
         ttl: Option<Duration>,
     ) -> Result<Write> {
         let session = self.link.session().await?;
         let mut written: Option<(Vec<u8>, Head)> = None;
         let answer = loop {
-            let seen = self.see(&session, &key).await?;
+            let seen = self.see(&session, key).await?;
             let alive = seen.alive().map(|found| found.record.clone());
             if !expect.met_by(alive.as_ref().map(|record| record.version)) {
                 break Write::Conflict(alive);
             }
             let (data, _) = match &written {
                 Some(written) => written.clone(),
-                None => written.insert(self.write_parts(&session, &value, ttl.map(millis)).await?).clone(),
+                None => written.insert(self.write_parts(&session, value, ttl.map(millis)).await?).clone(),
             };
-            let path = self.layout.record(&key);
+            let path = self.layout.record(key);
             let mut ops = self.unchanged(&seen);
             // Only what is set tells its number.
             ops.extend(seen.found.is_none().then(|| create(&path, Vec::new())));
@@ -133,7 +133,7 @@ impl Shared {
             let old = seen.found.map_or(Vec::new(), |found| found.head.parts);
             self.delete_parts_later(&session, old);
             if let Some(ttl) = ttl {
-                self.forget_later(key, stat.version, ttl);
+                self.forget_later(key.clone(), stat.version, ttl);
             }
             return Ok(Write::Written(Version(version)));
         };
@@ -180,15 +180,15 @@ impl Shared {
         Ok(seen.alive().map(|found| found.record.clone()))
     }
 
-    async fn delete_record(self: Arc<Self>, key: LockName, expect: Expect) -> Result<Delete> {
+    async fn delete_record(self: &Arc<Self>, key: &LockName, expect: Expect) -> Result<Delete> {
         let session = self.link.session().await?;
         loop {
-            let seen = self.see(&session, &key).await?;
+            let seen = self.see(&session, key).await?;
             let Some(alive) = seen.alive() else { return Ok(Delete::Absent) };
             if !expect.met_by(Some(alive.record.version)) {
                 return Ok(Delete::Conflict(alive.record.clone()));
             }
-            if self.remove(&session, &key, &seen).await? {
+            if self.remove(&session, key, &seen).await? {
                 return Ok(Delete::Deleted);
             }
         }
@@ -225,8 +225,7 @@ impl Shared {
 #[async_trait]
 impl Records for ZooKeeperStore {
     async fn read(&self, key: &LockName) -> Result<Option<Record>> {
-        let key = key.clone();
-        self.run(async move |shared| shared.read_record(&key).await).await
+        self.run(self.shared.read_record(key)).await
     }
 
     async fn write(
@@ -237,17 +236,14 @@ impl Records for ZooKeeperStore {
         ttl: Option<Duration>,
     ) -> Result<Write> {
         Record::check(value, ttl)?;
-        let (key, value) = (key.clone(), value.to_vec());
-        self.run(async move |shared| shared.write_record(key, value, expect, ttl).await).await
+        self.run(self.shared.write_record(key, value, expect, ttl)).await
     }
 
     async fn delete(&self, key: &LockName, expect: Expect) -> Result<Delete> {
-        let key = key.clone();
-        self.run(async move |shared| shared.delete_record(key, expect).await).await
+        self.run(self.shared.delete_record(key, expect)).await
     }
 
     async fn scan(&self, prefix: &str, page: &Page) -> Result<RecordPage> {
-        let (prefix, page) = (prefix.to_owned(), page.clone());
-        self.run(async move |shared| shared.scan_records(&prefix, &page).await).await
+        self.run(self.shared.scan_records(prefix, page)).await
     }
 }

@@ -103,19 +103,14 @@ impl ZooKeeperStore {
             reactor.spawn(lane::attend(depot)),
         ];
         let store = ZooKeeperStore { shared, reactor: Arc::new((reactor, tasks)) };
-        let profile = store.run(async |shared| open::profile(&shared).await).await?;
+        let profile = store.run(open::profile(&store.shared)).await?;
         _ = store.shared.profile.set(profile);
         Ok(store)
     }
 
-    /// Does something on the store's own thread, where its sockets and timers are. Dropping this ends it.
-    pub(crate) async fn run<T, F>(&self, work: impl FnOnce(Arc<Shared>) -> F) -> Result<T>
-    where
-        T: Send + 'static,
-        F: Future<Output = Result<T>> + Send + 'static,
-    {
-        let done = self.reactor.0.spawn(work(self.shared.clone())).await;
-        done.unwrap_or_else(|error| Err(Error::Unknown(format!("the store's thread ended: {error}"))))
+    /// Does something with the sockets and timers of the store's own thread. Dropping this ends it.
+    pub(crate) async fn run<T>(&self, work: impl Future<Output = T>) -> T {
+        self.reactor.0.lend(work).await
     }
 }
 
@@ -127,38 +122,32 @@ impl Locks for ZooKeeperStore {
 
     async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
         ask.check()?;
-        let ask = ask.clone();
-        self.run(async move |shared| shared.acquire(&ask).await).await
+        self.run(self.shared.acquire(ask)).await
     }
 
     async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
-        let grants = grants.to_vec();
-        self.run(async move |shared| shared.renew(&grants).await).await
+        self.run(self.shared.renew(grants)).await
     }
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
-        let (names, mark) = (claim.names.clone(), layout::mark(&claim.attempt));
-        self.run(async move |shared| Ok(shared.release_mark(&names, mark).await?)).await
+        let mark = layout::mark(&claim.attempt);
+        Ok(self.run(self.shared.release_mark(&claim.names, mark)).await?)
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Option<LockView>> {
-        let name = name.clone();
-        self.run(async move |shared| shared.view(&name).await).await
+        self.run(self.shared.view(name)).await
     }
 
     async fn list(&self, prefix: &str, page: &Page) -> Result<LockPage> {
-        let (prefix, page) = (prefix.to_owned(), page.clone());
-        self.run(async move |shared| shared.page(&prefix, &page).await).await
+        self.run(self.shared.page(prefix, page)).await
     }
 
     async fn watch(&self, prefix: &str) -> Result<EventStream> {
-        let prefix = prefix.to_owned();
-        self.run(async move |shared| shared.watch(&prefix).await).await
+        self.run(self.shared.watch(prefix)).await
     }
 
     async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {
         limits::check_reason(reason)?;
-        let (name, reason) = (name.clone(), reason.to_owned());
-        self.run(async move |shared| shared.break_lock(&name, &reason).await).await
+        self.run(self.shared.break_lock(name, reason)).await
     }
 }
