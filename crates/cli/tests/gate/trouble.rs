@@ -28,6 +28,29 @@ fn a_service_that_is_away_hangs_or_breaks_off_is_told_apart() {
     assert_eq!((broken.status, broken.problem().as_str()), (504, "unknown"), "it may have happened");
 }
 
+/// Connections are kept, and the service may close them whenever nothing is under way. Nobody looks at a kept one until it is
+/// needed: so what has happened to it is seen then, before anything is said.
+#[test]
+fn a_connection_that_the_service_has_closed_is_not_used_again() {
+    let place = Place::new("gate_closed");
+    let hasty = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let gate = Gate::start(&place, &format!("http://{}", hasty.local_addr().unwrap()), "");
+    let (tell, closed) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for stream in hasty.incoming() {
+            let mut wire = Wire(stream.unwrap());
+            wire.hear("body");
+            wire.say("HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\ndone");
+            drop(wire);
+            tell.send(()).unwrap();
+        }
+    });
+    for n in 0..20 {
+        assert_eq!(gate.put("/a", 5, "the body").status, 200, "request {n}");
+        closed.recv().unwrap();
+    }
+}
+
 #[test]
 fn a_store_that_is_away_lets_no_new_fence_through_and_soon_none() {
     let Ok(mut redis) = servers::redis(RedisOptions::default()) else { return };
@@ -99,14 +122,26 @@ fn a_client_that_stops_in_the_middle_keeps_nobody_waiting_for_ever() {
     assert_eq!(gate.put("/a", 6, "six").status, 200);
     stalled.hear("504");
     assert_eq!(service.written(), ["six"]);
-    // A connection on which nothing is said is closed, and so is one that has said half a head.
-    let mut silent = Wire::to(gate.addr);
-    let mut half = Wire::to(gate.addr);
+    // A connection on which nothing is said is closed, and so is one that has said half a head, or nothing more.
+    let (mut silent, mut half, mut served) = (Wire::to(gate.addr), Wire::to(gate.addr), Wire::to(gate.addr));
     half.say("GET / HTTP/1.1\r\n");
     silent.hear("");
-    for wire in [&mut silent, &mut half] {
+    served.say("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+    served.hear("\"GET\"");
+    for wire in [&mut silent, &mut half, &mut served] {
         std::io::copy(&mut wire.0, &mut std::io::sink()).unwrap();
     }
+}
+
+#[test]
+fn who_waits_for_an_answer_is_not_silent() {
+    let (place, service) = (Place::new("gate_patient"), Service::start());
+    let gate = Gate::start(&place, &service.url(), "--idle 200ms");
+    let slow = begin(&["-X", "PUT", "-H", "Lock-Fence: 5", "-d", "slow", &gate.url("/slow")]);
+    service.until_begun(1);
+    std::thread::sleep(std::time::Duration::from_millis(700));
+    service.go();
+    assert_eq!(finish(slow).status, 200);
 }
 
 #[test]

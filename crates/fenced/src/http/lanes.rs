@@ -69,6 +69,10 @@ impl Admission {
         self.0.fence
     }
 
+    pub(super) fn resource(&self) -> &LockName {
+        &self.0.resource
+    }
+
     /// Ends when this process has let a newer fence in, which waits for us from then on: whoever may work for hours should stop.
     /// A newer fence that another process has let in is not noticed.
     pub async fn overtaken(&self) {

@@ -177,19 +177,31 @@ impl Rules {
         }
     }
 
-    /// Lets a request through: first it counts as under way, then its mark is raised, then it waits for those before it.
-    pub async fn admit(&self, fence: Fence, resource: &str) -> std::result::Result<Admission, Problem> {
+    /// A request counts as under way from now on: it must before its mark is looked at.
+    pub fn enter(&self, fence: Fence, resource: &str) -> std::result::Result<Admission, Problem> {
         let key = self.marks.key(resource).map_err(|_| Problem::NoResource)?;
-        let admission = self.lanes.enter(key.clone(), fence);
-        self.raise(&key, fence).await?;
+        Ok(self.lanes.enter(key, fence))
+    }
+
+    /// Whether it may pass, if that is known without asking anybody: so it is for nearly all.
+    pub fn passes(&self, admission: &Admission) -> bool {
+        self.marks.is_known(admission.resource(), admission.fence())
+            && admission.raised()
+            && self.marks.still_ours()
+    }
+
+    /// Lets a request through: its mark is raised, and then it waits for those before it.
+    pub async fn admit(&self, admission: &Admission) -> std::result::Result<(), Problem> {
+        let (key, fence) = (admission.resource(), admission.fence());
+        self.raise(key, fence).await?;
         if !admission.raised() {
             if tokio::time::timeout(self.wait, admission.first_in_lane()).await.is_err() {
                 return Err(Problem::Waiting);
             }
             // Much may have happened meanwhile.
-            self.raise(&key, fence).await?;
+            self.raise(key, fence).await?;
         }
-        if self.marks.still_ours() { Ok(admission) } else { Err(Problem::Unavailable) }
+        if self.marks.still_ours() { Ok(()) } else { Err(Problem::Unavailable) }
     }
 
     async fn raise(&self, key: &LockName, fence: Fence) -> std::result::Result<(), Problem> {

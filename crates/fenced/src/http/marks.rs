@@ -46,6 +46,12 @@ impl Marks {
         LockName::new(format!("fence/{}", self.space))
     }
 
+    /// Whether the mark is known to be as high as `fence`, and no higher.
+    pub fn is_known(&self, key: &LockName, fence: Fence) -> bool {
+        let known = self.owner.as_ref().and_then(|owner| owner.known(key).ok());
+        known.is_some_and(|(_, seen)| seen == Some(fence))
+    }
+
     /// Raises the mark to `fence`, where it is lower. [`Error::Stale`] where it is higher: then nothing has changed.
     ///
     /// The store is asked each time, because another process may have raised the mark; unless the marks are ours alone, and this

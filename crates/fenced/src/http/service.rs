@@ -49,27 +49,32 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (mut parts, body) = request.into_parts();
-        let (fence, resource) = match self.rules.presented(&parts) {
-            Ok(Some(presented)) => presented,
+        let entered = match self.rules.presented(&parts) {
+            Ok(Some((fence, resource))) => self.rules.enter(fence, &resource),
             Ok(None) => {
                 let call = self.inner.call(Request::from_parts(parts, body));
                 return Box::pin(async { Ok(under_way(call.await?, None)) });
             }
+            Err(problem) => Err(problem),
+        };
+        let admission = match entered {
+            Ok(admission) => admission,
             Err(problem) => return Box::pin(async { Ok(problem.response().map(Either::Right)) }),
         };
+        parts.extensions.insert(admission.clone());
+        let request = Request::from_parts(parts, body);
+        if self.rules.passes(&admission) {
+            return Box::pin(finished(self.inner.call(request), admission));
+        }
         // The one that said it is ready goes with the request.
         let fresh = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, fresh);
         let rules = self.rules.clone();
         Box::pin(async move {
-            let admission = match rules.admit(fence, &resource).await {
-                Ok(admission) => admission,
-                Err(problem) => return Ok(problem.response().map(Either::Right)),
-            };
-            parts.extensions.insert(admission.clone());
-            let call = inner.call(Request::from_parts(parts, body));
-            let done = async move { Ok(under_way(call.await?, Some(admission))) };
-            Finished(Some(Box::pin(done))).await
+            match rules.admit(&admission).await {
+                Ok(()) => finished(inner.call(request), admission).await,
+                Err(problem) => Ok(problem.response().map(Either::Right)),
+            }
         })
     }
 }
@@ -113,18 +118,36 @@ impl<R: Body> Body for UnderWay<R> {
     }
 }
 
+/// Calls the service, to the end.
+fn finished<F, R, E>(
+    call: F,
+    admission: Admission,
+) -> impl Future<Output = Result<Response<AnswerBody<R>>, E>> + Send
+where
+    F: Future<Output = Result<Response<R>, E>> + Send + 'static,
+    R: Send + 'static,
+    E: Send + 'static,
+{
+    let work = async move { Ok(under_way(call.await?, Some(admission))) };
+    Finished { work: Some(Box::pin(work)), begun: false }
+}
+
 /// Work that goes on in the background when nobody waits for it any more. Who hangs up does not end what the service has
 /// begun, and whoever comes next must not begin before it has ended.
-struct Finished<F: Future<Output: Send> + Send + 'static>(Option<Pin<Box<F>>>);
+struct Finished<F: Future<Output: Send> + Send + 'static> {
+    work: Option<Pin<Box<F>>>,
+    begun: bool,
+}
 
 impl<F: Future<Output: Send> + Send + 'static> Future for Finished<F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
-        let Some(work) = &mut self.0 else { return Poll::Pending };
+        self.begun = true;
+        let Some(work) = &mut self.work else { return Poll::Pending };
         let answer = work.as_mut().poll(cx);
         if answer.is_ready() {
-            self.0 = None;
+            self.work = None;
         }
         answer
     }
@@ -132,7 +155,7 @@ impl<F: Future<Output: Send> + Send + 'static> Future for Finished<F> {
 
 impl<F: Future<Output: Send> + Send + 'static> Drop for Finished<F> {
     fn drop(&mut self) {
-        if let (Some(work), false) = (self.0.take(), std::thread::panicking())
+        if let (Some(work), true, false) = (self.work.take(), self.begun, std::thread::panicking())
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
             runtime.spawn(work);

@@ -30,27 +30,9 @@ impl Progress {
         self.micros.store(micros, Ordering::Relaxed);
     }
 
-    /// Waits for `answer`, for as long as something is sent, and `most` longer. Gives back the timer: to set one to a later time
-    /// costs much less than to make one.
-    pub async fn wait<T>(
-        &self,
-        answer: impl Future<Output = T>,
-        most: Duration,
-    ) -> Option<(T, Pin<Box<Sleep>>)> {
-        let mut answer = std::pin::pin!(answer);
-        let mut timer = Box::pin(sleep(most));
-        loop {
-            tokio::select! {
-                biased;
-                answer = &mut answer => return Some((answer, timer)),
-                () = &mut timer => {}
-            }
-            let until = self.began + Duration::from_micros(self.micros.load(Ordering::Relaxed)) + most;
-            if until <= Instant::now() {
-                return None;
-            }
-            timer.as_mut().reset(until);
-        }
+    /// When that was; at first, when the request came.
+    pub fn last(&self) -> Instant {
+        self.began + Duration::from_micros(self.micros.load(Ordering::Relaxed))
     }
 }
 
@@ -86,10 +68,17 @@ impl Body for Sent {
 
 /// The body of an answer, with an end to its patience.
 pub struct Idle {
-    pub body: Incoming,
-    pub most: Duration,
-    pub timer: Pin<Box<Sleep>>,
-    pub waiting: bool,
+    body: Incoming,
+    most: Duration,
+    /// Most answers come in one piece, and need none.
+    timer: Option<Pin<Box<Sleep>>>,
+    waiting: bool,
+}
+
+impl Idle {
+    pub fn new(body: Incoming, most: Duration) -> Self {
+        Idle { body, most, timer: None, waiting: false }
+    }
 }
 
 impl Body for Idle {
@@ -105,11 +94,12 @@ impl Body for Idle {
             this.waiting = false;
             return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
         }
+        let timer = this.timer.get_or_insert_with(|| Box::pin(sleep(this.most)));
         if !this.waiting {
             this.waiting = true;
-            this.timer.as_mut().reset(Instant::now() + this.most);
+            timer.as_mut().reset(Instant::now() + this.most);
         }
-        match this.timer.as_mut().poll(cx) {
+        match timer.as_mut().poll(cx) {
             Poll::Ready(()) => Poll::Ready(Some(Err("nothing came for too long".into()))),
             Poll::Pending => Poll::Pending,
         }

@@ -12,25 +12,20 @@ use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use hyper::upgrade::{self, OnUpgrade};
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
 use lockkeeper_fenced::http::{Admission, Problem};
 use tower_service::Service;
 
 use super::body::{Idle, Progress, Sent};
 use super::headers;
+use super::links::{Links, Trouble};
 use super::metrics::Metrics;
 use super::tunnel::Tunnel;
-
-/// The address of a client, among the extensions of its requests.
-#[derive(Clone, Copy, Debug)]
-pub struct Peer(pub IpAddr);
 
 /// Where the service is.
 #[derive(Clone, Debug)]
 pub struct Upstream {
     pub text: String,
+    uri: Uri,
     authority: Authority,
     /// What comes before every path.
     base: String,
@@ -39,7 +34,7 @@ pub struct Upstream {
 /// `--upstream`
 pub fn upstream(text: &str) -> Result<Upstream, String> {
     let uri: Uri = text.parse().map_err(|_| "not a URL: write http://HOST:PORT".to_owned())?;
-    let parts = uri.into_parts();
+    let parts = uri.clone().into_parts();
     match (&parts.scheme, parts.authority, parts.path_and_query) {
         (Some(scheme), ..) if *scheme == Scheme::HTTPS => {
             Err("only http:// is possible: put the gate beside the service, where no TLS is needed".into())
@@ -49,55 +44,54 @@ pub fn upstream(text: &str) -> Result<Upstream, String> {
                 return Err("a URL with a user or a query cannot be passed on to".into());
             }
             let base = path.map_or(String::new(), |path| path.path().trim_end_matches('/').to_owned());
-            Ok(Upstream { text: text.to_owned(), authority, base })
+            Ok(Upstream { text: text.to_owned(), uri, authority, base })
         }
         _ => Err("not a URL of a service: write http://HOST:PORT".into()),
     }
 }
 
 impl Upstream {
-    /// The same path there.
-    fn uri(&self, asked: &Uri) -> Option<Uri> {
-        let path = match asked.path_and_query() {
-            Some(path) if self.base.is_empty() => path.clone(),
-            Some(path) => PathAndQuery::try_from(format!("{}{path}", self.base)).ok()?,
-            None => PathAndQuery::from_static("/"),
-        };
-        Uri::builder()
-            .scheme(Scheme::HTTP)
-            .authority(self.authority.clone())
-            .path_and_query(path)
-            .build()
-            .ok()
+    /// The same path there. Where the service is, is no part of it.
+    fn path(&self, asked: Uri) -> Option<Uri> {
+        match asked.path_and_query() {
+            Some(_) if self.base.is_empty() && asked.authority().is_none() => Some(asked),
+            Some(path) if self.base.is_empty() => Some(path.clone().into()),
+            Some(path) => PathAndQuery::try_from(format!("{}{path}", self.base)).ok().map(Uri::from),
+            None => Some(Uri::default()),
+        }
     }
 }
 
 /// The body of an answer: the service's, or ours.
 pub type Answer = Either<Idle, Full<Bytes>>;
 
-/// The service, as we reach it. Clones share its connections.
+/// The service, as a client reaches it. Clones share its connections.
 #[derive(Clone)]
-pub struct Forward(Arc<Inner>);
+pub struct Forward {
+    inner: Arc<Inner>,
+    /// The address of the client, as the service is told it.
+    peer: HeaderValue,
+}
 
 struct Inner {
-    client: Client<HttpConnector, Sent>,
+    links: Links,
     upstream: Upstream,
     metrics: Arc<Metrics>,
-    timeout: Duration,
     idle: Duration,
 }
 
 impl Forward {
     pub fn new(gate: &super::Gate, metrics: Arc<Metrics>) -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(gate.connect_timeout));
-        let client = Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(Duration::from_secs(30))
-            .build(connector);
         let upstream = gate.upstream.clone();
-        Forward(Arc::new(Inner { client, upstream, metrics, timeout: gate.timeout, idle: gate.idle }))
+        let links = Links::new(upstream.uri.clone(), gate.connect_timeout, gate.timeout);
+        let inner = Arc::new(Inner { links, upstream, metrics, idle: gate.idle });
+        Forward { inner, peer: HeaderValue::from_static("unknown") }
+    }
+
+    /// For this client.
+    pub fn of(&self, peer: IpAddr) -> Self {
+        let peer = HeaderValue::try_from(peer.to_string()).unwrap_or_else(|_| self.peer.clone());
+        Forward { inner: self.inner.clone(), peer }
     }
 }
 
@@ -106,7 +100,7 @@ impl Inner {
     fn prepare(
         &self,
         mut request: Request<Incoming>,
-        progress: Progress,
+        peer: &HeaderValue,
     ) -> Option<(Request<Sent>, Option<Wish>)> {
         let protocol = headers::upgrade(request.headers()).filter(|_| request.version() == Version::HTTP_11);
         let wish = protocol.map(|protocol| Wish {
@@ -115,43 +109,28 @@ impl Inner {
             admission: request.extensions().get::<Admission>().cloned(),
         });
         let (mut parts, body) = request.into_parts();
-        // HTTP/2 has the host in the URI alone.
-        if let (None, Some(host)) = (parts.headers.get(header::HOST), parts.uri.authority()) {
+        if !parts.headers.contains_key(header::HOST) {
+            // HTTP/2 has the host in the URI alone, and HTTP/1.0 may have none.
+            let host = parts.uri.authority().unwrap_or(&self.upstream.authority);
             parts.headers.insert(header::HOST, HeaderValue::from_str(host.as_str()).ok()?);
         }
         headers::strip(&mut parts.headers);
-        if let Some(Peer(peer)) = parts.extensions.get() {
-            headers::forwarded(&mut parts.headers, *peer);
-        }
+        headers::forwarded(&mut parts.headers, peer);
         if let Some(wish) = &wish {
             headers::set_upgrade(&mut parts.headers, wish.protocol.clone());
         }
-        parts.uri = self.upstream.uri(&parts.uri)?;
+        parts.uri = self.upstream.path(parts.uri)?;
         parts.version = Version::HTTP_11;
-        Some((Request::from_parts(parts, Sent { body, progress }), wish))
+        Some((Request::from_parts(parts, Sent { body, progress: Progress::new() }), wish))
     }
 
-    async fn pass(&self, request: Request<Incoming>) -> Result<Response<Answer>, Problem> {
-        if request.method() == Method::CONNECT {
-            return Ok(status(StatusCode::METHOD_NOT_ALLOWED));
-        }
-        let progress = Progress::new();
-        let Some((request, wish)) = self.prepare(request, progress.clone()) else {
-            return Ok(status(StatusCode::BAD_REQUEST));
-        };
+    async fn pass(
+        &self,
+        request: Box<Request<Sent>>,
+        wish: Option<Wish>,
+    ) -> Result<Response<Answer>, Problem> {
         let under_way = self.metrics.requests.one();
-        let (answer, timer) = match progress.wait(self.client.request(request), self.timeout).await {
-            Some((Ok(answer), timer)) => (answer, timer),
-            Some((Err(error), _)) if error.is_connect() => {
-                tracing::warn!(upstream = self.upstream.text, %error, "the service cannot be reached");
-                return Err(Problem::Unreached);
-            }
-            Some((Err(error), _)) => {
-                tracing::warn!(%error, "the service broke off");
-                return Err(Problem::Unknown);
-            }
-            None => return Err(Problem::Unknown),
-        };
+        let answer = self.links.send(request).await.map_err(|trouble| self.problem(trouble))?;
         match (answer.status(), wish) {
             (StatusCode::SWITCHING_PROTOCOLS, Some(wish)) => {
                 let (answer, service) = switched(answer);
@@ -162,11 +141,24 @@ impl Inner {
             // Nobody asked for it.
             (StatusCode::SWITCHING_PROTOCOLS, None) => Err(Problem::Unknown),
             _ => {
-                let mut answer =
-                    answer.map(|body| Either::Left(Idle { body, most: self.idle, timer, waiting: false }));
+                let mut answer = answer.map(|body| Either::Left(Idle::new(body, self.idle)));
                 headers::strip(answer.headers_mut());
                 Ok(answer)
             }
+        }
+    }
+
+    fn problem(&self, trouble: Trouble) -> Problem {
+        match trouble {
+            Trouble::Unreached(error) => {
+                tracing::warn!(upstream = self.upstream.text, %error, "the service cannot be reached");
+                Problem::Unreached
+            }
+            Trouble::Broken(error) => {
+                tracing::warn!(%error, "the service broke off");
+                Problem::Unknown
+            }
+            Trouble::Silent => Problem::Unknown,
         }
     }
 }
@@ -206,9 +198,17 @@ impl Service<Request<Incoming>> for Forward {
     }
 
     fn call(&mut self, request: Request<Incoming>) -> Self::Future {
-        let this = self.0.clone();
+        if request.method() == Method::CONNECT {
+            return Box::pin(async { Ok(status(StatusCode::METHOD_NOT_ALLOWED)) });
+        }
+        let Some((request, wish)) = self.inner.prepare(request, &self.peer) else {
+            return Box::pin(async { Ok(status(StatusCode::BAD_REQUEST)) });
+        };
+        // It is handed on from one to the next a few times.
+        let (inner, request) = (self.inner.clone(), Box::new(request));
         Box::pin(async move {
-            Ok(this.pass(request).await.unwrap_or_else(|problem| problem.response().map(Either::Right)))
+            let answer = inner.pass(request, wish).await;
+            Ok(answer.unwrap_or_else(|problem| problem.response().map(Either::Right)))
         })
     }
 }
@@ -220,12 +220,12 @@ mod tests {
     #[test]
     fn paths_are_the_same_there() {
         let there = |upstream_url: &str, asked: &str| {
-            upstream(upstream_url).unwrap().uri(&asked.parse().unwrap()).unwrap().to_string()
+            upstream(upstream_url).unwrap().path(asked.parse().unwrap()).unwrap().to_string()
         };
-        assert_eq!(there("http://h:81", "/a/b?c=d"), "http://h:81/a/b?c=d");
-        assert_eq!(there("http://h:81/", "/a"), "http://h:81/a");
-        assert_eq!(there("http://h/base/", "/a?x"), "http://h/base/a?x");
-        assert_eq!(there("http://h", "http://other/a"), "http://h/a");
+        assert_eq!(there("http://h:81", "/a/b?c=d"), "/a/b?c=d");
+        assert_eq!(there("http://h:81/", "/a"), "/a");
+        assert_eq!(there("http://h/base/", "/a?x"), "/base/a?x");
+        assert_eq!(there("http://h", "http://other/a"), "/a");
     }
 
     #[test]

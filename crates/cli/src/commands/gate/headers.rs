@@ -1,8 +1,5 @@
 //! What belongs to one connection and stays there, and what a service is told of the client.
 
-use std::io::Write;
-use std::net::IpAddr;
-
 use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 
@@ -56,20 +53,22 @@ pub fn set_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
 }
 
 /// Who the client is and what it asked for. A proxy before us may have said so already.
-pub fn forwarded(headers: &mut HeaderMap, peer: IpAddr) {
-    let mut chain = Vec::new();
-    for before in headers.get_all(FOR) {
-        chain.extend_from_slice(before.as_bytes());
-        chain.extend_from_slice(b", ");
-    }
-    let _ = write!(chain, "{peer}");
-    if let Ok(chain) = HeaderValue::from_maybe_shared(Bytes::from(chain)) {
-        headers.insert(FOR, chain);
-    }
+pub fn forwarded(headers: &mut HeaderMap, peer: &HeaderValue) {
+    let chain = match headers.contains_key(FOR) {
+        true => chain(headers, peer),
+        false => peer.clone(),
+    };
+    headers.insert(FOR, chain);
     if let (false, Some(host)) = (headers.contains_key(HOST), headers.get(header::HOST).cloned()) {
         headers.insert(HOST, host);
     }
     headers.entry(PROTO).or_insert(HeaderValue::from_static("http"));
+}
+
+/// The client after those before it.
+fn chain(headers: &HeaderMap, peer: &HeaderValue) -> HeaderValue {
+    let all: Vec<&[u8]> = headers.get_all(FOR).iter().chain([peer]).map(HeaderValue::as_bytes).collect();
+    HeaderValue::from_maybe_shared(Bytes::from(all.join(&b", "[..]))).unwrap_or_else(|_| peer.clone())
 }
 
 #[cfg(test)]
@@ -113,7 +112,7 @@ mod tests {
     fn the_client_is_named_after_those_before_it() {
         let mut headers =
             map(&[("host", "a.example"), ("x-forwarded-for", "10.0.0.1"), ("x-forwarded-for", "10.0.0.2")]);
-        forwarded(&mut headers, [127, 0, 0, 1].into());
+        forwarded(&mut headers, &HeaderValue::from_static("127.0.0.1"));
         assert_eq!(headers["x-forwarded-for"], "10.0.0.1, 10.0.0.2, 127.0.0.1");
         assert_eq!(
             (&headers["x-forwarded-host"], &headers["x-forwarded-proto"]),

@@ -1,10 +1,13 @@
 //! `lockkeeper gate`: the check of fences in front of a service that cannot be changed.
 
 mod admin;
+mod at_once;
 mod body;
 mod forward;
 mod headers;
+mod links;
 mod metrics;
+mod patience;
 mod resource;
 mod serve;
 mod tunnel;

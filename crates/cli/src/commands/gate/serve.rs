@@ -1,9 +1,12 @@
 //! Taking connections, and the way to a quiet end.
 
 use std::convert::Infallible;
+use std::future::Future;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
@@ -19,8 +22,10 @@ use tokio::sync::Semaphore;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::forward::{Answer, Forward, Peer};
+use super::at_once::AtOnce;
+use super::forward::{Answer, Forward};
 use super::metrics::Metrics;
+use super::patience::Patience;
 use crate::signals::Signals;
 
 /// How often it is looked whether all is over. Nobody waits for this but an operator.
@@ -41,7 +46,8 @@ pub fn room(files: u64) -> usize {
 
 /// All that serving needs.
 pub struct Gate {
-    service: Checked<Forward>,
+    layer: FenceLayer,
+    forward: Forward,
     server: auto::Builder<TokioExecutor>,
     pub metrics: Arc<Metrics>,
     room: Arc<Semaphore>,
@@ -51,12 +57,12 @@ pub struct Gate {
 impl Gate {
     pub fn new(gate: &super::Gate, layer: FenceLayer, connections: usize) -> Self {
         let metrics = Arc::<Metrics>::default();
-        let service = layer.layer(Forward::new(gate, metrics.clone()));
+        let forward = Forward::new(gate, metrics.clone());
         let mut server = auto::Builder::new(TokioExecutor::new());
         // A head that does not come, and a connection that is not used, look the same from here.
-        server.http1().timer(TokioTimer::new()).header_read_timeout(gate.idle).max_buf_size(64 << 10);
+        server.http1().header_read_timeout(gate.idle).max_buf_size(64 << 10);
         server.http2().timer(TokioTimer::new()).keep_alive_interval(gate.idle).max_concurrent_streams(200);
-        Gate { service, server, metrics, room: Arc::new(Semaphore::new(connections)), idle: gate.idle }
+        Gate { layer, forward, server, metrics, room: Arc::new(Semaphore::new(connections)), idle: gate.idle }
     }
 
     /// Serves until a signal comes, and then until all that is under way has ended, or the time is over. Returns how many
@@ -98,16 +104,18 @@ impl Gate {
             };
             let _ = stream.set_nodelay(true);
             let front = Front::new(self, peer);
-            let silent = silent(front.heard.clone(), self.idle);
-            let connection =
-                self.server.serve_connection_with_upgrades(TokioIo::new(stream), front).into_owned();
-            let connection = graceful.watch(connection);
+            let patience = front.patience.clone();
+            let mut server = self.server.clone();
+            server.http1().timer(patience.clone());
+            let connection = server.serve_connection_with_upgrades(TokioIo::new(stream), front).into_owned();
+            let connection = AtOnce::new(graceful.watch(connection));
             let open = self.metrics.connections.one();
             tokio::spawn(async move {
                 tokio::select! {
+                    biased;
                     // Whatever ends a connection, its client knows.
                     _ = connection => {}
-                    () = silent => {}
+                    () = patience.over() => {}
                 }
                 drop((room, open));
             });
@@ -115,45 +123,50 @@ impl Gate {
     }
 }
 
-/// Ends when nothing was heard of a new connection for too long.
-async fn silent(heard: Arc<AtomicBool>, most: Duration) {
-    tokio::time::sleep(most).await;
-    if heard.load(Ordering::Relaxed) {
-        std::future::pending().await
-    }
-}
-
 /// What one connection talks to: the checked service, and the counters.
 struct Front {
     service: Checked<Forward>,
     metrics: Arc<Metrics>,
-    peer: Peer,
-    heard: Arc<AtomicBool>,
+    patience: Patience,
 }
 
 impl Front {
     fn new(gate: &Gate, peer: SocketAddr) -> Front {
         // An IPv4 client of an IPv6 socket is an IPv4 client.
-        let peer = Peer(peer.ip().to_canonical());
-        Front { service: gate.service.clone(), metrics: gate.metrics.clone(), peer, heard: Arc::default() }
+        let service = gate.layer.layer(gate.forward.of(peer.ip().to_canonical()));
+        Front { service, metrics: gate.metrics.clone(), patience: Patience::new(gate.idle) }
     }
 }
 
 impl hyper::service::Service<Request<Incoming>> for Front {
     type Response = Response<AnswerBody<Answer>>;
     type Error = Infallible;
-    type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
+    type Future = Counted;
 
-    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+    fn call(&self, request: Request<Incoming>) -> Counted {
         let began = Instant::now();
-        self.heard.store(true, Ordering::Relaxed);
-        request.extensions_mut().insert(self.peer);
+        self.patience.heard();
         let fenced = request.headers().contains_key(LOCK_FENCE);
-        let (mut service, metrics) = (self.service.clone(), self.metrics.clone());
-        Box::pin(async move {
-            let answer = service.call(request).await?;
-            metrics.answered(answer.extensions().get::<Problem>(), fenced, began.elapsed());
-            Ok(answer)
-        })
+        let answer = self.service.clone().call(request);
+        Counted { answer, fenced, began, metrics: self.metrics.clone() }
+    }
+}
+
+/// An answer that is counted when it begins.
+struct Counted {
+    answer: BoxFuture<'static, Result<Response<AnswerBody<Answer>>, Infallible>>,
+    fenced: bool,
+    began: Instant,
+    metrics: Arc<Metrics>,
+}
+
+impl Future for Counted {
+    type Output = Result<Response<AnswerBody<Answer>>, Infallible>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let answer = std::task::ready!(self.answer.as_mut().poll(cx))?;
+        let problem = answer.extensions().get::<Problem>();
+        self.metrics.answered(problem, self.fenced, self.began.elapsed());
+        Poll::Ready(Ok(answer))
     }
 }
