@@ -1,4 +1,5 @@
-//! `store init`: what a store needs is made once, and whoever lacks a store is told how to get it.
+//! `store init`: what a store needs is made once, and whoever lacks a store is told how to get it. Stores that are left out unless
+//! they are asked for.
 
 mod common;
 use common::*;
@@ -26,6 +27,42 @@ fn a_build_without_dynamodb_says_how_to_get_one() {
         let said = String::from_utf8_lossy(&refused.stderr);
         assert!(said.contains("--features dynamodb"), "{said}");
     }
+}
+
+#[cfg(not(feature = "zookeeper-tls"))]
+#[test]
+fn a_build_without_tls_for_zookeeper_says_how_to_get_one() {
+    let place = Place::new("store_without_tls");
+    let refused = place.run("ls --store zks://127.0.0.1/locks");
+    assert_eq!(refused.status.code(), Some(78), "{refused:?}");
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(said.contains("--features zookeeper-tls"), "{said}");
+}
+
+#[cfg(feature = "zookeeper-tls")]
+#[test]
+fn processes_exclude_each_other_over_tls() {
+    use lockkeeper_testkit::servers::{TlsFiles, ZooKeeperOptions, zookeeper, zookeeper_tls_addr};
+    let tls = TlsFiles::new();
+    let options = ZooKeeperOptions { tls: Some(tls.clone()), ..ZooKeeperOptions::default() };
+    let Ok(server) = zookeeper(options) else { return };
+    let place = Place::new("store_zks");
+    let url = format!("zks://{}?timeout=20s", zookeeper_tls_addr(&server));
+    let lk = |line: &str, ca: &TlsFiles| {
+        let mut command = place.lk(line.split(' '));
+        // Whom the machine believes.
+        command.env("LOCKKEEPER_STORE", &url).env("SSL_CERT_FILE", ca.ca_path()).env_remove("SSL_CERT_DIR");
+        command
+    };
+    let mut holder = Running::new(lk("hold nightly --ttl 5s", &tls));
+    assert!(holder.line().starts_with("held "));
+    assert_eq!(lk("run nightly --skip -- true", &tls).output().unwrap().status.code(), Some(75));
+    let waiter = lk("run nightly --correctness -- true", &tls).spawn().unwrap();
+    holder.signal(rustix::process::Signal::TERM);
+    assert!(waiter.wait_with_output().unwrap().status.success());
+    let stranger = lk("run nightly -- true", &TlsFiles::new()).output().unwrap();
+    assert_eq!(stranger.status.code(), Some(77), "{stranger:?}");
+    assert!(String::from_utf8_lossy(&stranger.stderr).contains("?ca=FILE"), "{stranger:?}");
 }
 
 #[cfg(feature = "dynamodb")]

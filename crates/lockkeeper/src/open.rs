@@ -78,7 +78,7 @@ pub(crate) async fn open(url: &str, clock: Arc<dyn Clock>) -> Result<Arc<dyn Sto
             Ok(Arc::new(lockkeeper_etcd::EtcdStore::open(options).await?))
         }
         #[cfg(feature = "zookeeper")]
-        "zk" => {
+        "zk" | "zks" => {
             let mut options = lockkeeper_zookeeper::Options::from_url(url)?;
             options.clock = clock;
             Ok(Arc::new(lockkeeper_zookeeper::ZooKeeperStore::open(options).await?))

@@ -4,6 +4,9 @@ use std::time::Duration;
 use lockkeeper_core::{Address, Error, Result};
 use lockkeeper_host::{Clock, SystemClock};
 
+use crate::tls::Tls;
+use crate::word;
+
 /// How to open a store.
 ///
 /// ```
@@ -19,6 +22,8 @@ pub struct Options {
     pub servers: Vec<String>,
     /// User and password, for digest authentication.
     pub login: Option<(String, String)>,
+    /// How to encrypt, and whom to believe.
+    pub tls: Option<Tls>,
     /// The node that all locks are below: `/lock` by default.
     pub base: String,
     /// Whether the node that all locks are below is made if it is missing. One that was named and is missing is more
@@ -38,28 +43,27 @@ pub struct Options {
 impl std::fmt::Debug for Options {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let user = self.login.as_ref().map(|(user, _)| user);
-        write!(f, "Options({:?}, user {user:?}, base {:?})", self.servers, self.base)
+        let tls = self.tls.is_some();
+        write!(f, "Options({:?}, user {user:?}, tls {tls}, base {:?})", self.servers, self.base)
     }
 }
 
-const OPTIONS: [&str; 4] = ["timeout", "poll", "session", "create"];
+const OPTIONS: [&str; 7] = ["timeout", "poll", "session", "create", "ca", "cert", "key"];
 
 impl Options {
-    /// From an address: `zk://[USER:PASSWORD@]HOST[:PORT],…[/PATH]`.
+    /// From an address: `zk://[USER:PASSWORD@]HOST[:PORT],…[/PATH]`, or `zks://…` for TLS.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with what is wrong.
+    /// [`Error::Invalid`] with what is wrong; [`Error::Unsupported`] if this was built without TLS, and it is asked for.
     pub fn from_url(url: &str) -> Result<Self> {
         let mut address = Address::parse(url)?;
-        match address.scheme.as_str() {
-            "zk" => {}
-            "zks" => {
-                return Err(Error::Unsupported("ZooKeeper with TLS is not possible yet: use zk://".into()));
-            }
+        let encrypted = match address.scheme.as_str() {
+            "zk" => false,
+            "zks" => true,
             other => {
                 return Err(Error::invalid(format!("{other}:// is not the address of a ZooKeeper store")));
             }
-        }
+        };
         let login = match (address.user.take(), address.password.take()) {
             (None, None) => None,
             (Some(user), Some(password)) => Some((user, password)),
@@ -71,6 +75,8 @@ impl Options {
         };
         let mut options = Options::new(address.hosts.iter().map(server).collect());
         options.login = login;
+        let files = (address.option("ca"), address.option("cert"), address.option("key"));
+        options.tls = tls(encrypted, files)?;
         let path = address.path.trim_end_matches('/');
         if !path.is_empty() {
             (options.base, options.create) = (format!("/{path}"), false);
@@ -94,6 +100,7 @@ impl Options {
         Options {
             servers,
             login: None,
+            tls: None,
             base: "/lock".into(),
             create: true,
             timeout: Duration::from_secs(3),
@@ -106,6 +113,9 @@ impl Options {
     pub(crate) fn check(&self) -> Result<()> {
         if self.servers.is_empty() {
             return Err(Error::invalid("a host is missing in the address: zk://HOST[:PORT],…[/PATH]"));
+        }
+        if let Some(tls) = &self.tls {
+            self.servers.iter().try_for_each(|server| tls.check(word::host(server)))?;
         }
         let strange = |part: &str| {
             let odd = |c: char| c.is_control() || ('\u{e000}'..='\u{f8ff}').contains(&c) || c >= '\u{fff0}';
@@ -129,6 +139,23 @@ impl Options {
     }
 }
 
+type Files = (Option<String>, Option<String>, Option<String>);
+
+fn tls(encrypted: bool, (ca, cert, key): Files) -> Result<Option<Tls>> {
+    let identity = match (&cert, &key) {
+        (None, None) => None,
+        (Some(cert), Some(key)) => Some((cert.as_str(), key.as_str())),
+        _ => return Err(Error::invalid("?cert= and ?key= go together, and one of them is missing")),
+    };
+    match encrypted {
+        true => Tls::new(ca.as_deref(), identity).map(Some),
+        false if ca.is_some() || identity.is_some() => {
+            Err(Error::invalid("?ca=, ?cert= and ?key= are for TLS, and zk:// has none: use zks://"))
+        }
+        false => Ok(None),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -145,11 +172,23 @@ mod tests {
             "zk://h?session=1ms",
             "zk://h?create=maybe",
             "zk://h?prefix=x",
+            "zk://h?ca=/x",
+            "zk://h?cert=/x&key=/x",
+            "zks://h?cert=/x",
             "http://h",
         ] {
             assert!(matches!(Options::from_url(bad), Err(Error::Invalid(_))), "{bad:?}");
         }
-        assert!(matches!(Options::from_url("zks://h"), Err(Error::Unsupported(_))));
+    }
+
+    #[cfg(not(feature = "tls"))]
+    #[test]
+    fn a_build_without_tls_says_how_to_get_it() {
+        let refused = Options::from_url("zks://h").unwrap_err();
+        assert!(
+            matches!(&refused, Error::Unsupported(why) if why.contains("--features zookeeper-tls")),
+            "{refused}"
+        );
     }
 
     #[test]

@@ -6,6 +6,8 @@ use zookeeper_client as zk;
 pub enum Failure {
     /// It was never sent.
     Away(String),
+    /// It was never sent, and will not be: we do not believe the servers, or they do not believe us.
+    Barred(String),
     /// It was sent, and nobody knows what became of it.
     Unheard(String),
     /// The session has ended, and all that hung on it. What the request was to write may have been written before.
@@ -62,6 +64,7 @@ impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         let error = match failure {
             Failure::Away(text) => return Error::Unavailable(text),
+            Failure::Barred(text) => return Error::Denied(text),
             Failure::Unheard(text) => return Error::Unknown(text),
             Failure::Ended => return Error::Unknown("the session with ZooKeeper has ended".into()),
             Failure::Refused(_, error) => error,

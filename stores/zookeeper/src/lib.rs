@@ -33,13 +33,18 @@ mod look;
 mod open;
 mod parts;
 mod records;
+mod refusal;
 mod renew;
 mod script;
 mod store;
+#[cfg_attr(not(feature = "tls"), path = "no_tls.rs")]
+mod tls;
 mod version;
 mod view;
 mod wait;
 mod watch;
+mod word;
 
 pub use config::Options;
 pub use store::ZooKeeperStore;
+pub use tls::Tls;

@@ -15,11 +15,13 @@ use zookeeper_client::{
 use crate::config::Options;
 use crate::fault::Failure;
 use crate::gate::Gate;
+use crate::refusal;
 use crate::script::{self, Op};
+use crate::tls::Tls;
 
 pub struct Link {
-    servers: String,
-    hosts: u32,
+    servers: Vec<String>,
+    tls: Option<Tls>,
     login: Option<(String, String)>,
     timeout: Duration,
     session: Duration,
@@ -43,8 +45,8 @@ pub struct Session {
 impl Link {
     pub fn new(options: &Options) -> Self {
         Link {
-            servers: options.servers.join(","),
-            hosts: u32::try_from(options.servers.len()).unwrap_or(u32::MAX),
+            servers: options.servers.clone(),
+            tls: options.tls.clone(),
             login: options.login.clone(),
             timeout: options.timeout,
             session: options.session,
@@ -88,20 +90,12 @@ impl Link {
         if let Some((user, password)) = &self.login {
             connector = connector.with_auth("digest", format!("{user}:{password}").as_bytes());
         }
-        let limit = self.timeout * self.hosts;
-        let client = match tokio::time::timeout(limit, connector.connect(&self.servers)).await {
-            Ok(Ok(client)) => client,
-            Ok(Err(error @ (zk::Error::AuthFailed | zk::Error::BadArguments(_)))) => {
-                return Err(Failure::of(error));
-            }
-            Ok(Err(error)) => {
-                return Err(Failure::Away(format!("no ZooKeeper that serves at {}: {error}", self.servers)));
-            }
+        let limit = self.timeout * u32::try_from(self.servers.len()).unwrap_or(u32::MAX);
+        let client = match tokio::time::timeout(limit, self.connect_with(connector)).await {
+            Ok(client) => client?,
             Err(_) => {
-                return Err(Failure::Away(format!(
-                    "no ZooKeeper that serves at {} within {limit:?}",
-                    self.servers
-                )));
+                let servers = self.servers.join(",");
+                return Err(Failure::Away(format!("no ZooKeeper that serves at {servers} within {limit:?}")));
             }
         };
         Ok(Session {
@@ -113,6 +107,19 @@ impl Link {
             login: self.login.is_some(),
             silent: AtomicBool::new(false),
         })
+    }
+
+    async fn connect_with(&self, connector: zk::Connector) -> Result<Client, Failure> {
+        let servers = self.servers.join(",");
+        let connected = match &self.tls {
+            Some(tls) => tls.connect(connector, &servers).await,
+            None => connector.connect(&servers).await,
+        };
+        match connected {
+            Ok(client) => Ok(client),
+            Err(error @ (zk::Error::AuthFailed | zk::Error::BadArguments(_))) => Err(Failure::of(error)),
+            Err(error) => Err(refusal::ask(&self.servers, self.tls.as_ref(), &error).await),
+        }
     }
 
     /// What the ensemble's clock shows now, at least, in milliseconds. `None`: we have never heard.

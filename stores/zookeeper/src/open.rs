@@ -28,8 +28,9 @@ pub(crate) async fn profile(shared: &Shared) -> Result<Profile> {
         }
         time => _ = time?,
     }
-    let (asked, given) = (shared.options.session, session.client.session_timeout());
-    let version = version::ask(&shared.options.servers, shared.options.timeout).await;
+    let options = &shared.options;
+    let (asked, given) = (options.session, session.client.session_timeout());
+    let version = version::ask(&options.servers, options.tls.as_ref(), options.timeout).await;
     let forgets = doubts(version.as_ref());
     if let Some(note) = &forgets {
         tracing::warn!("{note}");

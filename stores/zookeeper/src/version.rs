@@ -1,15 +1,12 @@
 //! Which ZooKeeper this is. The protocol does not say; the word `srvr` does, which servers answer unless they are told not to.
 
-use std::io;
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 
-/// More than a server says of itself.
-const MOST: u64 = 64 << 10;
+use crate::tls::Tls;
+use crate::word;
 
 /// What a server says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,8 +34,8 @@ impl std::fmt::Display for Version {
 }
 
 /// Asks all servers, and takes the first good answer. `None`: nobody tells.
-pub async fn ask(servers: &[String], timeout: Duration) -> Option<Version> {
-    let asked = servers.iter().map(|server| tokio::time::timeout(timeout, srvr(server)));
+pub async fn ask(servers: &[String], tls: Option<&Tls>, timeout: Duration) -> Option<Version> {
+    let asked = servers.iter().map(|server| tokio::time::timeout(timeout, word::say(server, tls, "srvr")));
     let mut answers: FuturesUnordered<_> = asked.collect();
     while let Some(answer) = answers.next().await {
         if let Ok(Ok(told)) = answer
@@ -48,14 +45,6 @@ pub async fn ask(servers: &[String], timeout: Duration) -> Option<Version> {
         }
     }
     None
-}
-
-async fn srvr(server: &str) -> io::Result<String> {
-    let mut stream = TcpStream::connect(server).await?;
-    stream.write_all(b"srvr").await?;
-    let mut told = String::new();
-    stream.take(MOST).read_to_string(&mut told).await?;
-    Ok(told)
 }
 
 fn parse(told: &str) -> Option<Version> {

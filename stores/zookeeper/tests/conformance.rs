@@ -45,7 +45,7 @@ fn keeps(addr: SocketAddr) -> bool {
 }
 
 macro_rules! harness {
-    ($name:ident: $server:ty, $start:expr, $hosts:expr, $keeps:expr) => {
+    ($name:ident: $server:ty, $start:expr, $address:expr, $keeps:expr) => {
         static KEEPS: OnceLock<bool> = OnceLock::new();
 
         struct $name {
@@ -67,14 +67,10 @@ macro_rules! harness {
             }
 
             async fn client(&self) -> Arc<dyn Store> {
-                let hosts: fn(&$server) -> String = $hosts;
+                let address: fn(&$server, &str) -> String = $address;
                 // Slow disks of a busy machine are not what the laws are about; but what a dead client held has to be free
                 // before their patience ends.
-                let url = format!(
-                    "zk://{}/{}?timeout=20s&session=20s&create=yes",
-                    hosts(&self.server),
-                    self.prefix
-                );
+                let url = address(&self.server, &self.prefix) + "timeout=20s&session=20s&create=yes";
                 Arc::new(ZooKeeperStore::open(Options::from_url(&url).unwrap()).await.unwrap())
             }
 
@@ -95,10 +91,10 @@ macro_rules! harness {
 
 mod one_node {
     use super::*;
-    fn hosts(server: &Server) -> String {
-        server.addr().to_string()
+    fn address(server: &Server, prefix: &str) -> String {
+        format!("zk://{}/{prefix}?", server.addr())
     }
-    harness!(One: Server, || servers::zookeeper(patient()).ok(), hosts, |_| true);
+    harness!(One: Server, || servers::zookeeper(patient()).ok(), address, |_| true);
     lockkeeper_testkit::conformance!(One);
     mod recipes {
         use super::*;
@@ -111,6 +107,26 @@ mod three_nodes {
     fn keep(cluster: &Cluster) -> bool {
         keeps(cluster.nodes()[0].addr())
     }
-    harness!(Three: Cluster, || servers::zookeeper_cluster(3, patient()).ok(), Cluster::hosts, keep);
+    fn address(cluster: &Cluster, prefix: &str) -> String {
+        format!("zk://{}/{prefix}?", cluster.hosts())
+    }
+    harness!(Three: Cluster, || servers::zookeeper_cluster(3, patient()).ok(), address, keep);
     lockkeeper_testkit::conformance!(Three);
+}
+
+#[cfg(feature = "tls")]
+mod over_tls {
+    use super::*;
+    use lockkeeper_testkit::servers::{TlsFiles, zookeeper_tls_addr};
+    struct Encrypted(Server, TlsFiles);
+    fn start() -> Option<Encrypted> {
+        let tls = TlsFiles::new();
+        let options = ZooKeeperOptions { tls: Some(tls.clone()), ..patient() };
+        Some(Encrypted(servers::zookeeper(options).ok()?, tls))
+    }
+    fn address(Encrypted(server, tls): &Encrypted, prefix: &str) -> String {
+        format!("zks://{}/{prefix}?ca={}&", zookeeper_tls_addr(server), tls.ca_path().display())
+    }
+    harness!(Tls: Encrypted, start, address, |_| true);
+    lockkeeper_testkit::conformance!(Tls);
 }

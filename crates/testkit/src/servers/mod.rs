@@ -56,5 +56,5 @@ pub use require::{Skip, demand, require};
 pub use rustix::process::Signal;
 pub use server::{Place, Program, Server};
 pub use tls::TlsFiles;
-pub use zookeeper::{ZooKeeperOptions, zookeeper};
+pub use zookeeper::{ZooKeeperOptions, zookeeper, zookeeper_tls_addr};
 pub use zookeeper_cluster::{zookeeper_cluster, zookeeper_islands};

@@ -7,11 +7,13 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use super::process::Launch;
-use super::{Place, Program, Server, Skip, require};
+use super::{Place, Program, Server, Skip, TlsFiles, require, tls};
 
 pub(super) const JAR: &str = "/usr/share/java/zookeeper.jar";
 /// Without it the servers keep to themselves why they do not start. It comes with the other one.
 const LOGGER: &str = "/usr/share/java/slf4j-simple.jar";
+/// What TLS needs, comes with ZooKeeper and is not named by its jar: libnetty-java.
+const NETTY: &str = "/usr/share/java/netty-codec.jar:/usr/share/java/netty-resolver.jar";
 
 /// How to run a ZooKeeper server that stands alone.
 #[derive(Clone, Debug)]
@@ -22,12 +24,16 @@ pub struct ZooKeeperOptions {
     pub extra: Vec<String>,
     /// Properties of its Java, such as `znode.container.checkIntervalMs=100`: some things cannot be configured otherwise.
     pub properties: Vec<String>,
+    /// Whether it also listens for TLS, with these certificates: [`zookeeper_tls_addr`] says where. Clients need none, unless
+    /// `extra` says `ssl.clientAuth=need`.
+    pub tls: Option<TlsFiles>,
 }
 
 impl Default for ZooKeeperOptions {
     /// Ticks of 200 ms: sessions of 0.4 to 4 s, so that a test need not wait long for the end of one.
     fn default() -> Self {
-        ZooKeeperOptions { tick: Duration::from_millis(200), extra: Vec::new(), properties: Vec::new() }
+        let tick = Duration::from_millis(200);
+        ZooKeeperOptions { tick, extra: Vec::new(), properties: Vec::new(), tls: None }
     }
 }
 
@@ -44,6 +50,11 @@ pub fn zookeeper(options: ZooKeeperOptions) -> Result<Server, Skip> {
     Ok(Server::start(ZooKeeper { java, options }))
 }
 
+/// Where a server that was started with [`ZooKeeperOptions::tls`] listens for TLS.
+pub fn zookeeper_tls_addr(server: &Server) -> SocketAddr {
+    server.place().addr(1)
+}
+
 struct ZooKeeper {
     java: PathBuf,
     options: ZooKeeperOptions,
@@ -55,11 +66,11 @@ impl Program for ZooKeeper {
     }
 
     fn ports(&self) -> usize {
-        1
+        ports(&self.options)
     }
 
     fn prepare(&self, place: &Place) -> io::Result<()> {
-        fs::write(place.join("zoo.cfg"), configuration(place, &self.options).join("\n") + "\n")
+        fs::write(place.join("zoo.cfg"), configuration(place, &self.options)?.join("\n") + "\n")
     }
 
     fn launch(&self, place: &Place) -> Launch {
@@ -71,13 +82,26 @@ impl Program for ZooKeeper {
     }
 
     fn ping(&self, place: &Place, _pid: u32) -> io::Result<()> {
-        srvr(place.addr(0)).map(drop)
+        ready(place, &self.options)
     }
 }
 
+/// Whether it serves at all its ports: one opens after the other.
+pub(super) fn ready(place: &Place, options: &ZooKeeperOptions) -> io::Result<()> {
+    srvr(place.addr(0))?;
+    match &options.tls {
+        Some(files) => told(tls::connect(files, dial(place.addr(1))?)?).map(drop),
+        None => Ok(()),
+    }
+}
+
+pub(super) fn ports(options: &ZooKeeperOptions) -> usize {
+    1 + usize::from(options.tls.is_some())
+}
+
 /// The lines that every server needs.
-pub(super) fn configuration(place: &Place, options: &ZooKeeperOptions) -> Vec<String> {
-    let lines = [
+pub(super) fn configuration(place: &Place, options: &ZooKeeperOptions) -> io::Result<Vec<String>> {
+    let mut lines = vec![
         format!("tickTime={}", options.tick.as_millis()),
         format!("dataDir={}", place.join("data").display()),
         format!("clientPort={}", place.addr(0).port()),
@@ -85,7 +109,27 @@ pub(super) fn configuration(place: &Place, options: &ZooKeeperOptions) -> Vec<St
         "admin.enableServer=false".to_owned(),
         "4lw.commands.whitelist=*".to_owned(),
     ];
-    lines.into_iter().chain(options.extra.iter().cloned()).collect()
+    if let Some(tls) = &options.tls {
+        lines.extend(encrypted(place, tls)?);
+    }
+    lines.extend(options.extra.iter().cloned());
+    Ok(lines)
+}
+
+/// The lines for TLS. Certificate and key have to be in one file.
+fn encrypted(place: &Place, tls: &TlsFiles) -> io::Result<[String; 8]> {
+    let identity = place.join("identity.pem");
+    fs::write(&identity, fs::read_to_string(tls.cert_path())? + &fs::read_to_string(tls.key_path())?)?;
+    Ok([
+        format!("secureClientPort={}", place.addr(1).port()),
+        format!("secureClientPortAddress={}", place.addr(1).ip()),
+        "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory".to_owned(),
+        format!("ssl.keyStore.location={}", identity.display()),
+        "ssl.keyStore.type=PEM".to_owned(),
+        format!("ssl.trustStore.location={}", tls.ca_path().display()),
+        "ssl.trustStore.type=PEM".to_owned(),
+        "ssl.clientAuth=none".to_owned(),
+    ])
 }
 
 pub(super) fn launch(java: &Path, place: &Place, options: &ZooKeeperOptions) -> Launch {
@@ -93,15 +137,24 @@ pub(super) fn launch(java: &Path, place: &Place, options: &ZooKeeperOptions) -> 
     let config = place.join("zoo.cfg").display().to_string();
     let properties = options.properties.iter().map(|property| format!("-D{property}"));
     let quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn";
-    let rest = ["-Xmx256m", quiet, "-cp", &format!("{JAR}:{LOGGER}"), main, &config].map(str::to_owned);
+    let rest =
+        ["-Xmx256m", quiet, "-cp", &format!("{JAR}:{LOGGER}:{NETTY}"), main, &config].map(str::to_owned);
     Launch::new(java, properties.chain(rest))
 }
 
 /// What a server says about itself, once it serves.
 pub(super) fn srvr(addr: SocketAddr) -> io::Result<String> {
+    told(dial(addr)?)
+}
+
+fn dial(addr: SocketAddr) -> io::Result<TcpStream> {
     let limit = Duration::from_secs(1);
-    let mut stream = TcpStream::connect_timeout(&addr, limit)?;
+    let stream = TcpStream::connect_timeout(&addr, limit)?;
     stream.set_read_timeout(Some(limit))?;
+    Ok(stream)
+}
+
+fn told(mut stream: impl Read + Write) -> io::Result<String> {
     stream.write_all(b"srvr")?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;

@@ -8,7 +8,7 @@ use rustix::process::Signal;
 
 use super::cluster::{Cluster, host_of};
 use super::process::Launch;
-use super::zookeeper::{JAR, configuration, launch, srvr};
+use super::zookeeper::{JAR, configuration, launch, ports, ready, srvr};
 use super::{Island, Islands, Place, Port, Program, Skip, ZooKeeperOptions, require};
 
 /// Starts an ensemble of so many members, and waits until all of them serve.
@@ -76,7 +76,7 @@ impl Program for Member {
     }
 
     fn ports(&self) -> usize {
-        1
+        ports(&self.options)
     }
 
     fn host(&self) -> Ipv4Addr {
@@ -84,7 +84,7 @@ impl Program for Member {
     }
 
     fn prepare(&self, place: &Place) -> io::Result<()> {
-        let mut lines = configuration(place, &self.options);
+        let mut lines = configuration(place, &self.options)?;
         lines.extend(["initLimit=50".to_owned(), "syncLimit=10".to_owned()]);
         for (nth, [quorum, election]) in self.peers.iter().enumerate() {
             let host = host_of(&self.islands, nth);
@@ -108,6 +108,6 @@ impl Program for Member {
     }
 
     fn ping(&self, place: &Place, _pid: u32) -> io::Result<()> {
-        srvr(place.addr(0)).map(drop)
+        ready(place, &self.options)
     }
 }
