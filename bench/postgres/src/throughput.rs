@@ -23,10 +23,8 @@ pub async fn run(addr: SocketAddr, tasks: usize, goal: f64, rounds: usize) {
         let words = Words::of(&client).await;
         pool.push((client, words));
     }
-    let url = format!("postgres://postgres@{addr}/postgres");
-    let options = Options::from_url(&url).expect("an address");
-    let store = Arc::new(PostgresStore::open(options).await.expect("a store"));
-    let (mut ours, mut bare, mut pooled) = (Vec::new(), Vec::new(), Vec::new());
+    let (own, here) = (open(addr, "own").await, open(addr, "caller").await);
+    let (mut bare, mut pooled, mut by_own, mut by_here) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for _ in 0..rounds {
         let by = |count: usize| {
             let pool = pool.clone();
@@ -37,17 +35,31 @@ pub async fn run(addr: SocketAddr, tasks: usize, goal: f64, rounds: usize) {
         };
         bare.push(measure(tasks, by(1)).await);
         pooled.push(measure(tasks, by(POOL)).await);
-        ours.push(measure(tasks, |task, stop, done| fenced(store.clone(), task, stop, done)).await);
+        by_here.push(measure(tasks, |task, stop, done| fenced(here.clone(), task, stop, done)).await);
+        by_own.push(measure(tasks, |task, stop, done| fenced(own.clone(), task, stop, done)).await);
     }
     // Each round beside its neighbour: what else the machine does hits both.
-    let ratio = |others: &[f64]| median(ours.iter().zip(others).map(|(ours, other)| ours / other).collect());
-    let (to_bare, to_pool) = (ratio(&bare), ratio(&pooled));
-    let (ours, bare, pooled) = (median(ours), median(bare), median(pooled));
-    println!("acquire+release, {tasks} tasks: bare upsert on one connection {bare:.0}/s, fenced {ours:.0}/s");
-    println!("  ratio {to_bare:.2} (goal: at least {goal})");
-    if tasks > 1 {
-        println!("  bare on {POOL} connections {pooled:.0}/s, ratio {to_pool:.2}");
+    let ratio = |ours: &[f64], others: &[f64]| {
+        median(ours.iter().zip(others).map(|(ours, other)| ours / other).collect::<Vec<f64>>())
+    };
+    let usual = median(bare.clone());
+    println!(
+        "acquire+release, {tasks} tasks: bare upsert on one connection of the caller's runtime {usual:.0}/s"
+    );
+    for (place, ours) in [("the same runtime", by_here), ("a thread of its own", by_own)] {
+        let (to_bare, to_pool) = (ratio(&ours, &bare), ratio(&ours, &pooled));
+        println!("  fenced, on {place} {:.0}/s: ratio {to_bare:.2} (goal: at least {goal})", median(ours));
+        if tasks > 1 {
+            println!("  bare on {POOL} connections {:.0}/s: ratio {to_pool:.2}", median(pooled.clone()));
+        }
     }
+}
+
+/// A store whose connection is on this runtime, or on a thread of its own.
+async fn open(addr: SocketAddr, runtime: &str) -> Arc<PostgresStore> {
+    let url = format!("postgres://postgres@{addr}/postgres?runtime={runtime}");
+    let options = Options::from_url(&url).expect("an address");
+    Arc::new(PostgresStore::open(options).await.expect("a store"))
 }
 
 /// Cycles per second of all tasks together.

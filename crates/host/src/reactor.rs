@@ -9,11 +9,12 @@ use tokio::task::{JoinError, JoinHandle};
 
 /// A thread with a runtime of its own, for the sockets and timers of one store: a busy, stopped or absent runtime of the
 /// user's does not keep a store from talking to its server. It ends when this is dropped, and what ran on it with it.
+/// Or a runtime of the user's, if that is wanted ([`Reactor::on`]).
 #[derive(Debug)]
 pub struct Reactor {
     handle: Handle,
-    // Dropping it ends the thread.
-    _stop: oneshot::Sender<()>,
+    // Dropping it ends the thread, if there is one.
+    _stop: Option<oneshot::Sender<()>>,
 }
 
 impl Reactor {
@@ -26,7 +27,14 @@ impl Reactor {
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel::<()>();
         std::thread::Builder::new().name(name.into()).spawn(move || _ = runtime.block_on(stopped))?;
-        Ok(Reactor { handle, _stop: stop })
+        Ok(Reactor { handle, _stop: Some(stop) })
+    }
+
+    /// No thread of its own: everything runs on a runtime that is there, which must have I/O and timers (`enable_all`). Whoever asks
+    /// from there hears an answer without another thread in between, and depends on it to go on. What runs there ends with the
+    /// [`Task`]s, not with this.
+    pub fn on(handle: Handle) -> Self {
+        Reactor { handle, _stop: None }
     }
 
     /// Runs `work` there. Dropping the task ends it.
@@ -94,5 +102,24 @@ mod tests {
             std::thread::yield_now();
         }
         drop(task);
+    }
+
+    #[test]
+    fn work_on_a_runtime_that_is_there_ends_with_its_task() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let reactor = Reactor::on(runtime.handle().clone());
+        let alive = Arc::new(());
+        let kept = alive.clone();
+        runtime.block_on(async {
+            let task = reactor.spawn(async move {
+                std::future::pending::<()>().await;
+                drop(kept);
+            });
+            tokio::task::yield_now().await;
+            drop((reactor, task));
+            while Arc::strong_count(&alive) > 1 {
+                tokio::task::yield_now().await;
+            }
+        });
     }
 }

@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{Address, Error, Result};
 use lockkeeper_host::{Clock, SystemClock};
+use tokio::runtime::Handle;
 
 use crate::tls::Tls;
 
@@ -57,6 +58,10 @@ pub struct Options {
     pub claim: Duration,
     /// Where time comes from.
     pub clock: Arc<dyn Clock>,
+    /// A runtime that the connections are to be on, with I/O and timers; `None` for a thread of the store's own. Whoever asks from
+    /// there has its answer sooner, by the time that one thread takes to wake another. But where that runtime is kept busy, so
+    /// is the store: leases are not renewed meanwhile.
+    pub runtime: Option<Handle>,
 }
 
 // The password is not shown.
@@ -66,7 +71,8 @@ impl std::fmt::Debug for Options {
     }
 }
 
-const OPTIONS: [&str; 9] = ["host", "schema", "sslmode", "ca", "cert", "key", "timeout", "poll", "claim"];
+const OPTIONS: [&str; 10] =
+    ["host", "schema", "sslmode", "ca", "cert", "key", "timeout", "poll", "claim", "runtime"];
 
 impl Options {
     /// From an address: `postgres://USER:PASSWORD@HOST:PORT/DATABASE` or `postgresql://…`.
@@ -95,6 +101,7 @@ impl Options {
         options.timeout = address.span("timeout")?.unwrap_or(options.timeout);
         options.poll = address.span("poll")?.unwrap_or(options.poll);
         options.claim = address.span("claim")?.unwrap_or(options.claim);
+        options.runtime = runtime(&mut address)?;
         address.finish(&OPTIONS)?;
         options.check()?;
         Ok(options)
@@ -113,6 +120,7 @@ impl Options {
             poll: Duration::from_secs(1),
             claim: Duration::from_secs(5),
             clock: Arc::new(SystemClock),
+            runtime: None,
         }
     }
 
@@ -162,6 +170,18 @@ fn door(address: &mut Address) -> Result<Door> {
         (Some(host), None) | (None, Some(host)) => {
             Ok(if host.starts_with('/') { Door::Unix(host, port) } else { Door::Tcp(host, port) })
         }
+    }
+}
+
+fn runtime(address: &mut Address) -> Result<Option<Handle>> {
+    match address.option("runtime").as_deref() {
+        None | Some("own") => Ok(None),
+        Some("caller") => Handle::try_current().map(Some).map_err(|_| {
+            Error::invalid(
+                "runtime=caller is for a store that is opened on a tokio runtime, and there is none here",
+            )
+        }),
+        Some(other) => Err(Error::invalid(format!("runtime={other} is not possible: own or caller is"))),
     }
 }
 
@@ -221,6 +241,8 @@ mod tests {
             "postgres://u@h/d?poll=1ms",
             "postgres://u@h/d?poll=10s",
             "postgres://u@h/d?application_name=x",
+            "postgres://u@h/d?runtime=mine",
+            "postgres://u@h/d?runtime=caller",
             "redis://h",
         ] {
             assert!(matches!(Options::from_url(bad), Err(Error::Invalid(_))), "{bad:?}");

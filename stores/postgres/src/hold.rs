@@ -46,6 +46,7 @@ impl Shared {
         };
         let mut place = (ask.wait != Wait::No).then(|| self.line.join(&ask.claim));
         let (mut stands, mut told) = (false, None);
+        let mut quick = is_usual(ask);
         loop {
             let waits = place.is_some() && clock.now() < until;
             let kind = match waits {
@@ -56,13 +57,17 @@ impl Shared {
             let answer = match told.take() {
                 Some(answer) => answer,
                 None => {
-                    let order = order(ask, kind);
+                    let order = Order { quick: std::mem::take(&mut quick), ..order(ask, kind) };
                     match &place {
                         Some(place) => place.send(self, order).await.ok_or_else(left)?,
                         None => self.send(order).await,
                     }
                 }
             };
+            if answer.as_ref().is_ok_and(|answer| answer.text.is_empty()) {
+                // Somebody may have taken the ask back meanwhile: all of it begins anew.
+                continue;
+            }
             let ends = match answer.map_err(Error::from).and_then(|answer| read(answer, ask)) {
                 Ok((sent_at, lease, Said::Granted(fence))) => {
                     let (claim, mode, ttl) = (ask.claim.clone(), ask.mode, ask.ttl);
@@ -115,15 +120,21 @@ impl Shared {
 
     pub(crate) async fn release(&self, claim: &Claim) -> Result<Release> {
         self.line.leave(claim);
-        let order = Order {
+        let mut order = Order {
             kind: Kind::Release,
+            quick: claim.names.count() == 1,
             names: claim.names.iter().map(|name| name.as_str().to_owned()).collect(),
             attempt: hash(&claim.attempt),
             ttl: None,
             terms: None,
             holder: None,
         };
-        match self.send(order).await?.text.as_str() {
+        let mut text = self.send(order.clone()).await?.text;
+        if text.is_empty() {
+            order.quick = false;
+            text = self.send(order).await?.text;
+        }
+        match text.as_str() {
             "+" => Ok(Release::Released),
             "-" => Ok(Release::AlreadyGone),
             _ => Err(odd()),
@@ -166,9 +177,15 @@ fn left() -> Error {
     Error::Unknown("the ask left the line".into())
 }
 
+/// Whether it may be granted by what is usual.
+fn is_usual(ask: &Ask) -> bool {
+    ask.claim.names.count() == 1 && terms(ask).is_none()
+}
+
 fn order(ask: &Ask, kind: Kind) -> Order {
     Order {
         kind,
+        quick: false,
         names: ask.claim.names.iter().map(|name| name.as_str().to_owned()).collect(),
         attempt: hash(&ask.claim.attempt),
         ttl: Some(micros(ask.ttl)),

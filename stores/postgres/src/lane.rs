@@ -15,7 +15,7 @@ use tokio_postgres::Row;
 use crate::entry::micros;
 use crate::fault::Failure;
 use crate::link::Live;
-use crate::script::{ASK_ALL, RELEASE_ALL, STEP, STEPS};
+use crate::script::{ASK_ALL, GIVE, RELEASE_ALL, STEP, STEPS, TAKE};
 use crate::store::Shared;
 
 /// How many statements are under way at once: one that the server works on, and one on its way to it.
@@ -40,6 +40,8 @@ pub(crate) enum Kind {
 #[derive(Clone)]
 pub(crate) struct Order {
     pub kind: Kind,
+    /// Whether to say only what is usual, if it is sent alone. There is no answer if it is not.
+    pub quick: bool,
     pub names: Vec<String>,
     pub attempt: Vec<u8>,
     pub ttl: Option<i64>,
@@ -50,6 +52,7 @@ pub(crate) struct Order {
 /// The answer to it, and when it was sent, or a little earlier.
 pub(crate) struct Answer {
     pub sent_at: Moment,
+    /// Empty: it was quick, and nothing was done. To be sent again, in full.
     pub text: String,
     /// For how long, if that is less than the ttl.
     pub lease: Option<Duration>,
@@ -143,9 +146,12 @@ impl Shared {
             && let Some(_open) = self.lane.alone()
         {
             let sent_at = self.options.clock.now();
-            match say(self, &live, &[&order]).await {
+            match say(self, &live, &[&order], order.quick).await {
                 // The long way makes them again.
                 Err(failure) if failure.is_missing() => {}
+                Ok(rows) if order.quick && rows.is_empty() => {
+                    return Ok(Answer { sent_at, text: String::new(), lease: None });
+                }
                 rows => return read(sent_at, rows?.first()),
             }
         }
@@ -179,12 +185,12 @@ async fn fly(shared: Arc<Shared>, live: Live, mut batch: Vec<Parcel>) {
 async fn deliver(shared: &Shared, live: &Live, batch: Vec<Parcel>) {
     let sent_at = shared.options.clock.now();
     let orders: Vec<&Order> = batch.iter().map(|parcel| &parcel.order).collect();
-    let mut rows = say(shared, live, &orders).await;
+    let mut rows = say(shared, live, &orders, false).await;
     if rows.as_ref().is_err_and(Failure::is_missing) {
         // Somebody dropped our tables. Nothing has happened; a new connection makes them again.
         shared.link.rebuild();
         rows = match shared.link.live().await {
-            Ok(live) => say(shared, &live, &orders).await,
+            Ok(live) => say(shared, &live, &orders, false).await,
             Err(failure) => Err(failure),
         };
     }
@@ -207,16 +213,21 @@ fn odd() -> Failure {
     Failure::Unheard("PostgreSQL gave an answer that makes no sense".into())
 }
 
-async fn say(shared: &Shared, live: &Live, batch: &[&Order]) -> Result<Vec<Row>, Failure> {
+async fn say(shared: &Shared, live: &Live, batch: &[&Order], quick: bool) -> Result<Vec<Row>, Failure> {
     let (client, epoch, claim) = (&shared.client, &live.epoch(), &micros(shared.options.claim));
     let orders = || batch.iter();
-    if let [Order { kind, names, attempt, ttl, terms, holder }] = batch {
+    if let [Order { kind, names, attempt, ttl, terms, holder, .. }] = batch {
         let (number, patient) = (&(*kind as i32), &(*kind != Kind::Hasty));
         return match (&names[..], kind) {
             ([name], _) => {
                 let params: [crate::link::Param<'_>; 9] =
                     [client, epoch, claim, number, name, attempt, ttl, terms, holder];
-                live.rows(&STEP, &params).await
+                let sql = match kind {
+                    _ if !quick => &STEP,
+                    Kind::Release => &GIVE,
+                    _ => &TAKE,
+                };
+                live.rows(sql, &params).await
             }
             (_, Kind::Release) => live.rows(&RELEASE_ALL, &[names, attempt]).await,
             _ => {

@@ -7,9 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
+use lockkeeper_core::Error;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
+use tokio::task::JoinError;
 use tokio_postgres::config::SslMode;
 use tokio_postgres::types::{FromSqlOwned, ToSql};
 use tokio_postgres::{AsyncMessage, Client, Config, NoTls, Row, Statement};
@@ -195,7 +197,7 @@ impl Link {
             Role::Speak(_) => None,
         };
         let made = self.reactor.spawn(dial(self.options.clone(), listener, epoch)).await;
-        let live = made.unwrap_or_else(|_| Err(Failure::Away("the store is closed".into())))?;
+        let live = made.unwrap_or_else(|error| Err(undone(&error)))?;
         if let Role::Speak(client) = &self.role {
             install::ready(&live, &self.options, self.repair.load(Ordering::Relaxed)).await?;
             self.repair.store(false, Ordering::Relaxed);
@@ -343,6 +345,17 @@ pub async fn connect_to(options: &Options) -> lockkeeper_core::Result<Client> {
     Ok(client)
 }
 
+/// Why nothing was done on the runtime.
+fn undone(error: &JoinError) -> Failure {
+    match error.is_panic() {
+        true => Failure::Told(Error::invalid(
+            "the runtime that was given for the connections has no I/O or no timers: build it with enable_all(), or leave \
+             runtime=caller out",
+        )),
+        false => Failure::Away("the store is closed".into()),
+    }
+}
+
 fn silent(options: &Options) -> Failure {
     let Options { door, timeout, .. } = options;
     Failure::Away(format!("no PostgreSQL at {door}: it did not answer within {timeout:?}"))
@@ -397,14 +410,27 @@ async fn drive(talk: Arc<Talk>, gauge: Arc<Gauge>, timeout: Duration, listener: 
             }
         }
     };
+    let _over = Over { talk: &talk, gauge: &gauge, listener: listener.as_ref() };
     tokio::select! {
         () = messages => {}
         () = gauge.stuck(timeout) => tracing::warn!("no answer for {timeout:?}: the connection is given up"),
     }
-    gauge.end();
-    talk.end();
-    if let Some(tell) = listener {
-        tell(Heard::Gone);
+}
+
+/// The end of a connection, also by that of the runtime it was on: whoever waits is told.
+struct Over<'a> {
+    talk: &'a Talk,
+    gauge: &'a Gauge,
+    listener: Option<&'a Listener>,
+}
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.gauge.end();
+        self.talk.end();
+        if let Some(tell) = self.listener {
+            tell(Heard::Gone);
+        }
     }
 }
 

@@ -31,21 +31,23 @@ const fn sql(text: &'static str, types: &'static [Type]) -> Sql {
     Sql { text, types }
 }
 
+/// What one ask or release of one name has to say.
+const ONE: &[Type] = &[
+    Type::TEXT,
+    Type::INT4,
+    Type::INT8,
+    Type::INT4,
+    Type::TEXT,
+    Type::BYTEA,
+    Type::INT8,
+    Type::TEXT,
+    Type::TEXT,
+];
 /// One ask or release of one name.
-pub(crate) static STEP: Sql = sql(
-    "SELECT @S.step($1, $2, $3, $4, $5, $6, $7, $8::text::jsonb, $9)",
-    &[
-        Type::TEXT,
-        Type::INT4,
-        Type::INT8,
-        Type::INT4,
-        Type::TEXT,
-        Type::BYTEA,
-        Type::INT8,
-        Type::TEXT,
-        Type::TEXT,
-    ],
-);
+pub(crate) static STEP: Sql = sql("SELECT @S.step($1, $2, $3, $4, $5, $6, $7, $8::text::jsonb, $9)", ONE);
+/// The usual ask, and the usual release: the beginning of that step, at the price of one upsert or update. No answer: it is unusual.
+pub(crate) static TAKE: Sql = sql(include_str!("sql/take.sql"), ONE);
+pub(crate) static GIVE: Sql = sql(include_str!("sql/give.sql"), ONE);
 /// Several, in the order of their names: so nobody waits in a circle.
 pub(crate) static STEPS: Sql = sql(
     "SELECT @S.step($1, $2, $3, u.kind, u.name, u.attempt, u.ttl, u.terms::jsonb, u.holder) \
@@ -116,4 +118,4 @@ pub(crate) static SCAN: Sql = sql(
 );
 
 /// What is said often, and so prepared where that is possible.
-pub(crate) static OFTEN: [&Sql; 6] = [&STEP, &STEPS, &ASK_ALL, &RELEASE_ALL, &RENEW, &LOOK];
+pub(crate) static OFTEN: [&Sql; 8] = [&STEP, &TAKE, &GIVE, &STEPS, &ASK_ALL, &RELEASE_ALL, &RENEW, &LOOK];

@@ -61,8 +61,11 @@ impl PostgresStore {
     /// locks in.
     pub async fn open(options: Options) -> Result<Self> {
         options.check()?;
-        let reactor = Reactor::start("lockkeeper-postgres")
-            .map_err(|error| Error::Unavailable(format!("no thread for the connection: {error}")))?;
+        let reactor = match &options.runtime {
+            Some(runtime) => Reactor::on(runtime.clone()),
+            None => Reactor::start("lockkeeper-postgres")
+                .map_err(|error| Error::Unavailable(format!("no thread for the connection: {error}")))?,
+        };
         let (lane, depot) = lane::lane();
         let shared = Arc::new_cyclic(|weak| Shared::new(Arc::new(options), &reactor, weak.clone(), lane));
         let tasks = [

@@ -2,9 +2,10 @@
 
 mod common;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use common::{Client, ask_for, number, open, sql, url};
+use common::{Client, ask_for, client_of, number, open, sql, url};
+use futures_util::future::join;
 use lockkeeper_core::{Acquired, Grant, Release, Wait};
 use lockkeeper_host::{Clock, SystemClock};
 use lockkeeper_testkit::laws::{ask, eventually, give_back, is_free, name, soon, take, with};
@@ -132,4 +133,30 @@ async fn one_who_left_without_a_word_does_not_keep_what_it_was_given() {
     give_back(&here, &held.claim).await;
     let grant = soon("the next is let in", patient).await.unwrap();
     give_back(&here, &grant.claim).await;
+}
+
+/// An ask that finds the lock taken is sent twice: what is usual first, then in full. Whoever takes it back in between has taken back
+/// all of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_who_takes_the_ask_back_at_once_stands_in_no_line() {
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    let (here, there) = (client_of(&server).await, client_of(&server).await);
+    let held = take(&here, &ask("x")).await;
+    for turn in 0..200 {
+        let patient = with(ask("x"), |ask| ask.wait = Wait::Forever);
+        let back = async {
+            // From before the first statement until after the second.
+            let (began, span) = (Instant::now(), Duration::from_micros(turn * 10));
+            while began.elapsed() < span {
+                tokio::task::yield_now().await;
+            }
+            there.release(&patient.claim).await
+        };
+        let (asked, back) = soon("both are told", join(there.acquire(&patient), back)).await;
+        assert!(asked.is_err(), "{asked:?}");
+        back.unwrap();
+        let waiting = here.inspect(&name("x")).await.unwrap().unwrap().waiting;
+        assert_eq!(waiting, 0, "turn {turn}");
+    }
+    give_back(&here, &held.claim).await;
 }

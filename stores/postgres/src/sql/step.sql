@@ -26,32 +26,17 @@ BEGIN
 END $$;
 
 -- One step on one name: an ask (0 hasty, 1 patient, 3 called while it stands in line) or a release (2). What is usual is done
--- here, at the price of one upsert; the rest by `ask` and `release`.
+-- by one upsert or update, which whoever asks alone says without this around it; the rest by `ask` and `release`.
 CREATE OR REPLACE FUNCTION @S.step(_client text, _epoch int, _claim bigint, _kind int, _name text, _attempt bytea, _ttl bigint, _terms jsonb,
   _holder text) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE _answer text;
 BEGIN
   IF _kind < 2 THEN
-    INSERT INTO @S.lock AS l (name, fence, attempt, since, ttl, expires, free, holder)
-      SELECT _name, s.fence, _attempt, s.now, _ttl, s.now + _ttl, s.now + _ttl, _holder
-        FROM (SELECT nextval('@S.fence') AS fence, @S.us() AS now
-          WHERE _terms IS NULL AND pg_try_advisory_xact_lock_shared(@S.key(_name))) s
-        WHERE s.fence BETWEEN s.now AND 9007199254740991 AND s.now > (SELECT watched FROM @S.state)
-      ON CONFLICT (name) DO UPDATE SET fence = greatest(excluded.fence, l.fence + 1), attempt = excluded.attempt,
-        since = excluded.since, ttl = excluded.ttl, expires = excluded.expires, free = excluded.free, back = 0, terms = NULL,
-        holder = excluded.holder
-        WHERE l.free <= excluded.since AND l.flags = 0
-      RETURNING l.fence INTO _answer;
+    @TAKE INTO _answer;
     IF FOUND THEN RETURN _answer; END IF;
   ELSIF _kind = 2 THEN
-    UPDATE @S.lock SET attempt = NULL, expires = 0, free = back
-      WHERE name = _name AND attempt = _attempt AND expires > @S.us() AND flags < 2 AND terms IS NULL
-        AND since > (SELECT watched FROM @S.state)
-      RETURNING flags INTO _answer;
-    IF FOUND THEN
-      IF _answer = '1' THEN PERFORM @S.pass_on(_name, @S.us()); END IF;
-      RETURN '+';
-    END IF;
+    @GIVE INTO _answer;
+    IF FOUND THEN RETURN _answer; END IF;
     RETURN @S.release(ARRAY[_name], _attempt);
   ELSE
     _answer := @S.take_turn(_name, _attempt, _ttl, _terms, _holder);

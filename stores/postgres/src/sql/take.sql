@@ -1,0 +1,10 @@
+INSERT INTO @S.lock AS l (name, fence, attempt, since, ttl, expires, free, holder)
+  SELECT $5, s.fence, $6, s.now, $7, s.now + $7, s.now + $7, $9
+    FROM (SELECT nextval('@S.fence') AS fence, @S.us() AS now
+      WHERE $8 IS NULL AND pg_try_advisory_xact_lock_shared(@S.key($5))) s
+    WHERE s.fence BETWEEN s.now AND 9007199254740991 AND s.now > (SELECT watched FROM @S.state)
+  ON CONFLICT (name) DO UPDATE SET fence = greatest(excluded.fence, l.fence + 1), attempt = excluded.attempt,
+    since = excluded.since, ttl = excluded.ttl, expires = excluded.expires, free = excluded.free, back = 0, terms = NULL,
+    holder = excluded.holder
+    WHERE l.free <= excluded.since AND l.flags = 0
+  RETURNING l.fence::text
