@@ -12,6 +12,7 @@ mod feed;
 mod gather;
 mod process;
 mod reactor;
+mod remembered;
 mod system;
 mod virtual_clock;
 
@@ -20,6 +21,7 @@ pub use feed::Feed;
 pub use gather::Gather;
 pub use process::{Life, Process, boot_id, host_name};
 pub use reactor::{Reactor, Task};
+pub use remembered::Remembered;
 pub use system::SystemClock;
 pub use virtual_clock::VirtualClock;
 

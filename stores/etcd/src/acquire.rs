@@ -165,7 +165,7 @@ impl Asking<'_> {
             true => self.look().await?,
             false => match self.try_or_join(&lease, base).await {
                 Ok((answer, Some(seat))) => {
-                    self.shared.crowded.remove(&ask.claim.names);
+                    _ = self.shared.crowded.remove(&ask.claim.names);
                     let fence = fence_at(base, answer.revision)?;
                     return self.granted(&lease, seat.into(), &answer, fence, floor, None).await;
                 }

@@ -1,10 +1,9 @@
 //! Standing in line: what is worth waiting for, and the lease that keeps the place.
 
-use std::collections::HashSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use futures_util::future::select_all;
-use lockkeeper_core::{LockName, Mode, Names};
+use lockkeeper_core::Mode;
 
 use crate::acquire::Asking;
 use crate::entry::{Line, State};
@@ -60,38 +59,6 @@ impl Asking<'_> {
             watches.extend(siblings.take(8).map(|one| from(one.key.clone(), Vec::new(), Vec::new())));
         }
         watches
-    }
-}
-
-/// The names at which somebody was met lately. To ask there is to join the line in the same step, which costs etcd twice as
-/// much as to ask whether nobody is there: that is all that is asked elsewhere.
-#[derive(Default)]
-pub struct Crowded(Mutex<HashSet<LockName>>);
-
-/// How many of them are remembered.
-const MOST: usize = 10_000;
-
-impl Crowded {
-    fn open(&self) -> MutexGuard<'_, HashSet<LockName>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub fn has(&self, names: &Names) -> bool {
-        let crowded = self.open();
-        names.iter().any(|name| crowded.contains(name))
-    }
-
-    pub fn add(&self, names: &Names) {
-        let mut crowded = self.open();
-        if crowded.len() > MOST {
-            crowded.clear();
-        }
-        crowded.extend(names.iter().cloned());
-    }
-
-    pub fn remove(&self, names: &Names) {
-        let mut crowded = self.open();
-        names.iter().for_each(|name| _ = crowded.remove(name));
     }
 }
 

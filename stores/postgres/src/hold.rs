@@ -46,7 +46,8 @@ impl Shared {
         };
         let mut place = (ask.wait != Wait::No).then(|| self.line.join(&ask.claim));
         let (mut stands, mut told) = (false, None);
-        let mut quick = is_usual(ask);
+        let (usual, crowded) = (is_usual(ask), self.crowded.has(&ask.claim.names));
+        let mut quick = usual && !crowded;
         loop {
             let waits = place.is_some() && clock.now() < until;
             let kind = match waits {
@@ -65,6 +66,7 @@ impl Shared {
                 }
             };
             if answer.as_ref().is_ok_and(|answer| answer.text.is_empty()) {
+                self.crowded.add(&ask.claim.names);
                 // Somebody may have taken the ask back meanwhile: all of it begins anew.
                 continue;
             }
@@ -72,6 +74,12 @@ impl Shared {
                 Ok((sent_at, lease, Said::Granted(fence))) => {
                     let (claim, mode, ttl) = (ask.claim.clone(), ask.mode, ask.ttl);
                     let lease = lease.unwrap_or(ttl);
+                    if usual {
+                        self.plain.add([&claim.attempt]);
+                    }
+                    if crowded && !stands {
+                        _ = self.crowded.remove(&claim.names);
+                    }
                     return Ok(Acquired::Granted(Grant { claim, fence, mode, ttl, sent_at, lease }));
                 }
                 Ok((_, _, Said::Busy(busy))) => return Ok(Acquired::Busy(busy)),
@@ -122,7 +130,7 @@ impl Shared {
         self.line.leave(claim);
         let mut order = Order {
             kind: Kind::Release,
-            quick: claim.names.count() == 1,
+            quick: self.plain.remove([&claim.attempt]),
             names: claim.names.iter().map(|name| name.as_str().to_owned()).collect(),
             attempt: hash(&claim.attempt),
             ttl: None,

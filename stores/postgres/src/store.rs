@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lockkeeper_core::{
-    Acquired, Ask, Claim, Error, EventStream, Fence, Grant, LockName, LockPage, LockView, Locks, Page,
-    Profile, Release, Renewal, Result, limits,
+    Acquired, Ask, Attempt, Claim, Error, EventStream, Fence, Grant, LockName, LockPage, LockView, Locks,
+    Page, Profile, Release, Renewal, Result, limits,
 };
-use lockkeeper_host::{Reactor, Task, random_128};
+use lockkeeper_host::{Reactor, Remembered, Task, random_128};
 
 use crate::config::Options;
 use crate::entry::hex;
@@ -36,6 +36,10 @@ pub(crate) struct Shared {
     /// Where asks and releases are handed in, to travel together.
     pub lane: Lane,
     pub line: Line,
+    /// The names at which somebody was met lately: the usual way is not tried there.
+    pub crowded: Remembered<LockName>,
+    /// What was granted in the usual way, and may be given back so.
+    pub plain: Remembered<Attempt>,
     pub watch: Watch,
     /// Who we are to the database: the places in line of a process go with it.
     pub client: String,
@@ -106,6 +110,8 @@ impl Shared {
             options,
             lane,
             line: Line::default(),
+            crowded: Remembered::default(),
+            plain: Remembered::default(),
             watch: Watch::default(),
             client,
             hears: AtomicBool::new(false),

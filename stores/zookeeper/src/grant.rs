@@ -64,7 +64,7 @@ impl Asking<'_> {
         // The number of the transaction is told only by what was set in it (ZOOKEEPER-4026).
         ops.push(set(shared.layout.line(&names[0]), Vec::new(), ANY));
         // A name that was never asked for here needs a node for its line first; most have one.
-        let parents = names.iter().filter(|name| !shared.has_line(name));
+        let parents = names.iter().filter(|name| !shared.lines.has([*name]));
         let parents = join_all(parents.map(|name| async move {
             session.make_parent(&shared.layout.line(name), shared.link.acls()).await
         }));
@@ -76,12 +76,12 @@ impl Asking<'_> {
         let done = match done {
             Ok(done) => done,
             Err(failure) => {
-                names.iter().for_each(|name| shared.forget_line(name));
+                _ = shared.lines.remove(names);
                 self.mend(session, failure, &gate, parents).await?;
                 return Ok(Joined::Not);
             }
         };
-        names.iter().for_each(|name| shared.know_line(name));
+        shared.lines.add(names);
         self.own = done.created().take(names.len()).map(str::to_owned).collect();
         (self.version, self.noted) = (0, note.is_some());
         let stat = done.stat().ok_or_else(strange)?;

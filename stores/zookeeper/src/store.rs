@@ -1,14 +1,13 @@
-use std::collections::HashSet;
 use std::future::Future;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use async_trait::async_trait;
 use lockkeeper_core::{
     Acquired, Ask, Claim, Error, EventStream, Fence, Grant, LockName, LockPage, LockView, Locks, Page,
     Profile, Release, Renewal, Result, limits,
 };
-use lockkeeper_host::{Clock, Reactor, Task};
+use lockkeeper_host::{Clock, Reactor, Remembered, Task};
 
 use crate::base::Base;
 use crate::book::{self, Book};
@@ -18,9 +17,6 @@ use crate::layout::{self, Layout};
 use crate::link::Link;
 use crate::open;
 use crate::watch::{self, Watch};
-
-/// How many lines are remembered to have a node.
-const LINES: usize = 10_000;
 
 /// Locks and records in ZooKeeper. Clones share everything.
 #[derive(Clone)]
@@ -44,26 +40,8 @@ pub(crate) struct Shared {
     /// The highest fence that we have seen.
     pub floor: AtomicU64,
     /// The lines that had a node when we last asked.
-    lines: Mutex<HashSet<LockName>>,
+    pub lines: Remembered<LockName>,
     profile: OnceLock<Profile>,
-}
-
-impl Shared {
-    pub fn has_line(&self, name: &LockName) -> bool {
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner).contains(name)
-    }
-
-    pub fn know_line(&self, name: &LockName) {
-        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
-        if lines.len() >= LINES {
-            lines.clear();
-        }
-        lines.insert(name.clone());
-    }
-
-    pub fn forget_line(&self, name: &LockName) {
-        self.lines.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
-    }
 }
 
 impl std::fmt::Debug for ZooKeeperStore {
@@ -94,7 +72,7 @@ impl ZooKeeperStore {
             watch: Watch::default(),
             base: Mutex::default(),
             floor: AtomicU64::new(0),
-            lines: Mutex::default(),
+            lines: Remembered::default(),
             profile: OnceLock::new(),
         });
         let tasks = [
