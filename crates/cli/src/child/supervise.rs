@@ -29,7 +29,7 @@ impl Leads {
         let term = grace.min(lease / 4).min(max_hold.map_or(Duration::MAX, |max| max / 4));
         // Without any grace there is nothing to ask for: the same lead as with little.
         let term = term.max((lease / 50).min(Duration::from_millis(50)));
-        let kill = Duration::from_millis(100).max(lease / 50).min(term / 2);
+        let kill = Duration::from_millis(200).max(lease / 50).min(term / 2);
         Leads { term, kill, watchdog: kill / 2 }
     }
 }

@@ -27,6 +27,8 @@ use super::family;
 pub const WORD: &str = "__watchdog";
 /// A command that has run for this long gets one.
 pub const AFTER: Duration = Duration::from_millis(50);
+/// So long before it acts it looks for those in other groups: that takes its time where there are many processes.
+const AHEAD: Duration = Duration::from_millis(100);
 /// What we send to say good-bye.
 const GOOD_BYE: u64 = 0;
 
@@ -84,20 +86,48 @@ pub fn main(words: impl Iterator<Item = OsString>) -> i32 {
     let (Some(group), Some(name), Some(fence)) = (group, word(1), word(2)) else {
         return lockkeeper::Outcome::Invalid.exit_code().into();
     };
-    let mut at = Moment::NEVER;
-    while let Some(nanos) = news_before(at) {
-        if nanos == GOOD_BYE {
-            return 0;
-        }
-        at = Moment::from_nanos(nanos);
-    }
+    let Some(known) = stand_by(name, fence) else { return 0 };
     let _ = kill_process_group(group, Signal::KILL);
-    kill_marked(name, fence);
+    // And whoever has come since.
+    for relative in known.into_iter().chain(marked(name, fence)) {
+        family::send(&relative, Signal::KILL);
+    }
     0
 }
 
-/// What we are told next; `None` if nothing came until `end`, or never will. The timer goes on during suspend.
-fn news_before(end: Moment) -> Option<u64> {
+/// Waits until it is time to act, and tells who is known to carry the mark then. `None`: all is done.
+fn stand_by(name: &str, fence: &str) -> Option<Vec<family::Relative>> {
+    let mut at = Moment::NEVER;
+    loop {
+        let mut news = news_before(at.before(AHEAD));
+        let mut known = Vec::new();
+        if let News::Nothing = news {
+            known = marked(name, fence).collect();
+            news = news_before(at);
+        }
+        match news {
+            News::Told(GOOD_BYE) => return None,
+            News::Told(nanos) => at = Moment::from_nanos(nanos),
+            News::Nothing | News::Silence => return Some(known),
+        }
+    }
+}
+
+enum News {
+    /// When to act.
+    Told(u64),
+    /// The time came first.
+    Nothing,
+    /// Nobody is there any more who could tell.
+    Silence,
+}
+
+/// What we are told until `end`. The timer goes on during suspend.
+fn news_before(end: Moment) -> News {
+    try_news_before(end).unwrap_or(News::Silence)
+}
+
+fn try_news_before(end: Moment) -> Option<News> {
     let input = rustix::stdio::stdin();
     let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC).ok()?;
     if end < Moment::NEVER.before(Duration::from_secs(1 << 32)) {
@@ -109,24 +139,22 @@ fn news_before(end: Moment) -> Option<u64> {
     let mut fds = [PollFd::new(&input, PollFlags::IN), PollFd::new(&timer, PollFlags::IN)];
     while let Err(Errno::INTR) = poll(&mut fds, None) {}
     if fds[0].revents().is_empty() {
-        return None;
+        return Some(News::Nothing);
     }
     let mut news = [0; 8];
     match rustix::io::read(input, &mut news) {
-        Ok(8) => Some(u64::from_ne_bytes(news)),
+        Ok(8) => Some(News::Told(u64::from_ne_bytes(news))),
         _ => None,
     }
 }
 
-/// Kills every process of ours that carries this lock in its environment, in whatever group or session it is.
-fn kill_marked(name: &str, fence: &str) {
+/// Every process of ours that carries this lock in its environment, in whatever group or session it is.
+fn marked(name: &str, fence: &str) -> impl Iterator<Item = family::Relative> {
     let marks = [format!("LOCKKEEPER_NAME={name}"), format!("LOCKKEEPER_FENCE={fence}")];
     let me = std::process::id() as i32;
-    for relative in family::processes().filter(|pid| *pid != me).filter_map(family::read) {
+    family::processes().filter(move |pid| *pid != me).filter_map(family::read).filter(move |relative| {
         let environ = std::fs::read(format!("/proc/{}/environ", relative.pid)).unwrap_or_default();
         let has = |mark: &String| environ.split(|b| *b == 0).any(|entry| entry == mark.as_bytes());
-        if marks.iter().all(has) {
-            family::send(&relative, Signal::KILL);
-        }
-    }
+        marks.iter().all(has)
+    })
 }
