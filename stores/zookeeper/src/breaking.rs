@@ -40,6 +40,8 @@ impl Shared {
         reason: &str,
     ) -> Result<Option<Result<Fence>>, Failure> {
         let session = self.link.session().await?;
+        // Nobody who holds it by now is overlooked.
+        self.surely_catch_up(&session).await?;
         let (floor, base) = (self.floor(), self.base());
         let mut line = self.list(&session, name).await?;
         self.read(&session, &mut line, |i, one| i == 0 || one.mark.is_some()).await?;

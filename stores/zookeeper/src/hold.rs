@@ -156,10 +156,15 @@ impl Shared {
         self.forget_events_later(done);
     }
 
-    /// What an attempt has in the lines of these names. What was written on a connection that is gone may be there without
-    /// the server that we talk to now knowing of it yet: a write, which a majority has to take, makes that catch up first.
+    /// Something may be there without the server that we talk to knowing of it yet: a write, which a majority has to take, makes
+    /// that catch up.
+    pub async fn surely_catch_up(&self, session: &Session) -> Result<(), Failure> {
+        Failure::gone(session.set(&self.layout.bases(), b"", ANY).await).map(drop)
+    }
+
+    /// What an attempt has in the lines of these names, also what was written on a connection that is gone.
     pub async fn find_own(&self, session: &Session, names: &Names, mark: &Mark) -> Result<Own, Failure> {
-        Failure::gone(session.set(&self.layout.bases(), b"", ANY).await)?;
+        self.surely_catch_up(session).await?;
         let lines = self.list_all(session, names.as_slice()).await?;
         let mut own = Own { places: Vec::new(), noted: false };
         for mut line in lines {

@@ -245,6 +245,11 @@ impl Session {
         }
     }
 
+    /// What is asked next, in this session, is answered by a server that knows what the leader knows now.
+    pub async fn catch_up(&self) -> Result<(), Failure> {
+        self.hear(self.client.sync("/")).await
+    }
+
     pub async fn children(&self, path: &str) -> Result<(Vec<String>, Stat), Failure> {
         self.hear(self.client.get_children(path)).await
     }

@@ -44,7 +44,15 @@ impl Seen {
 }
 
 impl Shared {
+    /// What is there now. The server that we talk to may be behind the others, so that it is made to catch up first.
     async fn see(&self, session: &Session, key: &LockName) -> Result<Seen, Failure> {
+        let (caught_up, seen) = tokio::join!(session.catch_up(), self.see_here(session, key));
+        caught_up?;
+        seen
+    }
+
+    /// What that server knows of it.
+    async fn see_here(&self, session: &Session, key: &LockName) -> Result<Seen, Failure> {
         loop {
             let (path, base, above) = (self.layout.record(key), self.base(), self.layout.records());
             let stands = self.layout.base(base.number);
@@ -196,7 +204,10 @@ impl Shared {
 
     async fn scan_records(&self, prefix: &str, page: &Page) -> Result<RecordPage> {
         let session = self.link.session().await?;
-        let found = Failure::gone(session.children(&self.layout.records()).await)?;
+        let records = self.layout.records();
+        let (caught_up, found) = tokio::join!(session.catch_up(), session.children(&records));
+        caught_up?;
+        let found = Failure::gone(found)?;
         let mut keys: Vec<LockName> = found
             .iter()
             .flat_map(|(children, _)| children)
@@ -208,7 +219,7 @@ impl Shared {
         keys.sort();
         let mut records = Vec::new();
         for some in keys.chunks(TOGETHER) {
-            for seen in join_all(some.iter().map(|key| self.see(&session, key))).await {
+            for seen in join_all(some.iter().map(|key| self.see_here(&session, key))).await {
                 records.extend(seen?.alive().map(|found| found.record.clone()));
             }
             if records.len() > page.size() {

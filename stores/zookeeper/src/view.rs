@@ -19,10 +19,12 @@ impl Shared {
         Ok(self.view_at(&session, name).await?)
     }
 
-    /// What is shown is made with the base as it is now.
+    /// What is shown is of now, and made with the base as it is now.
     async fn fresh_base(&self, session: &Session) -> Result<(), Failure> {
-        let known = self.base();
-        match session.get(&self.layout.base(known.number)).await {
+        let base = self.layout.base(self.base().number);
+        let (caught_up, found) = tokio::join!(session.catch_up(), session.get(&base));
+        caught_up?;
+        match found {
             Ok(_) => Ok(()),
             Err(failure) if failure.is(&zookeeper_client::Error::NoNode) => {
                 self.learn_base(session, false).await
