@@ -41,7 +41,8 @@ fn reason(answer: io::Result<String>, tls: Option<&Tls>) -> Reason {
     let error = match answer {
         Ok(told) if told.is_empty() => return Reason::Silent,
         Ok(told) => {
-            return Reason::Other(format!("it gives no session, and says {:?}", told.lines().next()));
+            let line = told.lines().next().unwrap_or_default();
+            return Reason::Other(format!("it gives no session, and says {line:?}"));
         }
         Err(error) => error,
     };
@@ -68,5 +69,17 @@ fn text(reason: Reason, encrypted: bool) -> String {
              (secureClientPort); or it has too many connections (maxClientCnxns)"
                 .into()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_server_says_is_told_as_it_says_it() {
+        let told = "This ZooKeeper instance is not currently serving requests\n";
+        let said = text(reason(Ok(told.into()), None), false);
+        assert_eq!(said, format!("it gives no session, and says {:?}", told.trim_end()));
     }
 }
