@@ -247,24 +247,29 @@ struct Pending<'a> {
 
 impl Pending<'_> {
     /// The store's answer. An unknown outcome is asked for again with the same attempt, which changes nothing if it
-    /// had been granted; after a ttl of that it is left to the background.
+    /// had been granted; after a ttl of that it is left to the background. Once it is unknown, a store that is away says
+    /// nothing about what went before.
     async fn answer(&mut self) -> Result<Acquired> {
         let inner = &self.keeper.0;
         let give_up = inner.clock.now() + self.ask.ttl;
         let mut pause = Duration::from_millis(10);
+        let mut doubt = None;
         loop {
             match inner.store.acquire(self.ask).await {
-                Err(Error::Unknown(_)) if inner.clock.now() < give_up => {
-                    sleep_until(&*inner.clock, inner.clock.now() + pause).await;
-                    pause = (pause * 2).min(self.ask.ttl / 10);
-                }
+                Err(Error::Unknown(why)) => doubt = Some(why),
+                Err(Error::Unavailable(_)) if doubt.is_some() => {}
                 // Everything else that is not unknown did not happen.
                 Err(error) => {
-                    self.open = matches!(error, Error::Unknown(_));
+                    self.open = doubt.is_some();
                     return Err(error);
                 }
                 Ok(answer) => return Ok(answer),
             }
+            if inner.clock.now() >= give_up {
+                return Err(Error::Unknown(doubt.unwrap_or_default()));
+            }
+            sleep_until(&*inner.clock, inner.clock.now() + pause).await;
+            pause = (pause * 2).min(self.ask.ttl / 10);
         }
     }
 }

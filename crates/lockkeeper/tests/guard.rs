@@ -23,6 +23,8 @@ struct Moody {
     /// How many answers get lost after the deed was done.
     lose_answers: AtomicUsize,
     late: AtomicBool,
+    /// Nobody is there, from the second call on.
+    away: AtomicBool,
 }
 
 impl Moody {
@@ -33,7 +35,14 @@ impl Moody {
 
 lockkeeper_testkit::forward!(Moody, {
     async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
-        self.attempts.lock().unwrap().push(ask.claim.attempt);
+        let before = {
+            let mut attempts = self.attempts.lock().unwrap();
+            attempts.push(ask.claim.attempt);
+            attempts.len() - 1
+        };
+        if self.away.load(SeqCst) && before > 0 {
+            return Err(Error::Unavailable("nobody is there".into()));
+        }
         let mut answer = self.store.acquire(ask).await?;
         if self.loses_this_answer() {
             return Err(Error::Unknown("the connection was cut".into()));
@@ -71,6 +80,7 @@ fn moody() -> (VirtualClock, Arc<Moody>, Lockkeeper) {
         panic: AtomicBool::new(false),
         lose_answers: AtomicUsize::new(0),
         late: AtomicBool::new(false),
+        away: AtomicBool::new(false),
     });
     let keeper = Lockkeeper::with_store(moody.clone(), Arc::new(clock.clone()));
     (clock, moody, keeper)
@@ -161,6 +171,24 @@ async fn an_unknown_outcome_is_asked_for_again_with_the_same_attempt() {
     assert_eq!(attempts, vec![attempts[0]; 3]);
     let view = moody.store.inspect(guard.names().first()).await.unwrap().unwrap();
     assert_eq!(view.held.iter().map(|held| held.fence).collect::<Vec<_>>(), [guard.fence()]);
+}
+
+#[tokio::test]
+async fn a_store_that_is_away_says_nothing_of_what_went_before() {
+    let (clock, moody, keeper) = moody();
+    moody.lose_answers.store(1, SeqCst);
+    moody.away.store(true, SeqCst);
+    let asks = keeper.clone();
+    let asked = tokio::spawn(async move { asks.lock("x").ttl(TTL).acquire().await });
+    while !asked.is_finished() {
+        clock.advance(Duration::from_millis(10));
+        tokio::task::yield_now().await;
+    }
+    // The first one had been granted.
+    let told = asked.await.unwrap();
+    assert!(matches!(told, Err(Error::Unknown(_))), "{told:?}");
+    soon(keeper.settle()).await;
+    assert_eq!(moody.releases.load(SeqCst), 1, "it is given back");
 }
 
 #[tokio::test]

@@ -18,6 +18,8 @@ use crate::store::Shared;
 
 /// How long until an end that could not be told is told again.
 const AGAIN: Duration = Duration::from_millis(500);
+/// How late a request may arrive that nobody heard of again.
+const LATE: Duration = Duration::from_secs(10);
 
 /// A hold of ours.
 #[derive(Clone, Debug)]
@@ -30,6 +32,8 @@ pub struct Hold {
     pub known: Option<Known>,
     /// Somebody still waits for the outcome.
     pub caller: Option<Arc<Caller>>,
+    /// A request of it was never answered: it may have happened, and it may still arrive.
+    pub doubted: bool,
 }
 
 /// What is known of a grant.
@@ -118,8 +122,9 @@ impl Book {
         self.pages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn write(&self, mark: Mark, hold: Hold) {
+    pub fn write(&self, mark: Mark, mut hold: Hold) {
         let mut pages = self.open();
+        hold.doubted |= pages.holds.get(&mark).is_some_and(|before| before.doubted);
         let sooner = pages.next.is_none_or(|next| hold.expires < next);
         pages.ending.remove(&mark);
         pages.holds.insert(mark, hold);
@@ -129,7 +134,7 @@ impl Book {
     }
 
     /// Notes that an ask is under way. If it is dropped before its outcome is known, what it may have got is given back
-    /// when its ttl is over.
+    /// when its ttl is over. The end of the entry is [`end`](Self::end).
     pub fn begin(&self, mark: Mark, ask: &Ask, now: Moment) -> Arc<Caller> {
         let caller = Arc::new(Caller::default());
         let mut pages = self.open();
@@ -141,15 +146,16 @@ impl Book {
             }
             None => {
                 let names = ask.claim.names.clone();
-                let (ttl, expires, known) = (ask.ttl, Moment::NEVER, None);
-                let hold = Hold { names, ttl, expires, known, caller: Some(caller.clone()) };
+                let (ttl, expires, caller) = (ask.ttl, Moment::NEVER, Some(caller.clone()));
+                let hold = Hold { names, ttl, expires, known: None, caller, doubted: false };
                 pages.holds.insert(mark, hold);
             }
         }
         caller
     }
 
-    /// The ask is over. `nothing`: it has got nothing.
+    /// The ask is over. `nothing`: it has got nothing. If an earlier call of it was not answered, that says nothing of what that
+    /// one has got, or will get.
     pub fn end(&self, mark: Mark, caller: &Arc<Caller>, nothing: bool, now: Moment) {
         let mut pages = self.open();
         let Some(hold) = pages.holds.get_mut(&mark) else { return };
@@ -158,10 +164,10 @@ impl Book {
         }
         hold.caller = None;
         if hold.known.is_none() {
-            if nothing {
+            if nothing && !hold.doubted {
                 pages.holds.remove(&mark);
             } else {
-                hold.expires = now + hold.ttl;
+                (hold.expires, hold.doubted) = (now + hold.ttl, true);
                 self.ring.notify_one();
             }
         }
@@ -208,6 +214,7 @@ impl Shared {
                 None => self.take_out(&hold.names, &mark, Search::Everywhere).await.map(|_| ()),
             };
             match done {
+                Ok(()) if hold.doubted => return self.look_again(mark, hold),
                 Ok(()) => break,
                 Err(failure) => {
                     tracing::debug!(?failure, "could not end what was not renewed, will try again")
@@ -216,5 +223,20 @@ impl Shared {
             tokio::time::sleep(AGAIN).await;
         }
         self.book.open().ending.remove(&mark);
+    }
+
+    /// What was never answered may still arrive after its end: it is looked for once more, when that is as good as impossible.
+    pub fn look_again(&self, mark: Mark, hold: Hold) {
+        let expires = self.clock.now() + self.link.timeout() * 2 + LATE;
+        let mut pages = self.book.open();
+        pages.ending.remove(&mark);
+        match pages.holds.get_mut(&mark) {
+            // It is asked again meanwhile.
+            Some(hold) => hold.doubted = true,
+            None => {
+                pages.holds.insert(mark, Hold { known: None, caller: None, doubted: false, expires, ..hold });
+                self.book.ring.notify_one();
+            }
+        }
     }
 }

@@ -222,6 +222,7 @@ impl Asking<'_> {
                 expires: sent_at + ask.ttl,
                 known: Some(known),
                 caller: None,
+                doubted: false,
             },
         );
         if fence.get() <= floor {

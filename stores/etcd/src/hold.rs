@@ -18,9 +18,6 @@ use crate::script::{delete, get, head, nested, put, txn, written};
 use crate::store::Shared;
 use crate::watch::Why;
 
-/// How late a request may arrive that nobody heard of again.
-const LATE: Duration = Duration::from_secs(10);
-
 /// Where to look for what an attempt has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Search {
@@ -68,7 +65,9 @@ impl Shared {
                 }
                 None => {
                     // A later good answer would not bring it back.
-                    pages.holds.remove(mark);
+                    let hold = pages.holds.remove(mark).filter(|hold| hold.doubted);
+                    drop(pages);
+                    hold.into_iter().for_each(|hold| self.look_again(*mark, hold));
                     Renewal::Lost
                 }
             });
@@ -145,6 +144,7 @@ impl Shared {
                 expires: now + grant.ttl,
                 known: Some(known),
                 caller: None,
+                doubted: false,
             },
         );
         Ok(true)
@@ -165,16 +165,12 @@ impl Shared {
             None => Box::pin(self.take_out(names, &mark, Search::Everywhere)).await,
         };
         if let Some(hold) = hold {
-            let open = hold.known.is_none() && hold.caller.is_none();
+            let doubted = hold.doubted || hold.known.is_none() && hold.caller.is_none();
             let expires = self.clock.now();
             match &done {
                 // Nobody may come back to it: the process sees to it that it is gone in the end.
-                Err(_) => self.book.write(mark, Hold { known: None, caller: None, expires, ..hold }),
-                // An ask that was never answered may still arrive after its release: somebody looks again.
-                Ok(_) if open => {
-                    let expires = expires + self.link.timeout() * 2 + LATE;
-                    self.book.write(mark, Hold { expires, ..hold });
-                }
+                Err(_) => self.book.write(mark, Hold { known: None, caller: None, doubted, expires, ..hold }),
+                Ok(_) if doubted => self.look_again(mark, hold),
                 Ok(_) => {}
             }
         }

@@ -97,3 +97,11 @@ async fn a_request_that_never_arrives() {
     let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
     break_everywhere(&server, "reset before the request is passed on", At::reset).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_stays_of_what_nobody_heard_of() {
+    let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
+    let proxy = Proxy::start(server.addr(), Framing::Http2);
+    let store = try_open(&format!("etcd://{}?timeout=500ms&poll=200ms", proxy.addr())).await.unwrap();
+    laws::doubt::an_ask_in_doubt_leaves_nothing(&proxy, &store, &open(server.addr()).await).await;
+}

@@ -7,6 +7,7 @@ use lockkeeper_host::sleep_until;
 use serde::Deserialize;
 use std::time::Duration;
 
+use crate::doubt::AGAIN;
 use crate::entry::{self, Shown, hash, holder_text, micros, odd, terms};
 use crate::fault::Failure;
 use crate::lane::{self, Kind, Order};
@@ -36,8 +37,18 @@ struct Other {
 const RENEWALS: usize = 10_000;
 
 impl Shared {
-    /// Asks, and stands in line for as long as the ask says.
     pub(crate) async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
+        let doubted = self.doubts.revive(&ask.claim.attempt)?;
+        let answer = self.ask(ask).await;
+        // A server that is away says nothing of what went before.
+        if matches!(&answer, Err(error) if doubted || matches!(error, Error::Unknown(_))) {
+            self.doubts.add(&ask.claim, ask.ttl);
+        }
+        answer
+    }
+
+    /// Asks, and stands in line for as long as the ask says.
+    async fn ask(&self, ask: &Ask) -> Result<Acquired> {
         let clock = &*self.options.clock;
         let until = match ask.wait {
             Wait::No => clock.now(),
@@ -127,6 +138,15 @@ impl Shared {
     }
 
     pub(crate) async fn release(&self, claim: &Claim) -> Result<Release> {
+        let done = self.give_back(claim).await;
+        match &done {
+            Ok(_) => self.doubts.settle(&claim.attempt),
+            Err(_) => self.doubts.add(claim, AGAIN),
+        }
+        done
+    }
+
+    pub(crate) async fn give_back(&self, claim: &Claim) -> Result<Release> {
         self.line.leave(claim);
         let mut order = Order {
             kind: Kind::Release,

@@ -9,6 +9,7 @@
 #![deny(missing_docs)]
 
 mod config;
+mod doubt;
 mod entry;
 mod fault;
 mod hold;

@@ -10,20 +10,21 @@ use lockkeeper_core::{
 use lockkeeper_host::{Reactor, Remembered, Task, random_128};
 
 use crate::config::Options;
+use crate::doubt::Doubts;
 use crate::entry::hex;
 use crate::lane::Lane;
 use crate::line::{Line, jitter};
 use crate::link::{Heard, Link, Listener, Role};
 use crate::script::TIDY;
 use crate::watch::Watch;
-use crate::{lane, line, open, watch};
+use crate::{doubt, lane, line, open, watch};
 
 /// Locks and records in PostgreSQL. Clones share everything.
 #[derive(Clone)]
 pub struct PostgresStore {
     pub(crate) shared: Arc<Shared>,
     // Goes last: with it goes the thread, and everything that runs there.
-    _reactor: Arc<(Reactor, [Task<()>; 4])>,
+    _reactor: Arc<(Reactor, [Task<()>; 5])>,
 }
 
 /// What the store and the tasks on its thread have in common.
@@ -36,6 +37,7 @@ pub(crate) struct Shared {
     /// Where asks and releases are handed in, to travel together.
     pub lane: Lane,
     pub line: Line,
+    pub doubts: Doubts,
     /// The names at which somebody was met lately: the usual way is not tried there.
     pub crowded: Remembered<LockName>,
     /// What was granted in the usual way, and may be given back so.
@@ -75,6 +77,7 @@ impl PostgresStore {
         let tasks = [
             reactor.spawn(lane::attend(shared.clone(), depot)),
             reactor.spawn(line::attend(shared.clone())),
+            reactor.spawn(doubt::attend(shared.clone())),
             reactor.spawn(watch::attend(shared.clone())),
             reactor.spawn(tidy(shared.clone())),
         ];
@@ -110,6 +113,7 @@ impl Shared {
             options,
             lane,
             line: Line::default(),
+            doubts: Doubts::default(),
             crowded: Remembered::default(),
             plain: Remembered::default(),
             watch: Watch::default(),

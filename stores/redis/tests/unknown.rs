@@ -129,3 +129,11 @@ async fn a_request_that_arrives_twice_would_be_harmless() {
     assert_eq!(released, 1);
     is_free(&store, "x").await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_stays_of_what_nobody_heard_of() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let proxy = Proxy::start(server.addr(), Framing::Resp);
+    let (store, other) = (open(proxy.addr()).await.unwrap(), open(server.addr()).await.unwrap());
+    laws::doubt::an_ask_in_doubt_leaves_nothing(&proxy, &store, &other).await;
+}

@@ -130,3 +130,13 @@ async fn a_lost_answer_is_not_forgotten_over_a_try_that_was_never_sent() {
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_stays_of_what_nobody_heard_of() {
+    let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
+    let proxy = Proxy::start(server.addr(), Framing::ZooKeeper);
+    // A session that outlasts the trouble: it does not help.
+    let url = format!("zk://{}?timeout=500ms&poll=200ms&session=30s", proxy.addr());
+    let store = try_open(&url).await.unwrap();
+    laws::doubt::an_ask_in_doubt_leaves_nothing(&proxy, &store, &open(server.addr()).await).await;
+}

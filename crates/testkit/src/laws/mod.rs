@@ -7,6 +7,7 @@
 //! Next to each law in the list below stands a [`Bug`](crate::bugs::Bug) that it must catch: a suite that stays green
 //! with the fence removed proves nothing.
 
+pub mod doubt;
 pub mod election;
 pub mod exclusion;
 pub mod fence;
