@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use common::{Counter, keeper, open, try_open};
-use lockkeeper_core::{Acquired, Error, Renewal};
-use lockkeeper_testkit::laws::{ask, eventually, give_back, soon, take, with};
+use lockkeeper_core::{Acquired, Error, Expect, Renewal};
+use lockkeeper_testkit::laws::{self, ask, eventually, give_back, soon, take, with};
 use lockkeeper_testkit::proxy::{Direction, Framing, Pick, Proxy};
 use lockkeeper_testkit::servers::{self, Cluster, TempDir, ZooKeeperOptions};
 
@@ -202,4 +202,35 @@ async fn away_wrong_password_missing_rights_and_a_wrong_path_are_told_apart() {
     assert!(matches!(away, Err(Error::Unavailable(_) | Error::Unknown(_))), "{away:?}");
     let away = try_open(&format!("zk://{addr}")).await;
     assert!(matches!(away.err(), Some(Error::Unavailable(_))));
+}
+
+/// A server that follows may be behind: it has not heard of a grant, or of a record, that a majority has taken.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_is_behind_overlooks_nobody() {
+    let Ok(mut cluster) = servers::zookeeper_cluster(3, ZooKeeperOptions::default()) else { return };
+    let leader = cluster.leader();
+    let behind = (0..3).find(|node| *node != leader).unwrap();
+    let [ahead, late] = [leader, behind].map(|node| open(cluster.nodes()[node].addr()));
+    let (ahead, late) = (ahead.await, late.await);
+    for round in 0..48u8 {
+        let (name, key) = (laws::name("x"), laws::name(&format!("record/{round}")));
+        cluster.node_mut(behind).pause();
+        let held = take(&ahead, &ask("x")).await;
+        ahead.write(&key, &[round], Expect::Absent, None).await.unwrap();
+        let asks = late.clone();
+        // One or the other: what makes the server catch up for one would do so for both.
+        let asked = tokio::spawn(async move {
+            match round % 4 {
+                0 => asks.break_lock(&name, "a test").await.map(|fence| assert!(fence > held.fence)),
+                _ => asks.read(&key).await.map(|record| assert!(record.is_some(), "a record was overlooked")),
+            }
+        });
+        // It is on its way before the server goes on: nobody could tell us that.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        cluster.node_mut(behind).resume();
+        soon("an answer", asked).await.unwrap_or_else(|_| panic!("round {round}")).unwrap();
+        let broken = ahead.renew(std::slice::from_ref(&held)).await.unwrap() == [Renewal::Lost];
+        assert_eq!(broken, round % 4 == 0, "round {round}: whether the holder was broken");
+        give_back(&ahead, &held.claim).await;
+    }
 }
