@@ -25,15 +25,18 @@ pub struct Words {
 }
 
 impl Words {
-    pub async fn of(client: &Client) -> Words {
+    /// `waits`: also what is given back waits for the disk, as everything does by default.
+    pub async fn of(client: &Client, waits: bool) -> Words {
         let take = "INSERT INTO bare AS b VALUES ($1, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, $2, \
                     clock_timestamp() + $3 * interval '1 ms', $4) ON CONFLICT (name) DO UPDATE SET \
                     fence = greatest(b.fence + 1, excluded.fence), attempt = excluded.attempt, expires = excluded.expires, \
                     holder = excluded.holder WHERE b.attempt IS NULL OR b.expires < clock_timestamp() RETURNING fence";
         let give = "UPDATE bare SET attempt = NULL WHERE name = $1 AND attempt = $2";
+        let in_time = " RETURNING set_config('synchronous_commit', 'off', true)";
+        let give = if waits { give.to_owned() } else { format!("{give}{in_time}") };
         Words {
             take: client.prepare(take).await.expect("a statement"),
-            give: client.prepare(give).await.expect("a statement"),
+            give: client.prepare(&give).await.expect("a statement"),
         }
     }
 

@@ -15,7 +15,7 @@ pub async fn run(addr: SocketAddr, rounds: usize) {
     // Side by side: what else the machine does hits both.
     let (mut trips, mut hand_offs, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
     let client = bare::connect(addr).await;
-    let words = Words::of(&client).await;
+    let words = Words::of(&client, true).await;
     let (here, there) = (open(addr).await, open(addr).await);
     for _ in 0..rounds {
         let trip = round_trip(&client, &words, 100).await;

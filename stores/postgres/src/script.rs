@@ -46,6 +46,7 @@ const ONE: &[Type] = &[
 /// One ask or release of one name.
 pub(crate) static STEP: Sql = sql("SELECT @S.step($1, $2, $3, $4, $5, $6, $7, $8::text::jsonb, $9)", ONE);
 /// The usual ask, and the usual release: the beginning of that step, at the price of one upsert or update. No answer: it is unusual.
+/// A release that gives the lock to nobody does not wait for the disk: the next grant, or anything else that is written, takes it there.
 pub(crate) static TAKE: Sql = sql(include_str!("sql/take.sql"), ONE);
 pub(crate) static GIVE: Sql = sql(include_str!("sql/give.sql"), ONE);
 /// Several, in the order of their names: so nobody waits in a circle.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use common::{Client, ask_for, client_of, keeper, open, sql, try_open, url};
 use lockkeeper_core::{Acquired, Error, Grant, Promise, Renewal, Wait};
 use lockkeeper_testkit::laws::{
-    ask, eventually, give_back, granted, is_free, refused, soon, stand_in_line, take, with,
+    ask, eventually, give_back, granted, is_free, name, refused, soon, stand_in_line, take, with,
 };
 use lockkeeper_testkit::servers::{self, ClockShim, PostgresOptions, Server};
 
@@ -46,6 +46,47 @@ async fn a_grant_outlives_the_server_being_killed() {
         last = Some(next.fence);
     }
     is_free(&a, "x").await;
+}
+
+/// A grant is on the disk before it is told. A release need not be: if it is forgotten, the lock is free when its ttl is over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crash_forgets_a_release_at_worst_and_never_a_grant() {
+    let Ok(mut server) = servers::postgres(PostgresOptions::default()) else { return };
+    let (a, b) = (client_of(&server).await, client_of(&server).await);
+    let mut crash = || {
+        tokio::task::block_in_place(|| {
+            server.kill9();
+            server.restart();
+        })
+    };
+    let mut forgotten = 0;
+    for _ in 0..3 {
+        // Nothing else is written that would take it to the disk.
+        let held = take(&a, &ask_for("x", TTL)).await;
+        crash();
+        assert_eq!(renewed(&a, &held).await, Renewal::Renewed, "a grant that was told is forgotten");
+        give_back(&a, &held.claim).await;
+
+        let short = ask_for("y", Duration::from_secs(2));
+        let held = take(&a, &short).await;
+        give_back(&a, &held.claim).await;
+        crash();
+        let found = soon("a look is answered", async {
+            loop {
+                match b.inspect(&name("y")).await {
+                    Ok(found) => break found,
+                    Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+                }
+            }
+        });
+        forgotten += u32::from(found.await.is_some());
+        let next = with(ask("y"), |ask| ask.wait = Wait::Forever);
+        let next = take(&b, &next).await;
+        assert!(next.fence > held.fence);
+        assert_eq!(renewed(&a, &held).await, Renewal::Lost);
+        give_back(&b, &next.claim).await;
+    }
+    println!("{forgotten} of 3 releases were forgotten");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
