@@ -155,7 +155,7 @@ impl Ask {
 pub fn lock_name() -> impl TypedValueParser<Value = LockName> {
     OsStringValueParser::new().try_map(|name: OsString| match name.to_str() {
         Some(name) => LockName::new(name).map_err(|e| e.to_string()),
-        None => Err("the lock name is not UTF-8: names are printable text".into()),
+        None => Err("the name is not UTF-8: names are printable text".into()),
     })
 }
 

@@ -16,18 +16,18 @@ impl LockName {
     pub fn new(name: impl AsRef<str>) -> Result<Self> {
         let name = name.as_ref();
         if name.is_empty() {
-            return Err(Error::invalid("the lock name is empty: give it 1 to 512 bytes of text"));
+            return Err(Error::invalid("the name is empty: give it 1 to 512 bytes of text"));
         }
         if name.len() > limits::NAME_BYTES {
             return Err(Error::invalid(format!(
-                "the lock name has {} bytes, {} are allowed: shorten it, or hash the long part",
+                "the name has {} bytes, {} are allowed: shorten it, or hash the long part",
                 name.len(),
                 limits::NAME_BYTES
             )));
         }
         if let Some(c) = name.chars().find(|c| c.is_control()) {
             return Err(Error::invalid(format!(
-                "the lock name {name:?} has the control character {c:?} in it: names are printable text"
+                "the name {name:?} has the control character {c:?} in it: names are printable text"
             )));
         }
         Ok(LockName(name.into()))

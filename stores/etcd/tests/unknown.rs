@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{ctl, keeper, open, try_open};
+use futures_util::future::join_all;
 use lockkeeper_core::{Error, Fence, Release, Store};
 use lockkeeper_testkit::laws::{self, ask, eventually, give_back, is_free, soon, take};
 use lockkeeper_testkit::proxy::{At, Fault, Framing, Proxy, every_point};
@@ -104,4 +105,35 @@ async fn nothing_stays_of_what_nobody_heard_of() {
     let proxy = Proxy::start(server.addr(), Framing::Http2);
     let store = try_open(&format!("etcd://{}?timeout=500ms&poll=200ms", proxy.addr())).await.unwrap();
     laws::doubt::an_ask_in_doubt_leaves_nothing(&proxy, &store, &open(server.addr()).await).await;
+}
+
+/// A request that nobody heard of is on its way for long: it arrives when its lock was granted by another one, and given back. The lock goes to
+/// nobody then, under a lease that this process keeps alive.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_arrives_late_is_looked_for() {
+    let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
+    let proxy = Proxy::start(server.addr(), Framing::Http2);
+    let store = try_open(&format!("etcd://{}?timeout=500ms&poll=200ms", proxy.addr())).await.unwrap();
+    let other = &open(server.addr()).await;
+    let kept = take(&store, &ask("kept")).await;
+    let texts = ["x/0", "x/1", "x/2", "x/3"];
+    for text in texts {
+        let late = proxy.inject(Fault::at_request(1).hold());
+        let asked = ask(text);
+        let told = store.acquire(&asked).await;
+        assert!(matches!(told, Err(Error::Unknown(_))) && late.fired(), "{told:?}");
+        let grant = take(&store, &asked).await;
+        give_back(&store, &grant.claim).await;
+        late.release();
+    }
+    // Now and then etcd notices before it begins that nobody waits for the answer.
+    eventually("one of them has arrived", || async {
+        let seen = texts.map(|text| async move { other.inspect(&laws::name(text)).await.unwrap() });
+        join_all(seen).await.iter().any(Option::is_some)
+    })
+    .await;
+    for text in texts {
+        is_free(other, text).await;
+    }
+    give_back(&store, &kept.claim).await;
 }
