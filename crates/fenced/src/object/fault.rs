@@ -19,6 +19,6 @@ pub(super) fn fault(error: &Told, writes: bool) -> Error {
 pub(super) fn cannot(why: &str) -> Error {
     Error::Unsupported(format!(
         "this store cannot write on a condition, so it cannot refuse a late writer: {why} \
-         For local files there are `FencedFile` and `FencedDir`; else keep a pointer to the object in a database"
+         For local files there is `ObjectFenced::local`; else keep a pointer to the object in a database"
     ))
 }

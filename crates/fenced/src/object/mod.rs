@@ -5,6 +5,7 @@
 
 mod body;
 mod fault;
+mod local;
 
 pub use body::parse;
 // What the stores are from.
@@ -22,6 +23,7 @@ use object_store::{
 
 use crate::{Fenced, Seen, verdict};
 use fault::{cannot, fault};
+use local::Turns;
 
 /// Each try that fails is one that somebody else has won, and with a higher fence it is the last.
 const TRIES: usize = 32;
@@ -31,6 +33,8 @@ const TRIES: usize = 32;
 pub struct ObjectFenced {
     store: Arc<dyn ObjectStore>,
     prefix: Path,
+    /// `Some`: nothing can be written on a condition there.
+    turns: Option<Arc<Turns>>,
 }
 
 /// What a look has found: which version it is, and its bytes or the first of them.
@@ -44,10 +48,10 @@ impl ObjectFenced {
     /// condition cannot be met, so that nothing is written.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if it cannot, as local files, or does not heed the condition.
+    /// [`Error::Unsupported`] if it cannot, or does not heed the condition. Local files cannot: for them there is [`ObjectFenced::local`].
     pub async fn open(store: Arc<dyn ObjectStore>, prefix: &str) -> Result<Self> {
         let prefix = Path::parse(prefix).map_err(|e| Error::invalid(e.to_string()))?;
-        let fenced = ObjectFenced { store, prefix };
+        let fenced = ObjectFenced { store, prefix, turns: None };
         let probe = fenced.path("lockkeeper-probe")?;
         let nowhere = UpdateVersion { e_tag: Some("\"lockkeeper\"".into()), version: Some("1".into()) };
         match fenced.send(&probe, PutMode::Update(nowhere), Vec::new()).await {
@@ -101,8 +105,15 @@ impl ObjectFenced {
         Ok(Some(Found { version, bytes }))
     }
 
-    /// Looks, compares, and writes on the condition that it is still what was looked at; again if it is not.
     async fn write(&self, resource: &str, fence: Fence, value: Option<&[u8]>) -> Result<()> {
+        match &self.turns {
+            Some(turns) => self.write_in_turn(turns, resource, fence, value).await,
+            None => self.write_if_unchanged(resource, fence, value).await,
+        }
+    }
+
+    /// Looks, compares, and writes on the condition that it is still what was looked at; again if it is not.
+    async fn write_if_unchanged(&self, resource: &str, fence: Fence, value: Option<&[u8]>) -> Result<()> {
         let (path, new) = (self.path(resource)?, body::written(fence, value));
         let mut found = self.look(&path, body::LONGEST_LINE).await?;
         for _ in 0..TRIES {

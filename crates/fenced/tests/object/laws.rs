@@ -1,4 +1,4 @@
-//! The laws. What is in memory has no other processes, so the story is told to S3 alone.
+//! The laws. What is in memory has no other processes, so the story is told to S3 and to local files.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,12 +6,14 @@ use std::sync::{Arc, LazyLock, Mutex};
 
 use async_trait::async_trait;
 use lockkeeper_core::{Fence, Result};
+use lockkeeper_fenced::object::ObjectFenced;
+use lockkeeper_fenced::object::object_store::local::LocalFileSystem;
 use lockkeeper_fenced::object::object_store::memory::InMemory;
 use lockkeeper_fenced::object::object_store::path::Path;
 use lockkeeper_fenced::object::object_store::{Error as Told, ObjectStore, ObjectStoreExt};
 use lockkeeper_fenced::{Fenced, Seen};
 use lockkeeper_testkit::fenced::Harness;
-use lockkeeper_testkit::servers::Server;
+use lockkeeper_testkit::servers::{Server, TempDir};
 
 use crate::{open, s3, server};
 
@@ -83,6 +85,27 @@ impl Harness for Memory {
     }
 }
 
+struct Local(TempDir);
+
+#[async_trait]
+impl Harness for Local {
+    async fn start() -> Option<Self> {
+        Some(Local(TempDir::new("objects")))
+    }
+
+    fn address(&self) -> String {
+        self.0.path().display().to_string()
+    }
+
+    async fn client(address: &str) -> Arc<dyn Fenced> {
+        Arc::new(ObjectFenced::local(address).unwrap())
+    }
+
+    async fn twin(address: &str) -> Arc<dyn Fenced> {
+        Arc::new(Plain(Arc::new(LocalFileSystem::new_with_prefix(address).unwrap()), "twin".into()))
+    }
+}
+
 struct S3(Arc<Server>, String);
 
 #[async_trait]
@@ -113,6 +136,11 @@ mod in_memory {
     use super::*;
     use lockkeeper_testkit::fenced_law_tests;
     lockkeeper_testkit::every_fenced_law!(fenced_law_tests, Memory);
+}
+
+mod on_local_files {
+    use super::*;
+    lockkeeper_testkit::fenced_laws!(Local);
 }
 
 mod on_s3 {

@@ -40,17 +40,84 @@ async fn an_object_from_before_is_taken_over_and_a_damaged_mark_is_left_alone() 
 }
 
 #[tokio::test]
-async fn local_files_are_refused_and_the_adapter_for_them_is_named() {
+async fn local_files_are_refused_where_nobody_takes_turns() {
     let dir = TempDir::new("objects");
     let files = dir.join("files");
     std::fs::create_dir(&files).unwrap();
     let store = Arc::new(LocalFileSystem::new_with_prefix(&files).unwrap());
     let told = ObjectFenced::open(store, "").await.unwrap_err();
-    assert!(
-        matches!(&told, Error::Unsupported(text) if text.contains("FencedFile") && text.contains("FencedDir")),
-        "{told}"
-    );
+    assert!(matches!(&told, Error::Unsupported(text) if text.contains("ObjectFenced::local")), "{told}");
     assert_eq!(std::fs::read_dir(&files).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn a_local_object_is_what_another_store_would_have() {
+    let dir = TempDir::new("objects");
+    let fenced = ObjectFenced::local(dir.path()).unwrap();
+    fenced.put("2026/11.csv", fence(9), b"new").await.unwrap();
+    assert_eq!(std::fs::read(dir.join("2026/11.csv")).unwrap(), b"lockkeeper-fence 9\nnew");
+    stale(&fenced.put("2026/11.csv", fence(7), b"late").await, 7, 9);
+    std::fs::write(dir.join("old"), "theirs").unwrap();
+    fenced.put("old", fence(7), b"ours").await.unwrap();
+    assert_eq!(
+        fenced.read("old").await.unwrap(),
+        Some(Seen { fence: fence(7), value: Some(b"ours".to_vec()) })
+    );
+    // What cannot be written is told, and changes nothing.
+    for name in ["", "../x", "x//y", &"n".repeat(241)] {
+        let told = fenced.put(name, fence(9), b"x").await;
+        assert!(matches!(told, Err(Error::Invalid(_))), "{name:?}: {told:?}");
+    }
+    assert!(fenced.put("old/below", fence(9), b"x").await.is_err(), "a file is no directory");
+    assert_eq!(fenced.read("old").await.unwrap().unwrap().fence, fence(7));
+    for (missing, said) in [(dir.join("none"), "Make it first"), (dir.join("old"), "no directory")] {
+        let told = ObjectFenced::local(missing).unwrap_err();
+        assert!(matches!(&told, Error::Invalid(text) if text.contains(said)), "{told}");
+    }
+}
+
+/// Writers of one file who call different directories theirs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn directories_inside_each_other_have_the_same_turns() {
+    let dir = TempDir::new("objects");
+    std::fs::create_dir(dir.join("in")).unwrap();
+    let (outer, inner) =
+        (ObjectFenced::local(dir.path()).unwrap(), ObjectFenced::local(dir.join("in")).unwrap());
+    for n in 1..=100 {
+        let (late, new) = tokio::join!(
+            tokio::spawn({
+                let outer = outer.clone();
+                async move { outer.put("in/x", fence(n * 2 - 1), b"late").await }
+            }),
+            inner.put("x", fence(n * 2), b"new"),
+        );
+        new.unwrap();
+        assert!(matches!(late.unwrap(), Ok(()) | Err(Error::Stale { .. })));
+        assert_eq!(inner.read("x").await.unwrap().unwrap().fence, fence(n * 2));
+    }
+}
+
+/// The turn is not over with the future that waits for it, nor with its runtime.
+#[test]
+fn who_gives_up_keeps_the_turn_until_the_object_is_in_place() {
+    let dir = TempDir::new("objects");
+    let runtime = || tokio::runtime::Builder::new_current_thread().build().unwrap();
+    for n in 1..=20 {
+        let (late, value) = (ObjectFenced::local(dir.path()).unwrap(), vec![b'x'; 1 << 20]);
+        let gone = runtime();
+        gone.block_on(async {
+            let put = late.put("x", fence(n * 2 - 1), &value);
+            tokio::select! { biased; _ = put => {} () = tokio::task::yield_now() => {} }
+        });
+        drop(gone);
+        let fenced = ObjectFenced::local(dir.path()).unwrap();
+        runtime().block_on(fenced.put("x", fence(n * 2), b"new")).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        assert_eq!(
+            std::fs::read(dir.join("x")).unwrap(),
+            format!("lockkeeper-fence {}\nnew", n * 2).as_bytes()
+        );
+    }
 }
 
 #[tokio::test]

@@ -1,0 +1,115 @@
+//! Objects in a directory of this host. A local file cannot be written on a condition, so those who write there take turns.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+
+use lockkeeper_core::{Error, Fence, Result};
+use object_store::PutMode;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path as Name;
+use tokio::sync::{Mutex, OwnedMutexGuard, oneshot};
+
+use super::fault::fault;
+use super::{ObjectFenced, body, check};
+
+/// Bytes of a part of a name: the store needs some of the 255 for the file that it writes before it renames it.
+const PART: usize = 240;
+
+/// Those who write to a directory lock it, whatever process they are in, and whatever directory above it they call theirs.
+#[derive(Debug)]
+pub(super) struct Turns {
+    files: Arc<LocalFileSystem>,
+    /// One of this process at a time, so that a crowd of them is not a crowd of threads.
+    next: Arc<Mutex<()>>,
+}
+
+impl ObjectFenced {
+    /// The objects in a directory of this host, which must exist; what is in the files is what would be in the objects of another store.
+    ///
+    /// Nothing can be written there on a condition. Those who write take turns instead, by the kernel's lock on the directory that the
+    /// file is in: so all of them must be on this host, and use this.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there is no such directory.
+    pub fn local(dir: impl AsRef<Path>) -> Result<Self> {
+        let dir = dir.as_ref();
+        let store = match File::open(dir).and_then(|found| found.metadata()) {
+            Ok(found) if !found.is_dir() => Err("it is no directory".to_owned()),
+            Ok(_) => LocalFileSystem::new_with_prefix(dir).map_err(|e| e.to_string()),
+            Err(e) => Err(e.to_string()),
+        };
+        let store = store.map_err(|why| {
+            Error::invalid(format!("objects cannot be kept in {}: {why}. Make it first", dir.display()))
+        })?;
+        let files = Arc::new(store.with_fsync(true));
+        let turns = Turns { files: files.clone(), next: Arc::default() };
+        Ok(ObjectFenced { store: files, prefix: Name::default(), turns: Some(Arc::new(turns)) })
+    }
+
+    /// Looks, compares and writes in one turn.
+    pub(super) async fn write_in_turn(
+        &self,
+        turns: &Turns,
+        resource: &str,
+        fence: Fence,
+        value: Option<&[u8]>,
+    ) -> Result<()> {
+        if resource.split('/').any(|part| part.len() > PART) {
+            return Err(Error::invalid(format!("{resource:?} has a part of more than {PART} bytes")));
+        }
+        let (fenced, path, new) = (self.clone(), self.path(resource)?, body::written(fence, value));
+        let file = turns.files.path_to_filesystem(&path).map_err(|e| fault(&e, false))?;
+        let write = async move {
+            if let Some(found) = fenced.look(&path, body::LONGEST_LINE).await? {
+                check(fence, &found)?;
+            }
+            fenced.send(&path, PutMode::Overwrite, new).await.map_err(|e| fault(&e, true))
+        };
+        turns.take(file, write).await
+    }
+}
+
+impl Turns {
+    /// Does it when it is one's turn. On a thread of its own: the turn lasts until the contents are in place, also if whoever waits for it,
+    /// or the runtime of the caller, is gone before.
+    async fn take(
+        &self,
+        file: PathBuf,
+        work: impl Future<Output = Result<()>> + Send + 'static,
+    ) -> Result<()> {
+        let next = self.next.clone().lock_owned().await;
+        let (tell, told) = oneshot::channel();
+        let done = thread::Builder::new().name("lockkeeper-turn".into()).spawn(move || {
+            let done = in_turn(&file, next, work);
+            // Nobody may be there to hear it.
+            _ = tell.send(done);
+        });
+        done.map_err(|e| Error::Unavailable(format!("no thread to write on: {e}")))?;
+        told.await.unwrap_or_else(|_| Err(Error::Unknown("the thread that wrote has ended".into())))
+    }
+}
+
+fn in_turn(file: &Path, _next: OwnedMutexGuard<()>, work: impl Future<Output = Result<()>>) -> Result<()> {
+    let no_turn = |e| Error::Unavailable(format!("{}: there is no turn to write it: {e}", file.display()));
+    let runtime = tokio::runtime::Builder::new_current_thread().build().map_err(no_turn)?;
+    // Closed behind the work, and the turn is the next one's.
+    let _turn = lock(file.parent().unwrap_or(file)).map_err(no_turn)?;
+    runtime.block_on(work)
+}
+
+fn lock(dir: &Path) -> io::Result<File> {
+    loop {
+        fs::create_dir_all(dir)?;
+        let turn = File::open(dir)?;
+        turn.lock()?;
+        // Somebody may have removed it meanwhile, and another one may be there now.
+        let (locked, there) = (turn.metadata()?, fs::metadata(dir));
+        if there.is_ok_and(|there| (there.dev(), there.ino()) == (locked.dev(), locked.ino())) {
+            return Ok(turn);
+        }
+    }
+}
