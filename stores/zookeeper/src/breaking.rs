@@ -97,6 +97,7 @@ impl Shared {
                 if step < 2 {
                     self.learn_base(session, false).await?;
                 }
+                self.make_events(session).await?;
                 Ok(None)
             }
             Err(failure) => Err(failure),

@@ -111,9 +111,7 @@ impl Asking<'_> {
                     return Err(failure.into());
                 }
                 self.shared.make_root(session).await?;
-                if self.shared.is_watched() {
-                    session.make_parent(&self.shared.layout.events(), self.shared.link.acls()).await?;
-                }
+                self.shared.make_events(session).await?;
                 Ok(self.shared.learn_base(session, false).await?)
             }
             Failure::Refused(_, zk::Error::NodeExists) => {
@@ -177,7 +175,10 @@ impl Asking<'_> {
                 self.drop_notes().await?;
                 return Ok(Step::Again);
             }
-            Err(Failure::Refused(_, zk::Error::NoNode | zk::Error::BadVersion)) => return Ok(Step::Again),
+            Err(Failure::Refused(_, zk::Error::NoNode | zk::Error::BadVersion)) => {
+                shared.make_events(session).await?;
+                return Ok(Step::Again);
+            }
             // It may have been granted: the node says it, so the next look begins there.
             Err(failure @ Failure::Unheard(_)) => {
                 self.own.clear();
@@ -215,6 +216,8 @@ impl Asking<'_> {
         let whole = alive.len() == self.names().len()
             && alive.iter().all(|one| one.read.as_ref().is_some_and(|read| read.stat.version == version));
         if !whole || !dead.is_empty() {
+            // Whatever was granted is not any more.
+            self.shared.book.open().holds.entry(self.mark).and_modify(|hold| hold.known = None);
             self.shared.take_out(&self.ask.claim.names, &self.mark).await?;
             return Ok(None);
         }
@@ -223,7 +226,8 @@ impl Asking<'_> {
         let known = self.shared.book.open().holds.get(&self.mark).and_then(|hold| hold.known.clone());
         let base = self.shared.base().number;
         let fence = match known {
-            Some(known) if known.session.id == session.id => known.fence,
+            // Other nodes of the same attempt are another ask.
+            Some(known) if known.session.id == session.id && known.paths == self.own => known.fence,
             _ if alive[0].entry().is_some_and(|entry| entry.state == State::Granted) => alive[0].fence(base),
             // Whatever it was: it takes its turn in line.
             _ => return Ok(None),

@@ -22,6 +22,25 @@ pub struct Own {
     pub noted: bool,
 }
 
+/// Something that is being given back. If that does not come to a good end, also because nobody waits for it any more, the process
+/// sees to it that it is gone all the same: nobody may come back to it.
+struct Leaving<'a> {
+    shared: &'a Shared,
+    mark: Mark,
+    names: &'a Names,
+    done: bool,
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        if !self.done {
+            let (names, expires) = (self.names.clone(), self.shared.clock.now());
+            let hold = Hold { names, ttl: Duration::ZERO, expires, known: None, caller: None };
+            self.shared.book.write(self.mark, hold);
+        }
+    }
+}
+
 impl Shared {
     /// Gives back, or leaves the line.
     pub async fn release_mark(self: &Arc<Self>, names: &Names, mark: Mark) -> Result<Release, Failure> {
@@ -30,6 +49,7 @@ impl Shared {
             pages.ending.remove(&mark);
             pages.holds.remove(&mark)
         };
+        let mut leaving = Leaving { shared: self, mark, names, done: false };
         let caller = hold.as_ref().and_then(|hold| hold.caller.clone());
         if let Some(caller) = &caller {
             caller.leave();
@@ -40,11 +60,7 @@ impl Shared {
             _ if caller.is_some() => self.take_out(names, &mark).await,
             _ => self.take_out_lost(names, &mark).await,
         };
-        if let (Some(hold), Err(_)) = (hold, &done) {
-            // Nobody may come back to it: the process sees to it that it is gone in the end.
-            let expires = self.clock.now();
-            self.book.write(mark, Hold { known: None, caller: None, expires, ..hold });
-        }
+        leaving.done = done.is_ok();
         match done {
             Ok(Release::AlreadyGone) if caller.is_some_and(|caller| caller.gave_place_up()) => {
                 Ok(Release::Released)
@@ -83,11 +99,8 @@ impl Shared {
                 Err(failure) => return Err(failure),
             }
         }
-        if known.entry.lock_delay_ms > 0 {
-            // It went with its session, or by somebody's hand: its note holds the lock back for as long as is needed.
-            return Ok(());
-        }
-        self.take_out(&hold.names, mark).await.map(|_| ())
+        // It went with its session, or by somebody's hand, and its note holds the lock back for as long as is needed; or it is there.
+        self.take_away(&hold.names, mark, Word::Expired).await.map(|_| ())
     }
 
     /// The end of a grant, in one transaction: its nodes go, and a note stays where the lock is to be held back.
@@ -101,7 +114,9 @@ impl Shared {
         word: Word,
     ) -> Result<(), Failure> {
         loop {
-            let mut ops: Vec<Op> = self.only_if_watched_is_known();
+            // A transaction that would have to tell is refused if we do not know that somebody watches.
+            let base = self.base();
+            let mut ops = vec![self.base_stands(base)];
             let mut paths = Vec::new();
             for (name, own) in names.iter().zip(&known.paths) {
                 let path = self.layout.back(name, mark);
@@ -118,7 +133,7 @@ impl Shared {
             }
             match self.write_together(session, ops, &[]).await {
                 Err(Failure::Refused(0, zk::Error::NoNode | zk::Error::BadVersion))
-                    if self.base_moved(session).await? => {}
+                    if self.base_moved(session, base).await? => {}
                 Ok(_) => {
                     if let Some((_, time)) = back {
                         self.remove_later(paths, time + Duration::from_millis(5));
@@ -187,13 +202,21 @@ impl Shared {
 
     /// Takes whatever an attempt has out of the lines: it is looked for first. A grant goes as a whole.
     pub async fn take_out(self: &Arc<Self>, names: &Names, mark: &Mark) -> Result<Release, Failure> {
+        self.take_away(names, mark, Word::Released).await
+    }
+
+    /// The same, as a release or as the unclean end of a grant.
+    async fn take_away(self: &Arc<Self>, names: &Names, mark: &Mark, word: Word) -> Result<Release, Failure> {
         loop {
             let session = self.link.session().await?;
             let own = match self.find_own(&session, names, mark).await {
                 Err(Failure::Ended) => continue,
                 own => own?,
             };
-            let back = self.lingers(&own.places);
+            let back = match word {
+                Word::Expired => self.delayed(&own.places),
+                _ => self.lingers(&own.places),
+            };
             let mut ops: Vec<Op> = own.places.iter().map(|one| delete(&one.path, ANY)).collect();
             for name in names.iter().filter(|_| own.noted || back.is_some()) {
                 let path = self.layout.back(name, mark);
@@ -213,7 +236,7 @@ impl Shared {
             for (name, one) in names.iter().zip(&own.places) {
                 if let Some(entry) = one.entry().filter(|entry| entry.state == State::Granted) {
                     let fence: Fence = one.fence(self.base().number);
-                    ops.extend(self.event(name, Word::Released, Some(fence), Some(&entry.holder)));
+                    ops.extend(self.event(name, word, Some(fence), Some(&entry.holder)));
                 }
             }
             match self.write(&session, &ops).await {
@@ -226,10 +249,19 @@ impl Shared {
                     return Ok(Release::Released);
                 }
                 // Something of it went meanwhile, or the session did: looked for again.
-                Err(Failure::Refused(_, zk::Error::NoNode | zk::Error::NodeExists) | Failure::Ended) => {}
+                Err(Failure::Refused(_, zk::Error::NodeExists) | Failure::Ended) => {}
+                Err(Failure::Refused(_, zk::Error::NoNode)) => self.make_events(&session).await?,
                 Err(failure) => return Err(failure),
             }
         }
+    }
+
+    /// For how long the lock is held back after an unclean end, and the note that says so.
+    fn delayed(&self, places: &[One]) -> Option<(Vec<u8>, Duration)> {
+        let one = places.first()?;
+        let entry = one.entry().filter(|entry| entry.lock_delay_ms > 0)?;
+        let (ms, fence) = (entry.lock_delay_ms, one.fence(self.base().number));
+        Some((Note::of(entry, Kind::Delayed, ms, Some(fence)), Duration::from_millis(ms)))
     }
 
     /// For how much longer a minimum hold lasts, and the note that says so.

@@ -32,9 +32,14 @@ impl Asking<'_> {
             worth.push(Box::pin(changes(session, &back.path)));
             worth.push(Box::pin(tokio::time::sleep(Duration::from_millis(back.left + 1))));
         }
-        let blocked =
-            lines.iter().zip(&self.own).find_map(|(line, own)| Some((line, judge::predecessor(line, own)?)));
-        if let Some((line, before)) = blocked {
+        let before = lines
+            .iter()
+            .zip(&self.own)
+            .filter_map(|(line, own)| Some((line, judge::predecessor(line, own)?)));
+        // Who wants to be alone waits for everybody, so for one after the other. Where several may hold, the one before need not
+        // be in the way at all, and then somebody in another line is.
+        let lines_at_once = if self.ask.mode == Mode::Exclusive { 1 } else { usize::MAX };
+        for (line, before) in before.take(lines_at_once) {
             let counted = matches!(self.ask.mode, Mode::Permit(_));
             worth.push(if counted && line.holds(before) {
                 // The first in line for a permit: any of those who hold one may be the next to let go.

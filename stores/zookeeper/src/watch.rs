@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 use zookeeper_client as zk;
 
-use crate::base::fence_at;
+use crate::base::{Base, fence_at};
 use crate::fault::Failure;
 use crate::link::{Done, Session};
 use crate::script::{Op, stand};
@@ -105,16 +105,19 @@ impl Shared {
         }
     }
 
-    /// A transaction that would have to tell is refused if we do not know that somebody watches.
-    pub fn only_if_watched_is_known(&self) -> Vec<Op> {
-        vec![self.base_stands(self.base())]
-    }
-
-    /// Whether what was refused may be tried again, with what is known now.
-    pub async fn base_moved(&self, session: &Session) -> Result<bool, Failure> {
-        let before = self.base();
+    /// Whether what was refused may be tried again, with what is known now. `before`: what it was made with.
+    pub async fn base_moved(&self, session: &Session, before: Base) -> Result<bool, Failure> {
         self.learn_base(session, false).await?;
         Ok(before != self.base())
+    }
+
+    /// Makes the node that events are below, if one is needed and somebody has taken it away: without it nothing could be told,
+    /// and so nothing done. It stays, though it is empty now and then: those who watched last are gone by then.
+    pub async fn make_events(&self, session: &Session) -> Result<(), Failure> {
+        if self.is_watched() {
+            session.make_all(&self.layout.events(), self.link.acls()).await?;
+        }
+        Ok(())
     }
 
     /// Events are there for a while only.
@@ -137,7 +140,7 @@ impl Shared {
 
     pub async fn watch(self: &Arc<Self>, prefix: &str) -> Result<EventStream> {
         let session = self.link.session().await?;
-        session.make_parent(&self.layout.events(), self.link.acls()).await?;
+        session.make_all(&self.layout.events(), self.link.acls()).await?;
         let mut next = self.next_event(&session).await?;
         self.say_that_we_watch(&session).await?;
         let mut desk = self.watch.desk();
@@ -205,7 +208,7 @@ impl Shared {
         let (children, watcher) = match found {
             Err(failure) if failure.is(&zk::Error::NoNode) => {
                 // Everything was deleted.
-                session.make_parent(&events, self.link.acls()).await?;
+                session.make_all(&events, self.link.acls()).await?;
                 let mut desk = self.watch.desk();
                 desk.feed.miss();
                 desk.next = Some(0);

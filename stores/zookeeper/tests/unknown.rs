@@ -9,7 +9,7 @@ use std::time::Duration;
 use common::{admin, keeper, open, tree, try_open};
 use lockkeeper_core::{Acquired, Error, Fence, Release, Store};
 use lockkeeper_testkit::laws::{self, ask, eventually, give_back, is_free, soon, take, with};
-use lockkeeper_testkit::proxy::{At, Fault, Framing, Proxy, every_point};
+use lockkeeper_testkit::proxy::{At, Direction, Fault, Framing, Proxy, every_point};
 use lockkeeper_testkit::servers::{self, Server, ZooKeeperOptions};
 
 const TTL: Duration = Duration::from_secs(20);
@@ -139,4 +139,50 @@ async fn nothing_stays_of_what_nobody_heard_of() {
     let url = format!("zk://{}?timeout=500ms&poll=200ms&session=30s", proxy.addr());
     let store = try_open(&url).await.unwrap();
     laws::doubt::an_ask_in_doubt_leaves_nothing(&proxy, &store, &open(server.addr()).await).await;
+}
+
+/// A release that was dropped, or that failed twice, was in nobody's book: what it was to give back stayed for as long as the process lived.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_that_was_given_up_leaves_nothing() {
+    let options = ZooKeeperOptions { extra: vec!["maxSessionTimeout=90000".into()], ..Default::default() };
+    let Ok(server) = servers::zookeeper(options) else { return };
+    let proxy = Proxy::start(server.addr(), Framing::ZooKeeper);
+    // A session that does not end meanwhile: it would help.
+    let store = try_open(&format!("zk://{}?timeout=500ms&session=90s", proxy.addr())).await.unwrap();
+    let other = open(server.addr()).await;
+    let held = take(&store, &ask("dropped")).await;
+    proxy.hold(Direction::Requests);
+    let dropped = tokio::time::timeout(Duration::from_millis(50), store.release(&held.claim)).await;
+    assert!(dropped.is_err(), "nobody was there to answer: {dropped:?}");
+    proxy.cut_all();
+    proxy.heal();
+    is_free(&other, "dropped").await;
+
+    let held = take(&store, &ask("failed")).await;
+    proxy.cut_all();
+    for _ in 0..2 {
+        let failed = soon("a release ends", store.release(&held.claim)).await;
+        assert!(matches!(failed, Err(Error::Unknown(_) | Error::Unavailable(_))), "{failed:?}");
+    }
+    proxy.heal();
+    is_free(&other, "failed").await;
+}
+
+/// An attempt that is asked again after its grant was broken stands in line. It was given its old fence if that ask was given up, and
+/// the attempt asked once more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_broken_grant_is_not_found_again() {
+    let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
+    let (store, other) = (open(server.addr()).await, open(server.addr()).await);
+    let asked = ask("x");
+    take(&store, &asked).await;
+    other.break_lock(&laws::name("x"), "to see what happens").await.unwrap();
+    let holds = take(&other, &ask("x")).await;
+    let waits = laws::stand_in_line(&store, &asked, 1).await;
+    waits.abort();
+    _ = waits.await;
+    laws::refused(&store, &asked).await;
+    give_back(&other, &holds.claim).await;
+    let next = take(&store, &asked).await;
+    assert!(next.fence > holds.fence);
 }
