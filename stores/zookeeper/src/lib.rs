@@ -20,6 +20,7 @@ mod book;
 mod breaking;
 mod config;
 mod entry;
+mod fading;
 mod fault;
 mod gate;
 mod grant;

@@ -2,7 +2,7 @@
 //! when one is silent, and keeps the session over that. One that has ended is replaced, and nothing of it counts any more.
 
 use std::future::Future;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -40,6 +40,21 @@ pub struct Session {
     login: bool,
     /// The last request was not answered in time.
     silent: AtomicBool,
+    /// Bytes of the paths that are watched by those who wait.
+    watched: AtomicUsize,
+}
+
+/// The most bytes of paths that are watched at a time. The client tells a new connection of all watches, and cannot do that in more than
+/// one message of 128 KiB: it would never be connected again, and the session would end.
+const WATCHED: usize = 100 << 10;
+
+/// One path that is watched.
+pub struct Watched<'a>(&'a Session, usize);
+
+impl Drop for Watched<'_> {
+    fn drop(&mut self) {
+        self.0.watched.fetch_sub(self.1, Ordering::Relaxed);
+    }
 }
 
 impl Link {
@@ -106,6 +121,7 @@ impl Link {
             clock: self.clock.clone(),
             login: self.login.is_some(),
             silent: AtomicBool::new(false),
+            watched: AtomicUsize::new(0),
         })
     }
 
@@ -176,6 +192,13 @@ impl Session {
     /// only now and then, and the leader ends the session by what it was told: so the whole timeout is too long.
     pub fn lasts(&self) -> Duration {
         self.client.session_timeout() * 3 / 5
+    }
+
+    /// Whether there is room for one more watch. Whoever has none looks now and then.
+    pub fn room_to_watch(&self, path: &str) -> Option<Watched<'_>> {
+        let one = Watched(self, path.len());
+        let before = self.watched.fetch_add(path.len(), Ordering::Relaxed);
+        (before + path.len() <= WATCHED).then_some(one)
     }
 
     /// Waits for the connection. Requests that are made without one stay in a queue that nobody can take them out of.

@@ -17,6 +17,8 @@ use crate::store::{Shared, ZooKeeperStore};
 
 /// How many records are read together.
 const TOGETHER: usize = 64;
+/// A record is taken away when it is surely over.
+const LATER: Duration = Duration::from_millis(5);
 
 /// A record as it was found.
 struct Found {
@@ -28,15 +30,23 @@ struct Found {
     over: bool,
 }
 
+/// How long until a value is looked for again whose parts were not there.
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// What is there, and which write of the node above it that is: that one is written whenever a record is deleted, so that
 /// one that was made again is not taken for the one that was read.
-struct Seen {
+pub struct Seen {
     base: Base,
     above: i32,
     found: Option<Found>,
 }
 
 impl Seen {
+    /// Whether this write of it is over.
+    pub fn is_over(&self, node: i32) -> bool {
+        self.found.as_ref().is_some_and(|found| found.over && found.node == node)
+    }
+
     /// What others may see of it.
     fn alive(&self) -> Option<&Found> {
         self.found.as_ref().filter(|found| !found.over)
@@ -45,7 +55,7 @@ impl Seen {
 
 impl Shared {
     /// What is there now. The server that we talk to may be behind the others, so that it is made to catch up first.
-    async fn see(&self, session: &Session, key: &LockName) -> Result<Seen, Failure> {
+    pub async fn see(&self, session: &Session, key: &LockName) -> Result<Seen, Failure> {
         let (caught_up, seen) = tokio::join!(session.catch_up(), self.see_here(session, key));
         caught_up?;
         seen
@@ -77,7 +87,10 @@ impl Shared {
                 }
                 None => false,
             };
-            let Some(value) = self.read_parts(session, &head, here).await? else { continue };
+            let Some(value) = self.read_parts(session, &head, here).await? else {
+                tokio::time::sleep(PAUSE).await;
+                continue;
+            };
             let version = Version(base.number.saturating_add(stat.mzxid.unsigned_abs()));
             let record = Record { key: key.clone(), value, version };
             let found = Found { record, head, node: stat.version, over };
@@ -109,7 +122,7 @@ impl Shared {
         self: &Arc<Self>,
         key: &LockName,
         value: &[u8],
-        expect: Expect,
+        mut expect: Expect,
         ttl: Option<Duration>,
     ) -> Result<Write> {
         let session = self.link.session().await?;
@@ -134,14 +147,18 @@ impl Shared {
             let Some(stat) = done.stat() else { continue };
             let version = seen.base.number.saturating_add(stat.mzxid.unsigned_abs());
             if version <= floor {
-                // The ensemble was put back to an older state: it is written again, with a higher number.
+                // The ensemble was put back to an older state: it is written again, over itself, with a higher number. What it
+                // is made of now is there until then.
                 self.learn_base(&session, true).await?;
+                let number = self.base().number.saturating_add(stat.mzxid.unsigned_abs());
+                (expect, written) = (Expect::Version(Version(number)), None);
                 continue;
             }
             let old = seen.found.map_or(Vec::new(), |found| found.head.parts);
             self.delete_parts_later(&session, old);
-            if let Some(ttl) = ttl {
-                self.forget_later(key.clone(), stat.version, ttl);
+            match ttl {
+                Some(ttl) => self.fading.add(key, self.clock.now() + ttl + LATER, stat.version),
+                None => self.fading.forget(key),
             }
             return Ok(Write::Written(Version(version)));
         };
@@ -151,21 +168,8 @@ impl Shared {
         Ok(answer)
     }
 
-    /// Written with a ttl: whoever reads it later knows when it is over; the process that wrote it takes it away.
-    fn forget_later(self: &Arc<Self>, key: LockName, node: i32, ttl: Duration) {
-        let shared = self.clone();
-        tokio::spawn(async move {
-            tokio::time::sleep(ttl + Duration::from_millis(5)).await;
-            let Ok(session) = shared.link.session().await else { return };
-            let Ok(seen) = shared.see(&session, &key).await else { return };
-            if seen.found.as_ref().is_some_and(|found| found.over && found.node == node) {
-                _ = shared.remove(&session, &key, &seen).await;
-            }
-        });
-    }
-
     /// False: something changed meanwhile.
-    async fn remove(
+    pub async fn remove(
         self: &Arc<Self>,
         session: &Arc<Session>,
         key: &LockName,
@@ -177,14 +181,23 @@ impl Shared {
         ops.push(delete(self.layout.record(key), found.node));
         let done = self.step(session, &ops).await?.is_some();
         if done {
+            self.fading.forget(key);
             self.delete_parts_later(session, found.head.parts.clone());
         }
         Ok(done)
     }
 
+    /// One that is over, and whose writer may be gone, is taken away by whoever meets it.
+    fn meet(&self, key: &LockName, seen: &Seen) {
+        if let Some(found) = seen.found.as_ref().filter(|found| found.over) {
+            self.fading.add(key, self.clock.now(), found.node);
+        }
+    }
+
     async fn read_record(&self, key: &LockName) -> Result<Option<Record>> {
         let session = self.link.session().await?;
         let seen = self.see(&session, key).await?;
+        self.meet(key, &seen);
         Ok(seen.alive().map(|found| found.record.clone()))
     }
 
@@ -219,8 +232,12 @@ impl Shared {
         keys.sort();
         let mut records = Vec::new();
         for some in keys.chunks(TOGETHER) {
-            for seen in join_all(some.iter().map(|key| self.see_here(&session, key))).await {
-                records.extend(seen?.alive().map(|found| found.record.clone()));
+            for (key, seen) in
+                some.iter().zip(join_all(some.iter().map(|key| self.see_here(&session, key))).await)
+            {
+                let seen = seen?;
+                self.meet(key, &seen);
+                records.extend(seen.alive().map(|found| found.record.clone()));
             }
             if records.len() > page.size() {
                 break;

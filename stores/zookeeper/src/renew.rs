@@ -12,7 +12,7 @@ use crate::book::Known;
 use crate::fault::Failure;
 use crate::layout::{self, Mark};
 use crate::link::Session;
-use crate::script::{Op, check, create};
+use crate::script::{ANY, Op, check, create, delete};
 use crate::store::Shared;
 
 /// How many nodes are checked in one transaction.
@@ -25,6 +25,8 @@ struct Renewed {
     known: Known,
     /// What is to hold the lock back after the death of its holder, if that is not written yet.
     note: Option<Vec<u8>>,
+    /// One is there already, and is written anew.
+    again: bool,
 }
 
 impl Shared {
@@ -70,7 +72,7 @@ impl Shared {
             };
             let note = if known.noted { None } else { note_of(session, &known.entry) };
             known.noting |= note.is_some();
-            due.push(Renewed { mark, names: hold.names.clone(), known: known.clone(), note });
+            due.push(Renewed { mark, names: hold.names.clone(), known: known.clone(), note, again: false });
         }
         due
     }
@@ -80,15 +82,21 @@ impl Shared {
             let ops: Vec<Op> = some.iter().flat_map(|one| self.steps(one)).collect();
             match session.multi(&ops).await {
                 Ok(_) => break,
-                Err(Failure::Refused(_, zk::Error::NodeExists)) => {
-                    // Of a renewal that was not heard of, or of the same attempt in a session that is gone. Nobody has
-                    // counted on it yet.
-                    for one in &some {
-                        self.delete_note(session, one).await?;
+                Err(Failure::Refused(step, zk::Error::NodeExists)) => {
+                    // Of a renewal that was not heard of, or of the same attempt in a session that is gone. It is replaced in the
+                    // transaction itself: in between there would be none, and another renewal may count on it.
+                    if let Some(one) = at(&mut some, step) {
+                        one.again = true;
                     }
                     continue;
                 }
-                Err(Failure::Refused(_, zk::Error::NoNode | zk::Error::BadVersion)) => {}
+                Err(Failure::Refused(step, zk::Error::NoNode | zk::Error::BadVersion)) => {
+                    // Or a note that was to be replaced is gone.
+                    if let Some(one) = at(&mut some, step).filter(|one| one.again) {
+                        one.again = false;
+                        self.delete_note(session, one).await?;
+                    }
+                }
                 Err(failure) => return Err(failure),
             }
             // One is missing, at least: which are?
@@ -103,7 +111,11 @@ impl Shared {
     fn steps(&self, one: &Renewed) -> Vec<Op> {
         let mut ops: Vec<Op> = one.known.paths.iter().map(|path| check(path, one.known.version)).collect();
         if let Some(note) = &one.note {
-            ops.extend(one.names.iter().map(|name| create(self.layout.back(name, &one.mark), note.clone())));
+            for name in one.names.iter() {
+                let path = self.layout.back(name, &one.mark);
+                ops.extend(one.again.then(|| delete(&path, ANY)));
+                ops.push(create(path, note.clone()));
+            }
         }
         ops
     }
@@ -152,6 +164,16 @@ impl Shared {
             _ => Renewal::Lost,
         }
     }
+}
+
+/// Which of them a step belongs to.
+fn at(some: &mut [Renewed], step: usize) -> Option<&mut Renewed> {
+    let mut first = 0;
+    some.iter_mut().find(|one| {
+        let notes = if one.note.is_some() { one.names.count() * if one.again { 2 } else { 1 } } else { 0 };
+        first += one.known.paths.len() + notes;
+        step < first
+    })
 }
 
 /// How many of the last fit into one transaction; one does at least.

@@ -12,6 +12,7 @@ use lockkeeper_host::{Clock, Reactor, Remembered, Task};
 use crate::base::Base;
 use crate::book::{self, Book};
 use crate::config::Options;
+use crate::fading::{self, Fading};
 use crate::lane::{self, Lane};
 use crate::layout::{self, Layout};
 use crate::link::Link;
@@ -23,7 +24,7 @@ use crate::watch::{self, Watch};
 pub struct ZooKeeperStore {
     pub(crate) shared: Arc<Shared>,
     // Goes last: with it goes the thread, and everything that runs there.
-    reactor: Arc<(Reactor, [Task<()>; 3])>,
+    reactor: Arc<(Reactor, [Task<()>; 4])>,
 }
 
 /// What the store and the tasks on its thread have in common.
@@ -35,6 +36,7 @@ pub(crate) struct Shared {
     pub lane: Lane,
     pub book: Book,
     pub watch: Watch,
+    pub fading: Fading,
     /// What is added to a zxid to make it a fence.
     pub base: Mutex<Base>,
     /// The highest fence that we have seen.
@@ -70,6 +72,7 @@ impl ZooKeeperStore {
             options,
             book: Book::default(),
             watch: Watch::default(),
+            fading: Fading::default(),
             base: Mutex::default(),
             floor: AtomicU64::new(0),
             lines: Remembered::default(),
@@ -78,6 +81,7 @@ impl ZooKeeperStore {
         let tasks = [
             reactor.spawn(book::attend(shared.clone())),
             reactor.spawn(watch::attend(shared.clone())),
+            reactor.spawn(fading::attend(shared.clone())),
             reactor.spawn(lane::attend(depot)),
         ];
         let store = ZooKeeperStore { shared, reactor: Arc::new((reactor, tasks)) };

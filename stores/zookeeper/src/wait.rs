@@ -1,5 +1,6 @@
 //! Standing in line: what is worth waiting for.
 
+use std::future::pending;
 use std::pin::Pin;
 use std::time::Duration;
 
@@ -61,6 +62,7 @@ impl Asking<'_> {
 
     async fn line_changes(&self, session: &Session, line: &Line) {
         let dir = self.shared.layout.line(&line.name);
+        let Some(_room) = session.room_to_watch(&dir) else { return pending().await };
         match session.hear(session.client.get_and_watch_children(&dir)).await {
             // What happened between the look and this is seen at once.
             Ok((_, stat, watcher)) if stat.pzxid == line.changed => _ = watcher.changed().await,
@@ -73,6 +75,7 @@ impl Asking<'_> {
 /// Waits for the end of a node, and for nothing else. A node in line has no nodes below it: so the watch for those tells
 /// only of its end, and not of its being granted.
 async fn ends(session: &Session, path: &str) {
+    let Some(_room) = session.room_to_watch(path) else { return pending().await };
     match session.hear(session.client.list_and_watch_children(path)).await {
         Ok((_, watcher)) => _ = watcher.changed().await,
         Err(failure) if failure.is(&zookeeper_client::Error::NoNode) => {}
@@ -82,6 +85,7 @@ async fn ends(session: &Session, path: &str) {
 
 /// Waits for the end of a node, or for another word in it.
 async fn changes(session: &Session, path: &str) {
+    let Some(_room) = session.room_to_watch(path) else { return pending().await };
     match session.hear(session.client.get_and_watch_data(path)).await {
         Ok((_, _, watcher)) => _ = watcher.changed().await,
         Err(failure) if failure.is(&zookeeper_client::Error::NoNode) => {}

@@ -5,12 +5,13 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{admin, open, try_open, wipe};
+use common::{admin, open, tree, try_open, wipe};
 use futures_util::StreamExt;
-use lockkeeper_core::{Mode, Store, Wait};
+use lockkeeper_core::{Expect, Mode, Page, Renewal, Store, Wait};
 use lockkeeper_testkit::laws::{
     ask, ask_all, eventually, give_back, granted, name, owner, refused, stand_in_line, take, with,
 };
+use lockkeeper_testkit::proxy::{Framing, Proxy};
 use lockkeeper_testkit::servers::{self, Server, ZooKeeperOptions};
 
 fn server() -> Option<Server> {
@@ -92,4 +93,54 @@ async fn a_hold_with_a_lock_delay_ends_though_its_end_cannot_be_told() {
     })
     .await;
     assert!(take(&other, &with(ask("x"), |ask| ask.wait = Wait::Forever)).await.fence > late.fence);
+}
+
+/// The client cannot tell a new connection of more watches than fit into one message, and lost its session over that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_that_waits_for_much_is_connected_again() {
+    let extra = vec!["maxSessionTimeout=90000".into()];
+    let Ok(server) = servers::zookeeper(ZooKeeperOptions { extra, ..ZooKeeperOptions::default() }) else {
+        return;
+    };
+    let proxy = Proxy::start(server.addr(), Framing::ZooKeeper);
+    let url = format!("zk://{}?poll=500ms&session=90s", proxy.addr());
+    let (store, other) = (try_open(&url).await.unwrap(), open(server.addr()).await);
+    let kept = take(&store, &ask("kept")).await;
+    // Every byte of these takes three in a path.
+    let names: Vec<String> = (0..120).map(|n| format!("{n:03}{}", "ü".repeat(250))).collect();
+    let (mut held, mut waits) = (Vec::new(), Vec::new());
+    for text in &names {
+        held.push(take(&other, &ask(text)).await);
+        waits.push(stand_in_line(&store, &ask(text), 1).await);
+    }
+    proxy.cut_all();
+    proxy.heal();
+    eventually("it is connected again", || async {
+        matches!(store.renew(std::slice::from_ref(&kept)).await.as_deref(), Ok([Renewal::Renewed]))
+    })
+    .await;
+    for (held, waits) in held.iter().zip(waits) {
+        give_back(&other, &held.claim).await;
+        give_back(&store, &granted(waits).await.claim).await;
+    }
+}
+
+/// The process that wrote it is gone: whoever meets it takes it away.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_that_is_over_is_taken_away_by_whoever_meets_it() {
+    let Some(server) = server() else { return };
+    let (other, admin) = (open(server.addr()).await, admin(server.addr()).await);
+    for scanned in [true, false] {
+        let writer = open(server.addr()).await;
+        writer.write(&name("k"), b"v", Expect::Any, Some(Duration::from_millis(300))).await.unwrap();
+        drop(writer);
+        eventually("it is taken away", || async {
+            match scanned {
+                true => drop(other.scan("", &Page::FIRST).await.unwrap()),
+                false => drop(other.read(&name("k")).await.unwrap()),
+            }
+            tree(&admin, "/lock/=records").await.len() == 1
+        })
+        .await;
+    }
 }
