@@ -1,10 +1,14 @@
 //! What holds a lock back after its holder is gone: the rest of a minimum hold, a lock-delay, and the rest of a ttl that is
-//! longer than the session lasts. It is a node that stays when the session ends. The time is the ensemble's own: that of
-//! the node's last write, against that of our own writes. No client's clock is asked.
+//! longer than the session lasts. It is a node that stays when the session ends. Whoever sees it waits for its time on a clock of its own. Who
+//! comes when that should be over asks the ensemble: the time of the node's last write, against that of our own writes. But one server that
+//! leads may have another time than the one before, so that counts only when it is over by far.
 
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use lockkeeper_core::Moment;
 use zookeeper_client as zk;
 
 use crate::entry::{Entry, Kind, Note, millis};
@@ -12,6 +16,27 @@ use crate::fault::Failure;
 use crate::line::{Back, Line};
 use crate::link::Session;
 use crate::store::Shared;
+
+/// How far the clocks of servers that lead one after the other may be apart, in milliseconds.
+const APART: u64 = 10_000;
+/// How many notes are remembered before those that are over are forgotten.
+const MANY: usize = 1024;
+
+/// When a note was seen for the first time: its path, which write of it, and until when it holds the lock back.
+#[derive(Default)]
+pub struct Sights(Mutex<HashMap<(String, i64), Moment>>);
+
+impl Sights {
+    /// For how much longer a note holds the lock back, on our own clock.
+    fn left(&self, path: &str, zxid: i64, ms: u64, now: Moment) -> u64 {
+        let mut sights = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if sights.len() >= MANY {
+            sights.retain(|_, until| *until > now);
+        }
+        let until = *sights.entry((path.to_owned(), zxid)).or_insert(now + Duration::from_millis(ms));
+        u64::try_from(until.since(now).as_micros().div_ceil(1000)).unwrap_or(u64::MAX)
+    }
+}
 
 /// The note of a grant, if it needs one: for how long the lock is to be held back when the session of its holder ends. A guard
 /// believes for its whole ttl, and the session may end before that.
@@ -36,13 +61,24 @@ impl Shared {
                 let (note, now) = (note.map(|note| Note { kind: Kind::Delayed, ..note }), self);
                 let data = note.as_ref().map(|note| note.of_kind(Kind::Delayed)).unwrap_or_default();
                 match session.set(&path, &data, stat.version).await {
-                    Ok(stat) => now.link.heard(stat.mtime),
+                    Ok(stat) => {
+                        now.link.heard(stat.mtime);
+                        now.sights.left(&path, stat.mzxid, ms, now.clock.now());
+                    }
                     Err(Failure::Refused(_, zk::Error::BadVersion | zk::Error::NoNode)) => {}
                     Err(failure) => return Err(failure),
                 }
                 return Ok(Some(Back { path, note, left: ms }));
             }
-            let left = (stat.mtime.unsigned_abs() + ms).saturating_sub(time);
+            let end = stat.mtime.unsigned_abs() + ms;
+            let left = match note.as_ref().map(|note| note.kind) {
+                // Its holder is done with the lock.
+                Some(Kind::Lingering) | None => end.saturating_sub(time),
+                _ => {
+                    let seen = self.sights.left(&path, stat.mzxid, ms, self.clock.now());
+                    seen.min((end + APART).saturating_sub(time))
+                }
+            };
             if left == 0 {
                 // Whoever finds it first removes it; what was written anew stays.
                 let gone = session.hear(session.client.delete(&path, Some(stat.version))).await;

@@ -9,6 +9,7 @@ use lockkeeper_core::{
 };
 use lockkeeper_host::{Clock, Reactor, Remembered, Task};
 
+use crate::back::Sights;
 use crate::base::Base;
 use crate::book::{self, Book};
 use crate::config::Options;
@@ -37,6 +38,7 @@ pub(crate) struct Shared {
     pub book: Book,
     pub watch: Watch,
     pub fading: Fading,
+    pub sights: Sights,
     /// What is added to a zxid to make it a fence.
     pub base: Mutex<Base>,
     /// The highest fence that we have seen.
@@ -73,6 +75,7 @@ impl ZooKeeperStore {
             book: Book::default(),
             watch: Watch::default(),
             fading: Fading::default(),
+            sights: Sights::default(),
             base: Mutex::default(),
             floor: AtomicU64::new(0),
             lines: Remembered::default(),

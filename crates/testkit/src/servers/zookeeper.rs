@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use super::process::Launch;
-use super::{Place, Program, Server, Skip, TlsFiles, require, tls};
+use super::{ClockShim, Place, Program, Server, Skip, TlsFiles, require, tls};
 
 pub(super) const JAR: &str = "/usr/share/java/zookeeper.jar";
 /// Without it the servers keep to themselves why they do not start. It comes with the other one.
@@ -27,13 +27,15 @@ pub struct ZooKeeperOptions {
     /// Whether it also listens for TLS, with these certificates: [`zookeeper_tls_addr`] says where. Clients need none, unless
     /// `extra` says `ssl.clientAuth=need`.
     pub tls: Option<TlsFiles>,
+    /// The wall clock it lives on, if not the machine's.
+    pub clock: Option<ClockShim>,
 }
 
 impl Default for ZooKeeperOptions {
     /// Ticks of 200 ms: sessions of 0.4 to 4 s, so that a test need not wait long for the end of one.
     fn default() -> Self {
         let tick = Duration::from_millis(200);
-        ZooKeeperOptions { tick, extra: Vec::new(), properties: Vec::new(), tls: None }
+        ZooKeeperOptions { tick, extra: Vec::new(), properties: Vec::new(), tls: None, clock: None }
     }
 }
 
@@ -139,7 +141,8 @@ pub(super) fn launch(java: &Path, place: &Place, options: &ZooKeeperOptions) -> 
     let quiet = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn";
     let rest =
         ["-Xmx256m", quiet, "-cp", &format!("{JAR}:{LOGGER}:{NETTY}"), main, &config].map(str::to_owned);
-    Launch::new(java, properties.chain(rest))
+    let env = options.clock.as_ref().map(ClockShim::env).unwrap_or_default();
+    Launch { env, ..Launch::new(java, properties.chain(rest)) }
 }
 
 /// What a server says about itself, once it serves.
