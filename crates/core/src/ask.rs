@@ -187,6 +187,8 @@ pub enum Renewal {
     Renewed,
     /// The grant is gone: expired, broken, or never there.
     Lost,
+    /// This one was not answered, though others of the same call were: it may have been renewed, and is tried again.
+    Unknown,
 }
 
 /// The answer to a release.

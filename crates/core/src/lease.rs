@@ -198,7 +198,7 @@ impl Lease {
                 self.enter(State::Valid);
             }
             Some(Renewal::Lost) => self.enter(State::Lost(Why::Taken)),
-            None => self.unanswered(now),
+            Some(Renewal::Unknown) | None => self.unanswered(now),
         }
     }
 
@@ -300,6 +300,17 @@ mod tests {
         lease.handle_renewal(at(10_000), at(15_000), Some(Renewal::Renewed));
         assert_eq!(lease.deadline(), at(39_650));
         assert_eq!(effects(&mut lease), []);
+    }
+
+    #[test]
+    fn a_renewal_of_unknown_outcome_is_tried_again_and_is_no_loss() {
+        let mut lease = lease(|_| ());
+        lease.handle_timeout(at(10_000));
+        assert_eq!(effects(&mut lease), [Effect::SendRenew]);
+        lease.handle_renewal(at(10_000), at(12_000), Some(Renewal::Unknown));
+        assert_eq!(effects(&mut lease), [Effect::Tell(State::Jeopardy)]);
+        assert_eq!(lease.deadline(), at(29_650), "what nobody has heard of counts for nothing");
+        assert!(lease.poll_timeout().is_some_and(|next| next < at(13_000)), "it is tried again soon");
     }
 
     #[test]

@@ -86,7 +86,7 @@ impl Shared {
             Some(error) if answers.iter().flatten().all(Result::is_err) => Err(error.clone()),
             _ => Ok(answers
                 .into_iter()
-                .map(|answer| answer.and_then(Result::ok).unwrap_or(Renewal::Lost))
+                .map(|answer| answer.and_then(Result::ok).unwrap_or(Renewal::Unknown))
                 .collect()),
         }
     }
@@ -117,9 +117,10 @@ impl Shared {
             Ok(if any { Step::Write(Renewal::Lost) } else { Step::Tell(Renewal::Lost) })
         };
         let (renewal, sent_at) = self.step(&grant.claim.names, decide).await?;
-        match renewal {
-            Renewal::Renewed => self.mine.granted(&mark, sent_at, grant.ttl),
-            Renewal::Lost => self.mine.gone(&mark),
+        if renewal == Renewal::Renewed {
+            self.mine.granted(&mark, sent_at, grant.ttl);
+        } else {
+            self.mine.gone(&mark);
         }
         Ok(renewal)
     }

@@ -3,7 +3,7 @@
 mod common;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue::{N, S};
@@ -47,6 +47,30 @@ async fn what_is_throttled_is_asked_again_more_slowly() {
         give_back(&store, &single.claim).await;
         assert_eq!(front.refused.load(Ordering::SeqCst), 3, "{kind} {code}");
     }
+}
+
+/// A renewal that is throttled says nothing about the lock, also when others of the same process are renewed meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewal_that_is_throttled_is_not_a_loss() {
+    let Some(server) = moto().await else { return };
+    let table = table(server.addr()).await;
+    let throttled = Arc::new(AtomicBool::new(false));
+    let says = {
+        let throttled = throttled.clone();
+        move |operation: &str| {
+            let ours = operation.eq_ignore_ascii_case("transactwriteitems");
+            (ours && throttled.load(Ordering::SeqCst)).then_some("ThrottlingException")
+        }
+    };
+    let front = Front::start(server.addr(), Arc::new(says)).await;
+    let store = open(&url(front.addr, &table)).await;
+    let long = |ask| with(ask, |ask| ask.ttl = Duration::from_secs(20));
+    let (both, one) = (take(&store, &long(ask_all(&["a", "b"]))).await, take(&store, &long(ask("c"))).await);
+    throttled.store(true, Ordering::SeqCst);
+    let answers = store.renew(&[both.clone(), one.clone()]).await.unwrap();
+    assert_eq!(answers, [Renewal::Unknown, Renewal::Renewed]);
+    throttled.store(false, Ordering::SeqCst);
+    assert_eq!(store.renew(&[both, one]).await.unwrap(), [Renewal::Renewed; 2]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

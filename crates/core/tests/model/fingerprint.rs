@@ -133,6 +133,7 @@ impl World {
             Body::Granted(fence) => (3, rank(fence), age),
             Body::Renewed(Renewal::Renewed) => (4, 0, age),
             Body::Renewed(Renewal::Lost) => (5, 0, age),
+            Body::Renewed(Renewal::Unknown) => (6, 0, age),
         };
         kind | fence << 8 | age << 16 | u64::from(message.copy) << 24
     }
