@@ -3,5 +3,6 @@
 
 mod apply;
 mod common;
+mod marks;
 mod table;
 mod values;

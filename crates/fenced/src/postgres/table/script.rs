@@ -13,10 +13,11 @@ CREATE TABLE IF NOT EXISTS lockkeeper_fence.mark (guarded text NOT NULL, key tex
 PRIMARY KEY (guarded, key));
 GRANT SELECT ON lockkeeper_fence.guarded, lockkeeper_fence.mark TO PUBLIC;";
 
-/// Both come after the triggers of others, and in this order.
+/// The first two come after the triggers of others, and in this order.
 const NAMED: &str = "zz_lockkeeper_fence_1";
 const CHECK: &str = "zz_lockkeeper_fence_2";
 const EMPTY: &str = "zz_lockkeeper_fence_3";
+const CAME: &str = "zz_lockkeeper_fence_4";
 
 pub(super) fn install(guarded: &Guarded) -> String {
     let Guarded { table, column, key, allow_unfenced } = guarded;
@@ -33,9 +34,11 @@ CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURIT
 CREATE TRIGGER {NAMED} BEFORE UPDATE OF {column} ON {table} FOR EACH ROW EXECUTE FUNCTION {function}('named');
 CREATE TRIGGER {CHECK} BEFORE INSERT OR UPDATE OR DELETE ON {table} FOR EACH ROW EXECUTE FUNCTION {function}('check');
 CREATE TRIGGER {EMPTY} BEFORE TRUNCATE ON {table} FOR EACH STATEMENT EXECUTE FUNCTION {function}('check');
+CREATE TRIGGER {CAME} AFTER INSERT OR UPDATE OF {columns} ON {table} FOR EACH ROW EXECUTE FUNCTION {function}('came');
 INSERT INTO lockkeeper_fence.guarded (name, fence_column, key, allow_unfenced, function) VALUES ({name}, {column_text}, {key_text}, {allow_unfenced}, {bare}) \
 ON CONFLICT (name) DO UPDATE SET fence_column = excluded.fence_column, key = excluded.key, allow_unfenced = excluded.allow_unfenced;",
         drops = drops(table),
+        columns = key.join(", "),
         column_text = literal(column),
         key_text = literal(&key.join(", ")),
     )
@@ -60,7 +63,9 @@ END $uninstall$;"
 }
 
 fn drops(table: &str) -> String {
-    [NAMED, CHECK, EMPTY].map(|trigger| format!("DROP TRIGGER IF EXISTS {trigger} ON {table};")).join("\n")
+    [NAMED, CHECK, EMPTY, CAME]
+        .map(|trigger| format!("DROP TRIGGER IF EXISTS {trigger} ON {table};"))
+        .join("\n")
 }
 
 /// The name of a table's function, however long the table's own is.

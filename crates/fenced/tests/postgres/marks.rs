@@ -1,0 +1,80 @@
+//! The marks that deleted rows of a guarded table leave: what must not take them away, change them, or miss them.
+
+use lockkeeper_fenced::postgres::refusal;
+use tokio_postgres::Client;
+
+use crate::common::Place;
+use crate::table::{guard, wish};
+
+/// What the table said to a statement: nothing, or a word for why it was refused.
+async fn say(client: &Client, sql: &str) -> Option<&'static str> {
+    let done = client.batch_execute(sql).await;
+    if done.is_err() {
+        client.batch_execute("ROLLBACK").await.unwrap();
+    }
+    done.err().map(|e| refusal(&e).map_or_else(|| panic!("{sql}: {e:?}"), |told| told.outcome().word()))
+}
+
+/// A row is deleted with 9. An INSERT with 10 meets the e-mail of another row and is not done, or moves there: the trigger before it had
+/// taken the mark over already, and a late INSERT with 5 was taken.
+#[tokio::test]
+async fn an_insert_that_is_not_done_takes_no_mark_away() {
+    let Some(place) = Place::start().await else { return };
+    let mut client = place.client().await;
+    let table = "CREATE TABLE orders (id int PRIMARY KEY, email text UNIQUE, fence bigint NOT NULL DEFAULT 0); \
+                 INSERT INTO orders VALUES (1, 'one', 0), (2, 'taken', 0)";
+    client.batch_execute(table).await.unwrap();
+    guard(&mut client, &wish("orders")).await.unwrap();
+    let delete = "BEGIN; SET LOCAL lockkeeper.fence = '9'; DELETE FROM orders WHERE id = 1; COMMIT";
+    assert_eq!(say(&client, delete).await, None);
+    for undone in
+        ["ON CONFLICT DO NOTHING", "ON CONFLICT (email) DO UPDATE SET fence = excluded.fence WHERE false"]
+    {
+        let insert = format!("INSERT INTO orders VALUES (1, 'taken', 10) {undone}");
+        assert_eq!(say(&client, &insert).await, None, "{undone}");
+        let late = say(&client, "INSERT INTO orders VALUES (1, 'late', 5)").await;
+        assert_eq!(late, Some("stale"), "{undone}");
+    }
+    // The 10 has written nothing: the 9 may still come back, and whoever is later than the row is refused as ever.
+    assert_eq!(say(&client, "INSERT INTO orders VALUES (1, 'back', 9)").await, None);
+    assert_eq!(say(&client, "UPDATE orders SET fence = 8 WHERE id = 1").await, Some("stale"));
+    let upsert = |fence: u64| {
+        format!(
+            "INSERT INTO orders VALUES (1, 'up', {fence}) ON CONFLICT (id) DO UPDATE SET fence = excluded.fence"
+        )
+    };
+    assert_eq!(say(&client, &upsert(11)).await, None);
+    assert_eq!(say(&client, &upsert(10)).await, Some("stale"));
+    // A key that never had a mark gets none by being inserted, and a row that is back has taken its mark over.
+    assert_eq!(say(&client, "INSERT INTO orders VALUES (3, 'taken', 4) ON CONFLICT DO NOTHING").await, None);
+    assert_eq!(marks(&client).await, None);
+}
+
+/// A trigger that keeps the newest two rows deletes a row after the statement that has brought it back.
+#[tokio::test]
+async fn a_row_that_other_triggers_delete_at_once_leaves_its_mark() {
+    let Some(place) = Place::start().await else { return };
+    let mut client = place.client().await;
+    let table = "CREATE TABLE orders (id int PRIMARY KEY, fence bigint); INSERT INTO orders VALUES (3, 0); \
+                 CREATE FUNCTION newest() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+                 DELETE FROM orders WHERE id NOT IN (SELECT id FROM orders ORDER BY id LIMIT 2); RETURN NULL; END $$; \
+                 CREATE TRIGGER a AFTER INSERT ON orders FOR EACH ROW EXECUTE FUNCTION newest()";
+    client.batch_execute(table).await.unwrap();
+    guard(&mut client, &wish("orders")).await.unwrap();
+    for fence in [9, 10, 10] {
+        let set = format!("BEGIN; SET LOCAL lockkeeper.fence = '{fence}'; DELETE FROM orders; COMMIT");
+        assert_eq!(say(&client, &set).await, None);
+        let insert = format!(
+            "BEGIN; SET LOCAL lockkeeper.fence = '{fence}'; INSERT INTO orders VALUES (1), (2), (3); COMMIT"
+        );
+        assert_eq!(say(&client, &insert).await, None);
+        assert_eq!(marks(&client).await, Some(format!("[3]={fence}")));
+    }
+    assert_eq!(say(&client, "INSERT INTO orders VALUES (3, 9)").await, Some("stale"));
+}
+
+async fn marks(client: &Client) -> Option<String> {
+    let marks = "SELECT string_agg(key || '=' || fence, ' ' ORDER BY key) FROM lockkeeper_fence.mark \
+                 WHERE guarded = current_schema || '.orders'";
+    client.query_one(marks, &[]).await.unwrap().get(0)
+}
