@@ -1,6 +1,7 @@
 //! The marks that deleted rows of a guarded table leave: what must not take them away, change them, or miss them.
 
 use lockkeeper_fenced::postgres::refusal;
+use lockkeeper_fenced::postgres::table::{State, status};
 use tokio_postgres::Client;
 
 use crate::common::Place;
@@ -77,4 +78,54 @@ async fn marks(client: &Client) -> Option<String> {
     let marks = "SELECT string_agg(key || '=' || fence, ' ' ORDER BY key) FROM lockkeeper_fence.mark \
                  WHERE guarded = current_schema || '.orders'";
     client.query_one(marks, &[]).await.unwrap().get(0)
+}
+
+/// The function works with the rights of whoever has installed it. Anybody could hang it on a temporary table of their own, and then write
+/// marks of the guarded table there, and remove them.
+#[tokio::test]
+async fn who_may_only_write_to_the_database_can_neither_forge_marks_nor_read_keys() {
+    let Some(place) = Place::start().await else { return };
+    let mut client = place.client().await;
+    client.batch_execute("CREATE TABLE orders (id text PRIMARY KEY, fence bigint)").await.unwrap();
+    guard(&mut client, &wish("orders")).await.unwrap();
+    // As it was once installed: installing again mends it.
+    let function = "SELECT format('%s', oid::regprocedure) FROM pg_proc WHERE proname = (SELECT function \
+                    FROM lockkeeper_fence.guarded WHERE name = current_schema || '.orders')";
+    let function: String = client.query_one(function, &[]).await.unwrap().get(0);
+    // Others install at the same time: two must not change the rights on one table at once.
+    let open = format!(
+        "SELECT pg_advisory_xact_lock(hashtextextended('lockkeeper fence', 0)); \
+         GRANT EXECUTE ON FUNCTION {function} TO PUBLIC; GRANT SELECT ON lockkeeper_fence.mark TO PUBLIC"
+    );
+    client.batch_execute(&open).await.unwrap();
+    guard(&mut client, &wish("orders")).await.unwrap();
+    let (s, role) = (&place.schema, format!("stranger_{}", place.schema));
+    let rights = format!(
+        "CREATE ROLE {role}; GRANT USAGE ON SCHEMA {s} TO {role}; GRANT INSERT, DELETE, SELECT ON orders TO {role}; \
+         SET ROLE {role}; CREATE TEMP TABLE mine (id text, fence bigint)"
+    );
+    client.batch_execute(&rights).await.unwrap();
+    for denied in [
+        &*format!(
+            "CREATE TRIGGER t BEFORE INSERT ON mine FOR EACH ROW EXECUTE FUNCTION {}('check')",
+            function.trim_end_matches("()")
+        ),
+        "SELECT key FROM lockkeeper_fence.mark",
+        "SELECT fence FROM lockkeeper_fence.mark",
+        "UPDATE lockkeeper_fence.mark SET fence = 1",
+    ] {
+        let told = client.batch_execute(denied).await.map_err(|e| e.code().cloned());
+        let code = told.as_ref().err().and_then(|code| code.as_ref().map(|code| code.code()));
+        assert_eq!(code, Some("42501"), "{denied}: {told:?}");
+    }
+    // What it may write it writes, and is measured; and it sees how many marks there are.
+    assert_eq!(say(&client, "INSERT INTO orders VALUES ('a', 9)").await, None);
+    assert_eq!(
+        say(&client, "BEGIN; SET LOCAL lockkeeper.fence = '9'; DELETE FROM orders; COMMIT").await,
+        None
+    );
+    assert_eq!(say(&client, "INSERT INTO orders VALUES ('a', 8)").await, Some("stale"));
+    let all = status(&client).await.unwrap();
+    let mine = all.iter().find(|one| one.table == format!("{s}.orders")).unwrap();
+    assert_eq!((mine.state, mine.marks), (State::On, 1));
 }
