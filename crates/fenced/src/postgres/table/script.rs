@@ -28,11 +28,14 @@ pub(super) fn install(guarded: &Guarded) -> String {
     let body = body(guarded);
     let tag =
         (0..).map(|n| format!("$guard{n}$")).find(|tag| !body.contains(tag.as_str())).expect("one is free");
+    // A key has one text, however the session of the client writes times and bytes: its mark is found by that.
+    //
     // Who may execute the function could hang it on a table of their own, and forge marks there. Who writes to the guarded table needs no
     // right to: it is asked for when a trigger is made, not when it fires.
     format!(
         "{SHARED}
-CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS {tag}
+CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp \
+SET TimeZone = 'UTC' SET bytea_output = 'hex' AS {tag}
 {body}{tag};
 REVOKE ALL ON FUNCTION {function}() FROM PUBLIC;
 {drops}
