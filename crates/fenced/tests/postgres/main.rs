@@ -4,5 +4,6 @@
 mod apply;
 mod common;
 mod marks;
+mod merge;
 mod table;
 mod values;
