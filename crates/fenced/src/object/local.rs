@@ -13,7 +13,7 @@ use object_store::local::LocalFileSystem;
 use object_store::path::Path as Name;
 use tokio::sync::{Mutex, OwnedMutexGuard, oneshot};
 
-use super::fault::fault;
+use super::fault::{self, fault};
 use super::{ObjectFenced, body, check};
 
 /// Bytes of a part of a name: the store needs some of the 255 for the file that it writes before it renames it.
@@ -62,18 +62,30 @@ impl ObjectFenced {
             return Err(Error::invalid(format!("{resource:?} has a part of more than {PART} bytes")));
         }
         let (fenced, path, new) = (self.clone(), self.path(resource)?, body::written(fence, value));
-        let file = turns.files.path_to_filesystem(&path).map_err(|e| fault(&e, false))?;
+        let file = turns.file(&path)?;
         let write = async move {
             if let Some(found) = fenced.look(&path, body::LONGEST_LINE).await? {
                 check(fence, &found)?;
             }
-            fenced.send(&path, PutMode::Overwrite, new).await.map_err(|e| fault(&e, true))
+            let Err(e) = fenced.send(&path, PutMode::Overwrite, new.clone()).await else { return Ok(()) };
+            // It is still our turn. Not in its place, it was not written; else it may not have been synced.
+            let there = fenced.look(&path, usize::MAX).await;
+            let undone = there.is_ok_and(|found| found.is_none_or(|found| found.bytes != new));
+            Err(fault(&e, !undone))
         };
         turns.take(file, write).await
     }
 }
 
 impl Turns {
+    /// The file of an object.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the store takes the name for that of an unfinished write (`NAME#1`).
+    pub(super) fn file(&self, object: &Name) -> Result<PathBuf> {
+        self.files.path_to_filesystem(object).map_err(|e| Error::invalid(e.to_string()))
+    }
+
     /// Does it when it is one's turn. On a thread of its own: the turn lasts until the contents are in place, also if whoever waits for it,
     /// or the runtime of the caller, is gone before.
     async fn take(
@@ -93,17 +105,23 @@ impl Turns {
     }
 }
 
-fn in_turn(file: &Path, _next: OwnedMutexGuard<()>, work: impl Future<Output = Result<()>>) -> Result<()> {
-    let no_turn = |e| Error::Unavailable(format!("{}: there is no turn to write it: {e}", file.display()));
+fn in_turn(path: &Path, _next: OwnedMutexGuard<()>, work: impl Future<Output = Result<()>>) -> Result<()> {
+    let no_turn = |e: io::Error| {
+        fault::file(format!("{}: there is no turn to write it: {e}", path.display()), e.kind())
+    };
     let runtime = tokio::runtime::Builder::new_current_thread().build().map_err(no_turn)?;
     // Closed behind the work, and the turn is the next one's.
-    let _turn = lock(file.parent().unwrap_or(file)).map_err(no_turn)?;
+    let _turn = lock(path.parent().unwrap_or(path)).map_err(no_turn)?;
     runtime.block_on(work)
 }
 
 fn lock(dir: &Path) -> io::Result<File> {
     loop {
-        fs::create_dir_all(dir)?;
+        // It says that a file in the way exists, and not that it is no directory.
+        fs::create_dir_all(dir).map_err(|e| match e.kind() {
+            io::ErrorKind::AlreadyExists => io::ErrorKind::NotADirectory.into(),
+            _ => e,
+        })?;
         let turn = File::open(dir)?;
         turn.lock()?;
         // Somebody may have removed it meanwhile, and another one may be there now.
