@@ -63,7 +63,12 @@ impl ObjectFenced {
         }
         let (fenced, path, new) = (self.clone(), self.path(resource)?, body::written(fence, value));
         let file = turns.file(&path)?;
+        let place = file.clone();
         let write = async move {
+            // A link would be followed by the look, and replaced by the write.
+            if fs::symlink_metadata(&place).is_ok_and(|found| !found.is_file()) {
+                return Err(Error::invalid(format!("{} is no plain file", place.display())));
+            }
             if let Some(found) = fenced.look(&path, body::LONGEST_LINE).await? {
                 check(fence, &found)?;
             }

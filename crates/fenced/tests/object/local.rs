@@ -1,6 +1,7 @@
 //! What is special about a local directory: what its files, names and turns can do to a write.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 
 use lockkeeper_core::Error;
 use lockkeeper_fenced::Fenced;
@@ -31,4 +32,26 @@ async fn what_will_never_work_is_not_told_as_if_it_might() {
         let told = denied.put(name, fence(9), b"x").await;
         assert!(matches!(told, Err(Error::Denied(_))), "{name}: {told:?}");
     }
+}
+
+/// Two names for one object: the look went to where the link leads, the new contents took the place of the link. From then on each name had
+/// a mark of its own.
+#[tokio::test]
+async fn a_link_is_not_written_over() {
+    let dir = TempDir::new("objects");
+    let fenced = ObjectFenced::local(dir.path()).unwrap();
+    fenced.put("real", fence(7), b"seven").await.unwrap();
+    symlink("real", dir.join("link")).unwrap();
+    symlink("nowhere", dir.join("dangling")).unwrap();
+    for name in ["link", "dangling"] {
+        let told = fenced.put(name, fence(9), b"x").await;
+        assert!(matches!(&told, Err(Error::Invalid(text)) if text.contains("no plain file")), "{told:?}");
+        assert!(dir.join(name).is_symlink());
+    }
+    assert_eq!(fenced.read("real").await.unwrap().unwrap().fence, fence(7));
+    // A directory may be a link: those who come by either name take turns at the same one.
+    fs::create_dir(dir.join("in")).unwrap();
+    symlink("in", dir.join("also")).unwrap();
+    fenced.put("also/x", fence(7), b"seven").await.unwrap();
+    crate::stale(&fenced.put("in/x", fence(6), b"late").await, 6, 7);
 }
