@@ -1,10 +1,11 @@
 //! Objects in a directory of this host. A local file cannot be written on a condition, so those who write there take turns.
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, Weak};
 use std::thread;
 
 use lockkeeper_core::{Error, Fence, Result};
@@ -23,9 +24,13 @@ const PART: usize = 240;
 #[derive(Debug)]
 pub(super) struct Turns {
     files: Arc<LocalFileSystem>,
-    /// One of this process at a time, so that a crowd of them is not a crowd of threads.
-    next: Arc<Mutex<()>>,
+    /// One of this process at a time in each directory, so that a crowd of them is not a crowd of threads. Those in other directories do
+    /// not wait with them: whoever has the lock of one may be stopped.
+    next: Queues,
 }
+
+/// The directories that somebody writes to, or waits for.
+type Queues = std::sync::Mutex<HashMap<PathBuf, Weak<Mutex<()>>>>;
 
 impl ObjectFenced {
     /// The objects in a directory of this host, which must exist; what is in the files is what would be in the objects of another store.
@@ -46,7 +51,7 @@ impl ObjectFenced {
             Error::invalid(format!("objects cannot be kept in {}: {why}. Make it first", dir.display()))
         })?;
         let files = Arc::new(store.with_fsync(true));
-        let turns = Turns { files: files.clone(), next: Arc::default() };
+        let turns = Turns { files: files.clone(), next: Queues::default() };
         Ok(ObjectFenced { store: files, prefix: Name::default(), turns: Some(Arc::new(turns)) })
     }
 
@@ -91,6 +96,18 @@ impl Turns {
         self.files.path_to_filesystem(object).map_err(|e| Error::invalid(e.to_string()))
     }
 
+    /// Where to wait for the directory of a file.
+    fn queue(&self, file: &Path) -> Arc<Mutex<()>> {
+        let mut all = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|_, queue| queue.strong_count() > 0);
+        let known = all.entry(file.parent().unwrap_or(file).to_owned()).or_default();
+        known.upgrade().unwrap_or_else(|| {
+            let queue = Arc::default();
+            *known = Arc::downgrade(&queue);
+            queue
+        })
+    }
+
     /// Does it when it is one's turn. On a thread of its own: the turn lasts until the contents are in place, also if whoever waits for it,
     /// or the runtime of the caller, is gone before.
     async fn take(
@@ -98,7 +115,7 @@ impl Turns {
         file: PathBuf,
         work: impl Future<Output = Result<()>> + Send + 'static,
     ) -> Result<()> {
-        let next = self.next.clone().lock_owned().await;
+        let next = self.queue(&file).lock_owned().await;
         let (tell, told) = oneshot::channel();
         let done = thread::Builder::new().name("lockkeeper-turn".into()).spawn(move || {
             let done = in_turn(&file, next, work);

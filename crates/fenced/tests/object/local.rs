@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::time::Duration;
 
 use lockkeeper_core::Error;
 use lockkeeper_fenced::Fenced;
@@ -54,4 +55,32 @@ async fn a_link_is_not_written_over() {
     symlink("in", dir.join("also")).unwrap();
     fenced.put("also/x", fence(7), b"seven").await.unwrap();
     crate::stale(&fenced.put("in/x", fence(6), b"late").await, 6, 7);
+}
+
+/// A process that was stopped in the middle of a write keeps its turn, for as long as it is stopped.
+#[tokio::test]
+async fn who_waits_for_one_directory_keeps_nobody_from_another() {
+    let dir = TempDir::new("objects");
+    for name in ["held", "free"] {
+        fs::create_dir(dir.join(name)).unwrap();
+    }
+    let held = fs::File::open(dir.join("held")).unwrap();
+    held.lock().unwrap();
+    let fenced = ObjectFenced::local(dir.path()).unwrap();
+    let [mut first, mut second] = [7, 8].map(|n| {
+        let fenced = fenced.clone();
+        Box::pin(async move { fenced.put("held/x", fence(n), b"x").await })
+    });
+    // Both are under way, in this order, before the other one comes.
+    for waits in [&mut first, &mut second] {
+        tokio::select! { biased; done = waits => panic!("it is not its turn: {done:?}"), () = async {} => {} }
+    }
+    let free = fenced.put("free/x", fence(7), b"x");
+    let free = tokio::time::timeout(Duration::from_secs(60), free).await;
+    free.expect("another directory is free").unwrap();
+    held.unlock().unwrap();
+    let (first, second) = tokio::join!(first, second);
+    first.unwrap();
+    second.unwrap();
+    assert_eq!(fenced.read("held/x").await.unwrap().unwrap().fence, fence(8));
 }
