@@ -139,11 +139,7 @@ fn in_turn(path: &Path, _next: OwnedMutexGuard<()>, work: impl Future<Output = R
 
 fn lock(dir: &Path) -> io::Result<File> {
     loop {
-        // It says that a file in the way exists, and not that it is no directory.
-        fs::create_dir_all(dir).map_err(|e| match e.kind() {
-            io::ErrorKind::AlreadyExists => io::ErrorKind::NotADirectory.into(),
-            _ => e,
-        })?;
+        make(dir)?;
         let turn = File::open(dir)?;
         turn.lock()?;
         // Somebody may have removed it meanwhile, and another one may be there now.
@@ -151,5 +147,18 @@ fn lock(dir: &Path) -> io::Result<File> {
         if there.is_ok_and(|there| (there.dev(), there.ino()) == (locked.dev(), locked.ino())) {
             return Ok(turn);
         }
+    }
+}
+
+/// Makes a directory and those above it that are missing. Each is on the disk before anything is written into it: synced contents in a
+/// directory that a power cut takes away are gone.
+fn make(dir: &Path) -> io::Result<()> {
+    let Some(above) = dir.parent().filter(|_| !dir.is_dir()) else { return Ok(()) };
+    make(above)?;
+    match fs::create_dir(dir) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(e),
+        Err(_) if !dir.is_dir() => Err(io::ErrorKind::NotADirectory.into()),
+        // Whoever was quicker may not have synced it yet.
+        _ => File::open(above)?.sync_all(),
     }
 }

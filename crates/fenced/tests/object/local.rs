@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::process::Command;
 use std::time::Duration;
 
 use lockkeeper_core::Error;
 use lockkeeper_fenced::Fenced;
 use lockkeeper_fenced::object::ObjectFenced;
-use lockkeeper_testkit::servers::TempDir;
+use lockkeeper_testkit::servers::{self, TempDir};
 
 use crate::fence;
 
@@ -83,4 +84,45 @@ async fn who_waits_for_one_directory_keeps_nobody_from_another() {
     first.unwrap();
     second.unwrap();
     assert_eq!(fenced.read("held/x").await.unwrap().unwrap().fence, fence(8));
+}
+
+/// The contents were synced, and the new directories above them were not: a power cut could take all of it away.
+#[test]
+fn new_directories_are_on_the_disk_before_what_is_written_there() {
+    if servers::require("strace", "strace", "strace").is_err() {
+        return;
+    }
+    let dir = TempDir::new("objects");
+    let log = dir.join("log");
+    let done = Command::new("strace")
+        .args(["-f", "-y", "-e", "trace=mkdir,mkdirat,fsync,rename,renameat,renameat2", "-o"])
+        .args([&log, &std::env::current_exe().unwrap()])
+        .args(["--ignored", "--exact", "local::writer_into_new_directories"])
+        .env("LOCKKEEPER_DIR", dir.path())
+        .output()
+        .unwrap();
+    assert!(done.status.success(), "{done:?}");
+    let log = fs::read_to_string(log).unwrap();
+    let root = dir.path().display();
+    let mut lines = log.lines();
+    // In this order, with others in between.
+    for (call, place) in [
+        ("mkdir", format!("\"{root}/a\"")),
+        ("fsync", format!("<{root}>")),
+        ("mkdir", format!("\"{root}/a/b\"")),
+        ("fsync", format!("<{root}/a>")),
+        ("rename", format!("\"{root}/a/b/x\"")),
+        ("fsync", format!("<{root}/a/b>")),
+    ] {
+        let found =
+            lines.any(|line| line.contains(call) && line.contains(&place) && !line.contains(" = -1 "));
+        assert!(found, "{call} {place} is missing in its place:\n{log}");
+    }
+}
+
+#[tokio::test]
+#[ignore = "a process of the test above, started by it"]
+async fn writer_into_new_directories() {
+    let Ok(dir) = std::env::var("LOCKKEEPER_DIR") else { return };
+    ObjectFenced::local(dir).unwrap().put("a/b/x", fence(7), b"x").await.unwrap();
 }
