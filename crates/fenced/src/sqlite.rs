@@ -82,7 +82,8 @@ impl SqliteFenced {
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let sql = Connection::open(path).map_err(fault)?;
         sql.busy_timeout(Duration::from_secs(10)).map_err(fault)?;
-        sql.execute_batch(&format!("PRAGMA synchronous = FULL; {TABLE}")).map_err(fault)?;
+        // Not FULL: where the journal is a file that is removed, the removal would not be on the disk yet.
+        sql.execute_batch(&format!("PRAGMA synchronous = EXTRA; {TABLE}")).map_err(fault)?;
         Ok(SqliteFenced { sql: Arc::new(Mutex::new(sql)) })
     }
 
@@ -123,5 +124,27 @@ impl Fenced for SqliteFenced {
         });
         let Some((fence, value)) = row.await? else { return Ok(None) };
         Ok(Some(Seen { fence: crate::fence(fence)?, value }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A new file has a rollback journal, and a commit is the removal of that: until the directory is synced, a power cut brings the
+    /// journal back, and with it what was there before. FULL does not sync the directory then, EXTRA does.
+    #[test]
+    fn what_was_told_is_on_the_disk_in_every_journal_mode() {
+        let dir = std::env::temp_dir().join(format!("lockkeeper-extra-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        for mode in ["delete", "wal"] {
+            let fenced = SqliteFenced::open(dir.join("data.db")).unwrap();
+            let sql = fenced.sql.lock().unwrap();
+            let text = |pragma: &str| sql.query_row(pragma, [], |row| row.get::<_, String>(0)).unwrap();
+            let is: i64 = sql.query_row("PRAGMA synchronous", [], |row| row.get(0)).unwrap();
+            assert_eq!((text("PRAGMA journal_mode").as_str(), is), (mode, 3));
+            text("PRAGMA journal_mode = WAL");
+        }
+        std::fs::remove_dir_all(dir).unwrap();
     }
 }

@@ -1,10 +1,11 @@
 //! Objects in a directory of this host. A local file cannot be written on a condition, so those who write there take turns.
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, Weak};
 use std::thread;
 
 use lockkeeper_core::{Error, Fence, Result};
@@ -13,7 +14,7 @@ use object_store::local::LocalFileSystem;
 use object_store::path::Path as Name;
 use tokio::sync::{Mutex, OwnedMutexGuard, oneshot};
 
-use super::fault::fault;
+use super::fault::{self, fault};
 use super::{ObjectFenced, body, check};
 
 /// Bytes of a part of a name: the store needs some of the 255 for the file that it writes before it renames it.
@@ -23,9 +24,13 @@ const PART: usize = 240;
 #[derive(Debug)]
 pub(super) struct Turns {
     files: Arc<LocalFileSystem>,
-    /// One of this process at a time, so that a crowd of them is not a crowd of threads.
-    next: Arc<Mutex<()>>,
+    /// One of this process at a time in each directory, so that a crowd of them is not a crowd of threads. Those in other directories do
+    /// not wait with them: whoever has the lock of one may be stopped.
+    next: Queues,
 }
+
+/// The directories that somebody writes to, or waits for.
+type Queues = std::sync::Mutex<HashMap<PathBuf, Weak<Mutex<()>>>>;
 
 impl ObjectFenced {
     /// The objects in a directory of this host, which must exist; what is in the files is what would be in the objects of another store.
@@ -46,7 +51,7 @@ impl ObjectFenced {
             Error::invalid(format!("objects cannot be kept in {}: {why}. Make it first", dir.display()))
         })?;
         let files = Arc::new(store.with_fsync(true));
-        let turns = Turns { files: files.clone(), next: Arc::default() };
+        let turns = Turns { files: files.clone(), next: Queues::default() };
         Ok(ObjectFenced { store: files, prefix: Name::default(), turns: Some(Arc::new(turns)) })
     }
 
@@ -62,18 +67,47 @@ impl ObjectFenced {
             return Err(Error::invalid(format!("{resource:?} has a part of more than {PART} bytes")));
         }
         let (fenced, path, new) = (self.clone(), self.path(resource)?, body::written(fence, value));
-        let file = turns.files.path_to_filesystem(&path).map_err(|e| fault(&e, false))?;
+        let file = turns.file(&path)?;
+        let place = file.clone();
         let write = async move {
+            // A link would be followed by the look, and replaced by the write.
+            if fs::symlink_metadata(&place).is_ok_and(|found| !found.is_file()) {
+                return Err(Error::invalid(format!("{} is no plain file", place.display())));
+            }
             if let Some(found) = fenced.look(&path, body::LONGEST_LINE).await? {
                 check(fence, &found)?;
             }
-            fenced.send(&path, PutMode::Overwrite, new).await.map_err(|e| fault(&e, true))
+            let Err(e) = fenced.send(&path, PutMode::Overwrite, new.clone()).await else { return Ok(()) };
+            // It is still our turn. Not in its place, it was not written; else it may not have been synced.
+            let there = fenced.look(&path, usize::MAX).await;
+            let undone = there.is_ok_and(|found| found.is_none_or(|found| found.bytes != new));
+            Err(fault(&e, !undone))
         };
         turns.take(file, write).await
     }
 }
 
 impl Turns {
+    /// The file of an object.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the store takes the name for that of an unfinished write (`NAME#1`).
+    pub(super) fn file(&self, object: &Name) -> Result<PathBuf> {
+        self.files.path_to_filesystem(object).map_err(|e| Error::invalid(e.to_string()))
+    }
+
+    /// Where to wait for the directory of a file.
+    fn queue(&self, file: &Path) -> Arc<Mutex<()>> {
+        let mut all = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|_, queue| queue.strong_count() > 0);
+        let known = all.entry(file.parent().unwrap_or(file).to_owned()).or_default();
+        known.upgrade().unwrap_or_else(|| {
+            let queue = Arc::default();
+            *known = Arc::downgrade(&queue);
+            queue
+        })
+    }
+
     /// Does it when it is one's turn. On a thread of its own: the turn lasts until the contents are in place, also if whoever waits for it,
     /// or the runtime of the caller, is gone before.
     async fn take(
@@ -81,7 +115,7 @@ impl Turns {
         file: PathBuf,
         work: impl Future<Output = Result<()>> + Send + 'static,
     ) -> Result<()> {
-        let next = self.next.clone().lock_owned().await;
+        let next = self.queue(&file).lock_owned().await;
         let (tell, told) = oneshot::channel();
         let done = thread::Builder::new().name("lockkeeper-turn".into()).spawn(move || {
             let done = in_turn(&file, next, work);
@@ -93,17 +127,19 @@ impl Turns {
     }
 }
 
-fn in_turn(file: &Path, _next: OwnedMutexGuard<()>, work: impl Future<Output = Result<()>>) -> Result<()> {
-    let no_turn = |e| Error::Unavailable(format!("{}: there is no turn to write it: {e}", file.display()));
+fn in_turn(path: &Path, _next: OwnedMutexGuard<()>, work: impl Future<Output = Result<()>>) -> Result<()> {
+    let no_turn = |e: io::Error| {
+        fault::file(format!("{}: there is no turn to write it: {e}", path.display()), e.kind())
+    };
     let runtime = tokio::runtime::Builder::new_current_thread().build().map_err(no_turn)?;
     // Closed behind the work, and the turn is the next one's.
-    let _turn = lock(file.parent().unwrap_or(file)).map_err(no_turn)?;
+    let _turn = lock(path.parent().unwrap_or(path)).map_err(no_turn)?;
     runtime.block_on(work)
 }
 
 fn lock(dir: &Path) -> io::Result<File> {
     loop {
-        fs::create_dir_all(dir)?;
+        make(dir)?;
         let turn = File::open(dir)?;
         turn.lock()?;
         // Somebody may have removed it meanwhile, and another one may be there now.
@@ -111,5 +147,18 @@ fn lock(dir: &Path) -> io::Result<File> {
         if there.is_ok_and(|there| (there.dev(), there.ino()) == (locked.dev(), locked.ino())) {
             return Ok(turn);
         }
+    }
+}
+
+/// Makes a directory and those above it that are missing. Each is on the disk before anything is written into it: synced contents in a
+/// directory that a power cut takes away are gone.
+fn make(dir: &Path) -> io::Result<()> {
+    let Some(above) = dir.parent().filter(|_| !dir.is_dir()) else { return Ok(()) };
+    make(above)?;
+    match fs::create_dir(dir) {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(e),
+        Err(_) if !dir.is_dir() => Err(io::ErrorKind::NotADirectory.into()),
+        // Whoever was quicker may not have synced it yet.
+        _ => File::open(above)?.sync_all(),
     }
 }

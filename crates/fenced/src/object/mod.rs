@@ -71,6 +71,9 @@ impl ObjectFenced {
             prefix => format!("{prefix}/{resource}"),
         };
         let path = Path::parse(&whole).map_err(|e| Error::invalid(e.to_string()))?;
+        if let Some(turns) = &self.turns {
+            turns.file(&path)?;
+        }
         // A slash at either end is left out by `parse`: two names would be one object.
         match !resource.is_empty() && path.as_ref() == whole {
             true => Ok(path),

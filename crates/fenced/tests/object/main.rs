@@ -3,6 +3,7 @@
 
 mod connector;
 mod laws;
+mod local;
 mod objects;
 mod s3;
 mod shaky;

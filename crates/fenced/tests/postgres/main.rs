@@ -3,5 +3,7 @@
 
 mod apply;
 mod common;
+mod marks;
+mod merge;
 mod table;
 mod values;

@@ -12,11 +12,11 @@ use tokio_postgres::Client;
 
 use crate::common::{Place, Plain, connect};
 
-fn wish(table: &str) -> Wish {
+pub fn wish(table: &str) -> Wish {
     Wish { table: table.into(), column: "fence".into(), key: vec![], allow_unfenced: false }
 }
 
-async fn guard(client: &mut Client, wish: &Wish) -> Result<()> {
+pub async fn guard(client: &mut Client, wish: &Wish) -> Result<()> {
     let guarded = table::find(client, wish).await?;
     table::install(client, &guarded).await
 }

@@ -23,10 +23,19 @@ const TABLE: &str = "SELECT c.oid, quote_ident(n.nspname) || '.' || quote_ident(
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass($1)";
 const COLUMN: &str = "SELECT quote_ident(attname), format_type(atttypid, NULL), attgenerated::text, attidentity::text FROM pg_attribute \
     WHERE attrelid = $1 AND attname = $2 AND attnum > 0 AND NOT attisdropped";
-/// The columns of every index that allows each key once, and whether it is the primary key.
-const KEYS: &str = "SELECT i.indisprimary, (SELECT array_agg(quote_ident(a.attname) ORDER BY a.attname) FROM pg_attribute a \
+/// The columns of every index that allows each key once, whether it is the primary key, and which it is.
+const KEYS: &str = "SELECT i.indisprimary, i.indexrelid, (SELECT array_agg(quote_ident(a.attname) ORDER BY a.attname) FROM pg_attribute a \
     WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])) FROM pg_index i WHERE i.indrelid = $1 AND i.indisunique \
     AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL ORDER BY i.indisprimary DESC";
+
+/// The columns of an index whose values cannot name the row that has left a mark: their types, and why. A domain is what it is made of.
+const UNFIT: &str = "SELECT quote_ident(a.attname), format_type(a.atttypid, a.atttypmod), CASE WHEN a.attgenerated <> '' THEN 'generated' \
+    WHEN c.oid IS NOT NULL THEN 'collation' ELSE 'type' END FROM pg_index i CROSS JOIN unnest(i.indkey::int2[], i.indcollation::oid[]) \
+    WITH ORDINALITY AS k(attnum, compared, at) JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum \
+    JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_collation c ON c.oid IN (a.attcollation, k.compared) AND NOT c.collisdeterministic \
+    WHERE i.indexrelid = $1 AND k.at <= i.indnkeyatts AND (a.attgenerated <> '' OR c.oid IS NOT NULL OR NOT (t.typtype = 'e' \
+    OR t.oid = 'bpchar'::regtype AND a.atttypmod > 0 OR coalesce(nullif(t.typbasetype, 0), t.oid) = ANY ('{int2,int4,int8,oid,bool,\
+    uuid,text,varchar,name,date,time,timestamp,timestamptz,bytea,inet,cidr,macaddr}'::regtype[]::oid[]))) ORDER BY k.at LIMIT 1";
 
 /// Looks whether a table can be guarded as wished.
 ///
@@ -51,9 +60,10 @@ pub async fn find(client: &Client, wish: &Wish) -> Result<Guarded> {
     wanted.dedup();
     let rows = client.query_typed(KEYS, &[(&oid, Type::OID)]).await.map_err(|e| fault(&e, false))?;
     for row in &rows {
-        let (primary, mut columns): (bool, Vec<String>) = (get(row, 0)?, get(row, 1)?);
+        let (primary, mut columns): (bool, Vec<String>) = (get(row, 0)?, get(row, 2)?);
         columns.sort();
         if if wanted.is_empty() { primary } else { columns == wanted } {
+            fit(client, get(row, 1)?, &table).await?;
             return Ok(Guarded { table, column, key: columns, allow_unfenced: wish.allow_unfenced });
         }
     }
@@ -64,6 +74,22 @@ pub async fn find(client: &Client, wish: &Wish) -> Result<Guarded> {
             wanted.join(", ")
         ),
     }))
+}
+
+/// The mark of a deleted row is found by its key as text: values that are equal must have one text.
+async fn fit(client: &Client, index: u32, table: &str) -> Result<()> {
+    let rows = client.query_typed(UNFIT, &[(&index, Type::OID)]).await.map_err(|e| fault(&e, false))?;
+    let Some(row) = rows.first() else { return Ok(()) };
+    let (column, kind): (String, String) = (get(row, 0)?, get(row, 1)?);
+    let why = match &*get::<String>(row, 2)? {
+        "generated" => "is generated, and a trigger before the row does not see its value".to_owned(),
+        "collation" => "has a collation that takes different texts for equal".to_owned(),
+        _ => format!("is of type {kind}, whose equal values can have different texts"),
+    };
+    Err(Error::Unsupported(format!(
+        "{column} of {table} {why}: say with --key which other unique columns name a row, \
+         or guard the rows with Fences::apply in your transactions"
+    )))
 }
 
 fn check(table: &str, kind: &str, inherits: bool, passing: bool) -> Result<()> {

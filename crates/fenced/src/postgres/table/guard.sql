@@ -1,5 +1,5 @@
 -- One function for each guarded table. It is called by two triggers before each row: the first only when the statement names the
--- column of the fence, and it tells the second so by a minus sign, which no fence has.
+-- column of the fence, and it tells the second so by a minus sign, which no fence has. A third comes after each row that has a new key.
 DECLARE
     _text text := nullif(current_setting('lockkeeper.fence', true), '');
     _setting bigint;
@@ -9,6 +9,12 @@ BEGIN
     IF TG_OP = 'TRUNCATE' THEN
         RAISE EXCEPTION USING ERRCODE = 'LK064', MESSAGE = 'TRUNCATE would forget which fences were seen',
             HINT = 'DELETE the rows instead';
+    END IF;
+    IF TG_ARGV[0] = 'came' THEN
+        -- The row is there, and has the fence of the mark or a higher one. A mark without the minus sign is newer than the row: it was
+        -- deleted again, by another trigger after this statement.
+        DELETE FROM lockkeeper_fence.mark WHERE guarded = @T AND key = @NEWKEY AND fence < 0;
+        RETURN NULL;
     END IF;
     IF TG_ARGV[0] = 'named' THEN
         IF NEW.@C IS NULL OR NEW.@C NOT BETWEEN 1 AND 9007199254740991 THEN
@@ -62,19 +68,19 @@ BEGIN
         _seen := greatest(coalesce(OLD.@C, 0), coalesce(_presented, 0));
         IF _seen > 0 THEN
             INSERT INTO lockkeeper_fence.mark AS m VALUES (@T, @OLDKEY, _seen)
-                ON CONFLICT (guarded, key) DO UPDATE SET fence = greatest(m.fence, excluded.fence);
+                ON CONFLICT (guarded, key) DO UPDATE SET fence = greatest(abs(m.fence), excluded.fence);
         END IF;
     END IF;
     IF TG_OP = 'DELETE' THEN
         RETURN OLD;
     END IF;
 
-    -- The row comes to its key: it takes the mark over. The row in between is written, and not only looked for, so that a DELETE that
-    -- is not committed yet is waited for.
+    -- The row is to come to its key: the mark there counts. It gets a minus sign, and goes when the row is there: an INSERT may still meet
+    -- another row and do nothing (ON CONFLICT). It is written, and not only looked for, so that a DELETE that is not committed yet is
+    -- waited for. Where there was none a 0 is, and goes at once.
     IF TG_OP = 'INSERT' OR TG_OP = 'UPDATE' AND (@NEWCOLS) IS DISTINCT FROM (@OLDCOLS) THEN
-        INSERT INTO lockkeeper_fence.mark AS m VALUES (@T, @NEWKEY, coalesce(_presented, 0))
-            ON CONFLICT (guarded, key) DO UPDATE SET fence = greatest(m.fence, excluded.fence)
-            RETURNING m.fence INTO _seen;
+        INSERT INTO lockkeeper_fence.mark AS m VALUES (@T, @NEWKEY, 0)
+            ON CONFLICT (guarded, key) DO UPDATE SET fence = -abs(m.fence) RETURNING abs(m.fence) INTO _seen;
         IF _presented < _seen THEN
             RAISE EXCEPTION USING ERRCODE = 'LK065', MESSAGE = format('fence %s is stale: %s was seen already', _presented, _seen),
                 DETAIL = format('presented=%s seen=%s table=%s key=%s', _presented, _seen, @T, @NEWKEY);
@@ -84,9 +90,11 @@ BEGIN
                 MESSAGE = format('no fence is presented to %s, and %s was seen before the row was deleted', @T, _seen),
                 HINT = format('set the column %s to your fence, or say SET LOCAL lockkeeper.fence = ''N'' first', @CT);
         END IF;
-        DELETE FROM lockkeeper_fence.mark WHERE guarded = @T AND key = @NEWKEY;
-        IF _seen > 0 THEN
-            NEW.@C := greatest(NEW.@C, _seen);
+        IF _seen = 0 THEN
+            DELETE FROM lockkeeper_fence.mark WHERE guarded = @T AND key = @NEWKEY;
+        END IF;
+        IF greatest(_presented, _seen) > 0 THEN
+            NEW.@C := greatest(NEW.@C, _presented, _seen);
         END IF;
     END IF;
     RETURN NEW;

@@ -2,7 +2,7 @@
 
 use super::Guarded;
 
-/// What all guarded tables share.
+/// What all guarded tables share. Everybody may count the marks, and nobody else reads the keys of rows that were deleted.
 const SHARED: &str = "SET LOCAL lock_timeout = '10s';
 SELECT pg_advisory_xact_lock(hashtextextended('lockkeeper fence', 0));
 CREATE SCHEMA IF NOT EXISTS lockkeeper_fence;
@@ -11,12 +11,15 @@ CREATE TABLE IF NOT EXISTS lockkeeper_fence.guarded (name text PRIMARY KEY, fenc
 allow_unfenced boolean NOT NULL, function text NOT NULL, since timestamptz NOT NULL DEFAULT now());
 CREATE TABLE IF NOT EXISTS lockkeeper_fence.mark (guarded text NOT NULL, key text COLLATE \"C\" NOT NULL, fence bigint NOT NULL, \
 PRIMARY KEY (guarded, key));
-GRANT SELECT ON lockkeeper_fence.guarded, lockkeeper_fence.mark TO PUBLIC;";
+GRANT SELECT ON lockkeeper_fence.guarded TO PUBLIC;
+REVOKE ALL ON lockkeeper_fence.mark FROM PUBLIC;
+GRANT SELECT (guarded) ON lockkeeper_fence.mark TO PUBLIC;";
 
-/// Both come after the triggers of others, and in this order.
+/// The first two come after the triggers of others, and in this order.
 const NAMED: &str = "zz_lockkeeper_fence_1";
 const CHECK: &str = "zz_lockkeeper_fence_2";
 const EMPTY: &str = "zz_lockkeeper_fence_3";
+const CAME: &str = "zz_lockkeeper_fence_4";
 
 pub(super) fn install(guarded: &Guarded) -> String {
     let Guarded { table, column, key, allow_unfenced } = guarded;
@@ -25,17 +28,25 @@ pub(super) fn install(guarded: &Guarded) -> String {
     let body = body(guarded);
     let tag =
         (0..).map(|n| format!("$guard{n}$")).find(|tag| !body.contains(tag.as_str())).expect("one is free");
+    // A key has one text, however the session of the client writes times and bytes: its mark is found by that.
+    //
+    // Who may execute the function could hang it on a table of their own, and forge marks there. Who writes to the guarded table needs no
+    // right to: it is asked for when a trigger is made, not when it fires.
     format!(
         "{SHARED}
-CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS {tag}
+CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp \
+SET TimeZone = 'UTC' SET bytea_output = 'hex' AS {tag}
 {body}{tag};
+REVOKE ALL ON FUNCTION {function}() FROM PUBLIC;
 {drops}
 CREATE TRIGGER {NAMED} BEFORE UPDATE OF {column} ON {table} FOR EACH ROW EXECUTE FUNCTION {function}('named');
 CREATE TRIGGER {CHECK} BEFORE INSERT OR UPDATE OR DELETE ON {table} FOR EACH ROW EXECUTE FUNCTION {function}('check');
 CREATE TRIGGER {EMPTY} BEFORE TRUNCATE ON {table} FOR EACH STATEMENT EXECUTE FUNCTION {function}('check');
+CREATE TRIGGER {CAME} AFTER INSERT OR UPDATE OF {columns} ON {table} FOR EACH ROW EXECUTE FUNCTION {function}('came');
 INSERT INTO lockkeeper_fence.guarded (name, fence_column, key, allow_unfenced, function) VALUES ({name}, {column_text}, {key_text}, {allow_unfenced}, {bare}) \
 ON CONFLICT (name) DO UPDATE SET fence_column = excluded.fence_column, key = excluded.key, allow_unfenced = excluded.allow_unfenced;",
         drops = drops(table),
+        columns = key.join(", "),
         column_text = literal(column),
         key_text = literal(&key.join(", ")),
     )
@@ -60,7 +71,9 @@ END $uninstall$;"
 }
 
 fn drops(table: &str) -> String {
-    [NAMED, CHECK, EMPTY].map(|trigger| format!("DROP TRIGGER IF EXISTS {trigger} ON {table};")).join("\n")
+    [NAMED, CHECK, EMPTY, CAME]
+        .map(|trigger| format!("DROP TRIGGER IF EXISTS {trigger} ON {table};"))
+        .join("\n")
 }
 
 /// The name of a table's function, however long the table's own is.

@@ -44,7 +44,7 @@ pub async fn status(client: &Client) -> Result<Vec<Status>> {
     // By its triggers, a table is found also under another name. `to_regclass` would want rights on every schema.
     let sql = "SELECT coalesce(now.name, g.name), fence_column, g.key, allow_unfenced, now.name IS NOT NULL OR EXISTS (SELECT FROM pg_class c \
         JOIN pg_namespace n ON n.oid = c.relnamespace WHERE quote_ident(n.nspname) || '.' || quote_ident(c.relname) = g.name), \
-        coalesce(now.triggers, 0) = 3, (SELECT count(*) FROM lockkeeper_fence.mark m WHERE m.guarded = g.name) \
+        coalesce(now.triggers, 0) = 4, (SELECT count(*) FROM lockkeeper_fence.mark m WHERE m.guarded = g.name) \
         FROM lockkeeper_fence.guarded g LEFT JOIN LATERAL (SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname) AS name, \
         count(*) FILTER (WHERE t.tgenabled IN ('O', 'A')) AS triggers FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid \
         JOIN pg_namespace s ON s.oid = p.pronamespace JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace \
