@@ -6,8 +6,11 @@ use tokio_postgres::types::Type;
 pub(crate) const VERSION: i32 = MIGRATIONS.len() as i32;
 
 /// What makes the tables of each version out of those of the one before. Each may be said again, and makes what is missing.
-pub(crate) const MIGRATIONS: [&str; 2] =
-    [include_str!("sql/tables.sql"), include_str!("sql/handing_over.sql")];
+pub(crate) const MIGRATIONS: [&str; 3] = [
+    include_str!("sql/tables.sql"),
+    include_str!("sql/handing_over.sql"),
+    include_str!("sql/on_the_disk.sql"),
+];
 
 /// The functions of this version.
 pub(crate) const FUNCTIONS: &str = concat!(
@@ -46,9 +49,19 @@ const ONE: &[Type] = &[
 /// One ask or release of one name.
 pub(crate) static STEP: Sql = sql("SELECT @S.step($1, $2, $3, $4, $5, $6, $7, $8::text::jsonb, $9)", ONE);
 /// The usual ask, and the usual release: the beginning of that step, at the price of one upsert or update. No answer: it is unusual.
-/// A release that gives the lock to nobody does not wait for the disk: the next grant, or anything else that is written, takes it there.
 pub(crate) static TAKE: Sql = sql(include_str!("sql/take.sql"), ONE);
-pub(crate) static GIVE: Sql = sql(include_str!("sql/give.sql"), ONE);
+/// A release that gives the lock to nobody does not wait for the disk: the next grant, or anything else that is written, takes it there.
+/// Only one that travels alone: the setting is for all that is committed with it, and a grant does wait.
+pub(crate) static GIVE: Sql = sql(
+    concat!(
+        include_str!("sql/give.sql"),
+        "  RETURNING CASE flags WHEN 0 THEN left('+' || set_config('synchronous_commit', 'off', true), 1) \
+         ELSE '+' || @S.pass_on(name, @S.us())::text END"
+    ),
+    ONE,
+);
+/// The same but for what it returns, for a step that others may stand beside.
+pub(crate) const GIVING: &str = include_str!("sql/give.sql");
 /// Several, in the order of their names: so nobody waits in a circle.
 pub(crate) static STEPS: Sql = sql(
     "SELECT @S.step($1, $2, $3, u.kind, u.name, u.attempt, u.ttl, u.terms::jsonb, u.holder) \

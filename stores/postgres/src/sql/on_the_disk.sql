@@ -1,0 +1,1 @@
+-- Version 3: a grant waits for the disk though it travels with a release. The tables are the same, the functions are not.
