@@ -39,16 +39,22 @@ const RENEWALS: usize = 10_000;
 impl Shared {
     pub(crate) async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
         let doubted = self.doubts.revive(&ask.claim.attempt)?;
-        let answer = self.ask(ask).await;
-        // A server that is away says nothing of what went before.
-        if matches!(&answer, Err(error) if doubted || matches!(error, Error::Unknown(_))) {
-            self.doubts.add(&ask.claim, ask.ttl);
+        let mut stands = false;
+        let answer = self.ask(ask, &mut stands).await;
+        match &answer {
+            // A server that is away says nothing of what went before.
+            Err(error) if doubted || matches!(error, Error::Unknown(_)) => {
+                self.doubts.add(&ask.claim, ask.ttl);
+            }
+            // Whoever is told this does not ask again, and the place is still there.
+            Err(_) if stands => self.doubts.add(&ask.claim, AGAIN),
+            _ => {}
         }
         answer
     }
 
-    /// Asks, and stands in line for as long as the ask says.
-    async fn ask(&self, ask: &Ask) -> Result<Acquired> {
+    /// Asks, and stands in line for as long as the ask says. `stands`: it has been told that it does.
+    async fn ask(&self, ask: &Ask, stands: &mut bool) -> Result<Acquired> {
         let clock = &*self.options.clock;
         let until = match ask.wait {
             Wait::No => clock.now(),
@@ -56,13 +62,13 @@ impl Shared {
             Wait::Forever => Moment::NEVER,
         };
         let mut place = (ask.wait != Wait::No).then(|| self.line.join(&ask.claim));
-        let (mut stands, mut told) = (false, None);
+        let mut told = None;
         let (usual, crowded) = (is_usual(ask), self.crowded.has(&ask.claim.names));
         let mut quick = usual && !crowded;
         loop {
             let waits = place.is_some() && clock.now() < until;
             let kind = match waits {
-                true if stands => Kind::Called,
+                true if *stands => Kind::Called,
                 true => Kind::Patient,
                 false => Kind::Hasty,
             };
@@ -88,7 +94,7 @@ impl Shared {
                     if usual {
                         self.plain.add([&claim.attempt]);
                     }
-                    if crowded && !stands {
+                    if crowded && !*stands {
                         _ = self.crowded.remove(&claim.names);
                     }
                     return Ok(Acquired::Granted(Grant { claim, fence, mode, ttl, sent_at, lease }));
@@ -96,7 +102,7 @@ impl Shared {
                 Ok((_, _, Said::Busy(busy))) => return Ok(Acquired::Busy(busy)),
                 Ok((_, _, Said::InLine(ends))) => ends,
                 // Whoever waits goes on waiting while the server is away; the place may be kept all the same.
-                Err(error @ (Error::Unavailable(_) | Error::Unknown(_))) if stands && waits => {
+                Err(error @ (Error::Unavailable(_) | Error::Unknown(_))) if *stands && waits => {
                     tracing::debug!(%error, "still in line, as far as we know");
                     let pause = self.options.poll.min(Duration::from_millis(250));
                     sleep_until(clock, clock.now() + pause).await;
@@ -104,7 +110,7 @@ impl Shared {
                 }
                 Err(error) => return Err(error),
             };
-            stands = true;
+            *stands = true;
             let Some(place) = &mut place else { return Err(odd()) };
             place.stand(order(ask, Kind::Called), ends);
             told = self.wait(place, ask, until).await;
