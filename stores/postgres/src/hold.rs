@@ -7,7 +7,7 @@ use lockkeeper_host::sleep_until;
 use serde::Deserialize;
 use std::time::Duration;
 
-use crate::doubt::AGAIN;
+use crate::doubt::{AGAIN, Doubts};
 use crate::entry::{self, Shown, hash, holder_text, micros, odd, terms};
 use crate::fault::Failure;
 use crate::lane::{self, Kind, Order};
@@ -144,11 +144,9 @@ impl Shared {
     }
 
     pub(crate) async fn release(&self, claim: &Claim) -> Result<Release> {
+        let mut ending = Ending { doubts: &self.doubts, claim, told: false };
         let done = self.give_back(claim).await;
-        match &done {
-            Ok(_) => self.doubts.settle(&claim.attempt),
-            Err(_) => self.doubts.add(claim, AGAIN),
-        }
+        ending.told = done.is_ok();
         done
     }
 
@@ -204,6 +202,22 @@ impl Shared {
     pub(crate) async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {
         let rows = self.link.rows(&BREAK, &[&name.as_str(), &reason]).await?;
         entry::fence(first(&rows, 0)?)
+    }
+}
+
+/// A release that is under way. Also if nobody waits for its answer any more, it is to happen.
+struct Ending<'a> {
+    doubts: &'a Doubts,
+    claim: &'a Claim,
+    told: bool,
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        match self.told {
+            true => self.doubts.settle(&self.claim.attempt),
+            false => self.doubts.add(self.claim, AGAIN),
+        }
     }
 }
 

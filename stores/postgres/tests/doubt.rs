@@ -7,9 +7,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{try_open, url};
+use futures_util::FutureExt;
 use lockkeeper_core::{Error, Store, Wait};
-use lockkeeper_testkit::laws::{ask, give_back, granted, in_line, is_free, name, stand_in_line, take, with};
-use lockkeeper_testkit::proxy::{Framing, Proxy};
+use lockkeeper_testkit::laws::{
+    ask, eventually, give_back, granted, in_line, is_free, name, stand_in_line, take, with,
+};
+use lockkeeper_testkit::proxy::{Direction, Framing, Proxy};
 use lockkeeper_testkit::servers::{self, PostgresOptions, Server};
 
 /// A server, a client behind a proxy, and one that talks past it.
@@ -41,4 +44,23 @@ async fn a_wait_that_ends_while_the_server_is_away_leaves_no_place_in_line() {
     is_free(&other, "x").await;
     give_back(&other, &elsewhere.claim).await;
     give_back(&store, &granted(waits).await.claim).await;
+}
+
+/// Whoever gives back may lose patience before it is answered, or even sent.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_that_nobody_waits_for_is_done_in_the_end() {
+    let Some((_server, proxy, store, other)) = set_up().await else { return };
+    let (held, next) = (take(&store, &ask("x")).await, take(&store, &ask("y")).await);
+    proxy.hold(Direction::Requests);
+    let before = proxy.count().requests;
+    let mut sent = Box::pin(store.release(&held.claim));
+    assert!((&mut sent).now_or_never().is_none(), "nobody can have answered");
+    eventually("it is on its way", || async { proxy.count().requests > before }).await;
+    let mut behind = Box::pin(store.release(&next.claim));
+    assert!((&mut behind).now_or_never().is_none(), "nobody can have answered");
+    drop((sent, behind));
+    proxy.cut_all();
+    proxy.heal();
+    is_free(&other, "x").await;
+    is_free(&other, "y").await;
 }
