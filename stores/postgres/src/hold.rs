@@ -11,7 +11,7 @@ use crate::doubt::{AGAIN, Doubts};
 use crate::entry::{self, Shown, hash, holder_text, micros, odd, terms};
 use crate::fault::Failure;
 use crate::lane::{self, Kind, Order};
-use crate::line::Place;
+use crate::line::{Place, Spot};
 use crate::link::first;
 use crate::script::{BREAK, RENEW};
 use crate::store::Shared;
@@ -20,8 +20,8 @@ use crate::store::Shared;
 enum Said {
     Granted(Fence),
     Busy(Busy),
-    /// It stands in line; something changes by itself after this long.
-    InLine(Option<Duration>),
+    /// It stands in line.
+    InLine(Spot),
 }
 
 /// What is neither a grant nor busy.
@@ -29,6 +29,7 @@ enum Said {
 struct Other {
     waits: Option<bool>,
     ends: Option<u64>,
+    since: Option<i64>,
     refused: Option<String>,
     names: Option<Vec<String>>,
 }
@@ -87,7 +88,7 @@ impl Shared {
                 // Somebody may have taken the ask back meanwhile: all of it begins anew.
                 continue;
             }
-            let ends = match answer.map_err(Error::from).and_then(|answer| read(answer, ask)) {
+            let spot = match answer.map_err(Error::from).and_then(|answer| read(answer, ask)) {
                 Ok((sent_at, lease, Said::Granted(fence))) => {
                     let (claim, mode, ttl) = (ask.claim.clone(), ask.mode, ask.ttl);
                     let lease = lease.unwrap_or(ttl);
@@ -100,7 +101,7 @@ impl Shared {
                     return Ok(Acquired::Granted(Grant { claim, fence, mode, ttl, sent_at, lease }));
                 }
                 Ok((_, _, Said::Busy(busy))) => return Ok(Acquired::Busy(busy)),
-                Ok((_, _, Said::InLine(ends))) => ends,
+                Ok((_, _, Said::InLine(spot))) => spot,
                 // Whoever waits goes on waiting while the server is away; the place may be kept all the same.
                 Err(error @ (Error::Unavailable(_) | Error::Unknown(_))) if *stands && waits => {
                     tracing::debug!(%error, "still in line, as far as we know");
@@ -112,7 +113,7 @@ impl Shared {
             };
             *stands = true;
             let Some(place) = &mut place else { return Err(odd()) };
-            place.stand(order(ask, Kind::Called), ends);
+            place.stand(order(ask, Kind::Called), spot);
             told = self.wait(place, ask, until).await;
             if place.left() {
                 return Err(left());
@@ -272,7 +273,7 @@ fn understand(text: &str, ask: &Ask) -> Result<Said> {
         None => {}
     }
     if other.waits == Some(true) {
-        return Ok(Said::InLine(other.ends.map(Duration::from_micros)));
+        return Ok(Said::InLine(Spot { since: other.since, ends: other.ends.map(Duration::from_micros) }));
     }
     Shown::read(text)?.busy().map(Said::Busy)
 }

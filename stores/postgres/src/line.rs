@@ -57,6 +57,8 @@ struct Waiter {
 #[derive(Default)]
 struct Turn {
     order: Option<Order>,
+    /// Since when our process had been there when it was told that it stands in line.
+    since: Option<i64>,
     under_way: Option<AbortHandle>,
     /// Somebody took the ask back: nothing is sent for it any more, or it would stand in line for nobody.
     left: bool,
@@ -84,6 +86,12 @@ impl Waiter {
             waiter.called.notify_one();
         });
         turn.under_way = Some(task.abort_handle());
+    }
+
+    /// Whether it took its place while our process was not there yet, or not yet again, by what is known now.
+    fn came_before(&self, since: i64) -> bool {
+        let turn = self.turn();
+        turn.order.is_some() && turn.since != Some(since)
     }
 
     /// It has been given the lock. Its lease counts from when that was done, by what is known of the server's clock.
@@ -116,17 +124,26 @@ pub(crate) struct Place<'a> {
     stands: bool,
 }
 
+/// What one who stands in line is told.
+pub(crate) struct Spot {
+    /// Since when its process has been there, without a gap.
+    pub since: Option<i64>,
+    /// How long until something changes by itself.
+    pub ends: Option<Duration>,
+}
+
 /// What `look` says.
 #[derive(Deserialize)]
 struct Seen {
     now: i64,
-    known: bool,
-    names: Vec<Spot>,
+    /// Since when our process has been there, without a gap.
+    since: Option<i64>,
+    names: Vec<First>,
 }
 
 /// A name for which one of us is the first in line.
 #[derive(Deserialize)]
-struct Spot {
+struct First {
     first: String,
     ready: bool,
     ends: Option<u64>,
@@ -185,13 +202,13 @@ impl Line {
 }
 
 impl Place<'_> {
-    /// It stands in line now; something changes by itself after `ends`. `order` is what to send when it is called.
-    pub fn stand(&mut self, order: Order, ends: Option<Duration>) {
+    /// It stands in line now. `order` is what to send when it is called.
+    pub fn stand(&mut self, order: Order, Spot { since, ends }: Spot) {
         let mut turn = self.waiter.turn();
         if turn.given {
             self.waiter.called.notify_one();
         }
-        *turn = Turn { order: Some(order), left: turn.left, ..Turn::default() };
+        *turn = Turn { order: Some(order), since, left: turn.left, ..Turn::default() };
         drop(turn);
         let mut desk = self.line.desk();
         if !std::mem::replace(&mut self.stands, true) {
@@ -326,12 +343,17 @@ async fn look(shared: &Arc<Shared>) -> Instant {
         desk.reading = Some(Reading { sent_at, said: seen.now });
     }
     match seen {
-        // We were silent for too long, or the server has forgotten us, or did not reach us: everybody asks again.
-        Some(seen) if missed || !seen.known => {
-            desk.waiters.values().for_each(|waiter| waiter.called.notify_one());
-        }
+        // The server did not reach us: everybody asks again.
+        Some(_) if missed => desk.waiters.values().for_each(|waiter| waiter.called.notify_one()),
         Some(seen) => {
-            for Spot { first, ready, ends } in seen.names {
+            // We were silent for too long, or the server has forgotten us: whoever came before that may have lost its place.
+            if let Some(since) = seen.since {
+                desk.waiters
+                    .values()
+                    .filter(|waiter| waiter.came_before(since))
+                    .for_each(|waiter| waiter.called.notify_one());
+            }
+            for First { first, ready, ends } in seen.names {
                 if let Some(waiter) = desk.waiters.get(&first).filter(|_| ready) {
                     waiter.take_turn(shared);
                 }

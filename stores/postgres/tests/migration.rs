@@ -16,7 +16,7 @@ async fn what_is_held_in_version_one_is_held_in_this_one() {
     drop(old);
     // As version 1 had it.
     sql(&server, "ALTER TABLE lockkeeper.waiter DROP COLUMN ttl");
-    sql(&server, "ALTER TABLE lockkeeper.client DROP COLUMN hears");
+    sql(&server, "ALTER TABLE lockkeeper.client DROP COLUMN hears, DROP COLUMN since");
     sql(&server, "DELETE FROM lockkeeper.migration WHERE version > 1");
     sql(&server, "DROP FUNCTION lockkeeper.pass_on(text, bigint)");
     sql(

@@ -1,1 +1,3 @@
--- Version 3: a grant waits for the disk though it travels with a release. The tables are the same, the functions are not.
+-- Version 3: a grant waits for the disk though it travels with a release. Only functions changed for that.
+-- `since` of a client: it has been there without a gap since then. A place that it took before may be lost.
+ALTER TABLE @S.client ADD COLUMN IF NOT EXISTS since bigint NOT NULL DEFAULT 0;

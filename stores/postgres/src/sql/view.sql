@@ -24,15 +24,21 @@ CREATE OR REPLACE FUNCTION @S.delayed(_lock @S.lock, _now bigint) RETURNS bigint
       WHERE _lock.flags & 2 = 2 AND name = _lock.name AND expires <= _now AND NOT lingers)), 0)
 $$;
 
+-- A process says that it is there, and learns since when it has been, without a gap; nothing if a newer connection took over.
+CREATE OR REPLACE FUNCTION @S.there(_client text, _epoch int, _claim bigint, _hears bool, _now bigint) RETURNS bigint LANGUAGE sql AS $$
+  INSERT INTO @S.client AS c (id, epoch, gone, hears, since) VALUES (_client, _epoch, _now + _claim, coalesce(_hears, false), _now)
+    ON CONFLICT (id) DO UPDATE SET epoch = _epoch, gone = _now + _claim, hears = coalesce(_hears, c.hears),
+      since = CASE WHEN c.gone > _now THEN c.since ELSE _now END
+    WHERE c.epoch <= _epoch
+    RETURNING c.since
+$$;
+
 -- What a process that waits looks at now and then, whatever it is told: it says that it is there, and learns who of its own is
 -- first in line where nobody is in the way (perhaps), and when something changes by itself.
 CREATE OR REPLACE FUNCTION @S.look(_client text, _epoch int, _claim bigint, _hears bool, _names text[]) RETURNS text LANGUAGE plpgsql AS $$
-DECLARE _now bigint := @S.us(); _known bool;
+DECLARE _now bigint := @S.us(); _since bigint := @S.there(_client, _epoch, _claim, _hears, _now);
 BEGIN
-  SELECT gone > _now INTO _known FROM @S.client WHERE id = _client;
-  INSERT INTO @S.client AS c VALUES (_client, _epoch, _now + _claim, _hears)
-    ON CONFLICT (id) DO UPDATE SET epoch = _epoch, gone = _now + _claim, hears = _hears WHERE c.epoch <= _epoch;
-  RETURN jsonb_build_object('now', _now, 'known', coalesce(_known, false), 'names', (
+  RETURN jsonb_build_object('now', _now, 'since', _since, 'names', (
     SELECT coalesce(jsonb_agg(jsonb_build_object('first', encode(f.attempt, 'hex'), 'ready', f.ready, 'ends', @S.ends(ARRAY[n.name], _now))), '[]')
     FROM unnest(_names) AS n(name) CROSS JOIN LATERAL (
       SELECT w.attempt, coalesce(l.expires, 0) <= _now AND coalesce(l.free, 0) <= _now AND (w.mode <> 0 OR NOT EXISTS (
