@@ -31,3 +31,19 @@ async fn who_lost_the_place_asks_again_though_another_task_was_quicker() {
     give_back(&store, &granted(waiter).await.claim).await;
     give_back(&other, &next.claim).await;
 }
+
+/// What an older connection brings late stands in no line, also if the process never stood in one before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_an_older_connection_still_brings_is_refused() {
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    let proxy = Proxy::start(server.addr(), Framing::Postgres);
+    let store = open(&format!("{}?timeout=1s", url(proxy.addr()))).await;
+    let held = take(&store, &ask("x")).await;
+    proxy.cut_all();
+    proxy.heal();
+    eventually("it is back", || async { store.renew(std::slice::from_ref(&held)).await.is_ok() }).await;
+    let late = "SELECT lockkeeper.step(id, 1, 60000000, 1, 'x', '\\x01', 60000000, NULL, '{}') FROM lockkeeper.client";
+    assert_eq!(sql(&server, late), r#"{"refused": "stale"}"#);
+    assert_eq!(number(&server, "SELECT count(*) FROM lockkeeper.waiter"), 0);
+    give_back(&store, &held.claim).await;
+}

@@ -49,9 +49,10 @@ BEGIN
     WHERE f.client = _client));
 END $$;
 
--- The first words of a new connection: what older ones still bring comes too late to stand in line.
+-- The first words of a new connection: what older ones still bring comes too late to stand in line. It is not there for that yet.
 CREATE OR REPLACE FUNCTION @S.hello(_client text, _epoch int) RETURNS void LANGUAGE sql AS $$
-  UPDATE @S.client SET epoch = _epoch WHERE id = _client AND epoch < _epoch
+  INSERT INTO @S.client AS c (id, epoch, gone) VALUES (_client, _epoch, @S.us())
+    ON CONFLICT (id) DO UPDATE SET epoch = _epoch WHERE c.epoch < _epoch
 $$;
 
 -- Forgets what nobody has used for an hour, at most once in ten minutes. Fences do not need the rows: the counter goes on.
