@@ -39,6 +39,8 @@ struct Desk {
     /// How many of us wait for which name.
     names: BTreeMap<String, usize>,
     listening: bool,
+    /// How often a connection that could have brought messages has ended.
+    ends: u64,
     /// Messages may have been lost since everybody asked last.
     missed: bool,
     due: Option<Instant>,
@@ -194,6 +196,7 @@ impl Line {
     pub fn deaf(&self) {
         let mut desk = self.desk();
         desk.missed |= std::mem::take(&mut desk.listening);
+        desk.ends += 1;
         // Whoever answers next may be another server, with another clock.
         desk.reading = None;
         desk.due = Some(Instant::now());
@@ -291,20 +294,24 @@ pub(crate) async fn attend(shared: Arc<Shared>) {
     let line = &shared.line;
     let mut last = Instant::now();
     loop {
-        let (busy, due, listening) = {
+        let (busy, due, listening, ends) = {
             let mut desk = line.desk();
             if desk.names.is_empty() {
                 // Nothing is due, so that the next one who comes rings.
                 desk.due = None;
             }
-            (!desk.names.is_empty(), desk.due, desk.listening)
+            (!desk.names.is_empty(), desk.due, desk.listening, desk.ends)
         };
         if !busy {
             line.ring.notified().await;
             continue;
         }
         if !listening && shared.hears() && shared.listen(&shared.wake_channel()).await {
-            line.desk().listening = true;
+            {
+                let mut desk = line.desk();
+                // It may be over already, and nobody tells that twice.
+                desk.listening = desk.ends == ends;
+            }
             // What was said before we listened was not heard.
             last = look(&shared).await;
             continue;
