@@ -105,6 +105,7 @@ pub(crate) static LOOK: Sql = sql(
 );
 pub(crate) static HELLO: Sql = sql("SELECT @S.hello($1, $2)", &[Type::TEXT, Type::INT4]);
 pub(crate) static FENCE: Sql = sql("SELECT @S.next_fence(@S.us())", &[]);
+pub(crate) static FENCE_INSIDE: Sql = sql("SELECT @S.fence_inside($1)", &[Type::TEXT]);
 pub(crate) static TIDY: Sql = sql("SELECT @S.tidy()", &[]);
 pub(crate) static WATCHED: Sql =
     sql("UPDATE @S.state SET watched = greatest(watched, @S.us() + $1)", &[Type::INT8]);
