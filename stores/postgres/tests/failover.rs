@@ -214,6 +214,27 @@ async fn a_clock_that_is_set_back_keeps_nobody_out_for_longer_than_a_ttl() {
     drop(server);
 }
 
+/// A process that died in line was thought to be there until the clock had caught up: an hour, or a year.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_clock_that_is_set_back_keeps_no_dead_process_in_line() {
+    let Some((server, clock, store)) = on_a_clock().await else { return };
+    let held = take(&store, &ask_for("x", TTL)).await;
+    let dead = client_of(&server).await;
+    let first = stand_in_line(&dead, &ask("x"), 1).await;
+    let second = stand_in_line(&store, &ask("x"), 2).await;
+    first.abort();
+    assert!(first.await.is_err_and(|end| end.is_cancelled()), "nobody served it");
+    drop(dead);
+    clock.jump(-3600 * ClockShim::SECOND);
+    eventually("nobody is believed to be there for longer than ten minutes", || async {
+        sql(&server, "SELECT max(gone) <= lockkeeper.us() + 600000000 FROM lockkeeper.client") == "t"
+    })
+    .await;
+    give_back(&store, &held.claim).await;
+    clock.jump(600 * ClockShim::SECOND);
+    give_back(&store, &granted(second).await.claim).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_clock_that_is_set_forward_ends_leases_early_and_the_fence_tells() {
     let Some((_server, clock, store)) = on_a_clock().await else { return };

@@ -25,13 +25,22 @@ CREATE OR REPLACE FUNCTION @S.delayed(_lock @S.lock, _now bigint) RETURNS bigint
 $$;
 
 -- A process says that it is there, and learns since when it has been, without a gap; nothing if a newer connection took over.
-CREATE OR REPLACE FUNCTION @S.there(_client text, _epoch int, _claim bigint, _hears bool, _now bigint) RETURNS bigint LANGUAGE sql AS $$
+CREATE OR REPLACE FUNCTION @S.there(_client text, _epoch int, _claim bigint, _hears bool, _now bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE _gone bigint; _since bigint; _most constant bigint := 600000000;
+BEGIN
+  SELECT gone INTO _gone FROM @S.client WHERE id = _client;
   INSERT INTO @S.client AS c (id, epoch, gone, hears, since) VALUES (_client, _epoch, _now + _claim, coalesce(_hears, false), _now)
     ON CONFLICT (id) DO UPDATE SET epoch = _epoch, gone = _now + _claim, hears = coalesce(_hears, c.hears),
       since = CASE WHEN c.gone > _now THEN c.since ELSE _now END
     WHERE c.epoch <= _epoch
-    RETURNING c.since
-$$;
+    RETURNING c.since INTO _since;
+  -- The clock was set back, or may have been while we were away. No claim is longer than ten minutes: who says so was there before
+  -- that, and is dead unless it says something soon.
+  IF _gone BETWEEN _now AND _now + _claim THEN RETURN _since; END IF;
+  UPDATE @S.client SET gone = _now + _most
+    WHERE id IN (SELECT id FROM @S.client WHERE gone > _now + _most FOR UPDATE SKIP LOCKED);
+  RETURN _since;
+END $$;
 
 -- What a process that waits looks at now and then, whatever it is told: it says that it is there, and learns who of its own is
 -- first in line where nobody is in the way (perhaps), and when something changes by itself.
