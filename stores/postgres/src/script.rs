@@ -22,6 +22,7 @@ pub(crate) const FUNCTIONS: &str = concat!(
     include_str!("sql/view.sql"),
     include_str!("sql/record.sql"),
     include_str!("sql/enter.sql"),
+    include_str!("sql/tidy.sql"),
 );
 
 /// One statement, with the types of what is bound.
@@ -107,6 +108,12 @@ pub(crate) static HELLO: Sql = sql("SELECT @S.hello($1, $2)", &[Type::TEXT, Type
 pub(crate) static FENCE: Sql = sql("SELECT @S.next_fence(@S.us())", &[]);
 pub(crate) static FENCE_INSIDE: Sql = sql("SELECT @S.fence_inside($1)", &[Type::TEXT]);
 pub(crate) static TIDY: Sql = sql("SELECT @S.tidy()", &[]);
+/// What is cleared away, in portions: what lies behind a key, up to the key that is answered. No answer: that was all.
+pub(crate) static SWEEPS: [Sql; 3] = [
+    sql("SELECT @S.sweep_locks($1, @S.us() - 3600000000)", &[Type::TEXT]),
+    sql("SELECT @S.sweep_records($1)", &[Type::TEXT]),
+    sql("SELECT @S.sweep_clients($1, @S.us() - 3600000000)", &[Type::TEXT]),
+];
 pub(crate) static WATCHED: Sql =
     sql("UPDATE @S.state SET watched = greatest(watched, @S.us() + $1)", &[Type::INT8]);
 pub(crate) static NOTIFY: Sql = sql("SELECT pg_notify($1, $2)", &[Type::TEXT, Type::TEXT]);

@@ -93,7 +93,8 @@ BEGIN
       INSERT INTO @S.hold(name, attempt, mode, fence, turn, since, ttl, expires, terms, holder)
         VALUES (_name, _attempt, _mode, _fence, nextval('@S.place'), _now, _ttl, _now + _ttl, _terms, _holder);
       -- Also here: whoever drew a fence before this, and gets the row after it, must not come out below.
-      UPDATE @S.lock SET flags = flags | 2, fence = greatest(fence, _fence) WHERE name = _name;
+      UPDATE @S.lock SET flags = flags | 2, fence = greatest(fence, _fence), since = CASE expires WHEN 0 THEN _now ELSE since END
+        WHERE name = _name;
     END IF;
     IF _place IS NOT NULL THEN DELETE FROM @S.waiter WHERE name = _name AND place = _place; END IF;
     SELECT flags INTO _flags FROM @S.lock WHERE name = _name;

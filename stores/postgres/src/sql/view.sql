@@ -63,24 +63,3 @@ CREATE OR REPLACE FUNCTION @S.hello(_client text, _epoch int) RETURNS void LANGU
   INSERT INTO @S.client AS c (id, epoch, gone) VALUES (_client, _epoch, @S.us())
     ON CONFLICT (id) DO UPDATE SET epoch = _epoch WHERE c.epoch < _epoch
 $$;
-
--- Forgets what nobody has used for an hour, at most once in ten minutes. Fences do not need the rows: the counter goes on.
-CREATE OR REPLACE FUNCTION @S.tidy() RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE _now bigint := @S.us(); _old bigint := _now - 3600000000; _count bigint;
-BEGIN
-  UPDATE @S.state SET tidied = _now WHERE tidied NOT BETWEEN _now - 600000000 AND _now;
-  IF NOT FOUND THEN RETURN 0; END IF;
-  RETURN @S.sweep(_now, _old);
-END $$;
-
-CREATE OR REPLACE FUNCTION @S.sweep(_now bigint, _old bigint) RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE _count bigint;
-BEGIN
-  DELETE FROM @S.lock WHERE name IN (SELECT name FROM @S.lock WHERE expires < _old AND free < _old AND since < _old AND flags = 0
-    AND attempt IS NULL LIMIT 100000 FOR UPDATE SKIP LOCKED);
-  GET DIAGNOSTICS _count = ROW_COUNT;
-  DELETE FROM @S.record WHERE key IN (SELECT key FROM @S.record WHERE expires < _now LIMIT 100000 FOR UPDATE SKIP LOCKED);
-  DELETE FROM @S.waiter w USING @S.client c WHERE c.id = w.client AND c.gone < _old;
-  DELETE FROM @S.client WHERE gone < _old;
-  RETURN _count;
-END $$;
