@@ -7,11 +7,11 @@ use lockkeeper_host::sleep_until;
 use serde::Deserialize;
 use std::time::Duration;
 
-use crate::doubt::AGAIN;
+use crate::doubt::{AGAIN, Doubts};
 use crate::entry::{self, Shown, hash, holder_text, micros, odd, terms};
 use crate::fault::Failure;
 use crate::lane::{self, Kind, Order};
-use crate::line::Place;
+use crate::line::{Place, Spot};
 use crate::link::first;
 use crate::script::{BREAK, RENEW};
 use crate::store::Shared;
@@ -20,8 +20,8 @@ use crate::store::Shared;
 enum Said {
     Granted(Fence),
     Busy(Busy),
-    /// It stands in line; something changes by itself after this long.
-    InLine(Option<Duration>),
+    /// It stands in line.
+    InLine(Spot),
 }
 
 /// What is neither a grant nor busy.
@@ -29,6 +29,7 @@ enum Said {
 struct Other {
     waits: Option<bool>,
     ends: Option<u64>,
+    since: Option<i64>,
     refused: Option<String>,
     names: Option<Vec<String>>,
 }
@@ -39,16 +40,22 @@ const RENEWALS: usize = 10_000;
 impl Shared {
     pub(crate) async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
         let doubted = self.doubts.revive(&ask.claim.attempt)?;
-        let answer = self.ask(ask).await;
-        // A server that is away says nothing of what went before.
-        if matches!(&answer, Err(error) if doubted || matches!(error, Error::Unknown(_))) {
-            self.doubts.add(&ask.claim, ask.ttl);
+        let mut stands = false;
+        let answer = self.ask(ask, &mut stands).await;
+        match &answer {
+            // A server that is away says nothing of what went before.
+            Err(error) if doubted || matches!(error, Error::Unknown(_)) => {
+                self.doubts.add(&ask.claim, ask.ttl);
+            }
+            // Whoever is told this does not ask again, and the place is still there.
+            Err(_) if stands => self.doubts.add(&ask.claim, AGAIN),
+            _ => {}
         }
         answer
     }
 
-    /// Asks, and stands in line for as long as the ask says.
-    async fn ask(&self, ask: &Ask) -> Result<Acquired> {
+    /// Asks, and stands in line for as long as the ask says. `stands`: it has been told that it does.
+    async fn ask(&self, ask: &Ask, stands: &mut bool) -> Result<Acquired> {
         let clock = &*self.options.clock;
         let until = match ask.wait {
             Wait::No => clock.now(),
@@ -56,13 +63,13 @@ impl Shared {
             Wait::Forever => Moment::NEVER,
         };
         let mut place = (ask.wait != Wait::No).then(|| self.line.join(&ask.claim));
-        let (mut stands, mut told) = (false, None);
+        let mut told = None;
         let (usual, crowded) = (is_usual(ask), self.crowded.has(&ask.claim.names));
         let mut quick = usual && !crowded;
         loop {
             let waits = place.is_some() && clock.now() < until;
             let kind = match waits {
-                true if stands => Kind::Called,
+                true if *stands => Kind::Called,
                 true => Kind::Patient,
                 false => Kind::Hasty,
             };
@@ -81,22 +88,22 @@ impl Shared {
                 // Somebody may have taken the ask back meanwhile: all of it begins anew.
                 continue;
             }
-            let ends = match answer.map_err(Error::from).and_then(|answer| read(answer, ask)) {
+            let spot = match answer.map_err(Error::from).and_then(|answer| read(answer, ask)) {
                 Ok((sent_at, lease, Said::Granted(fence))) => {
                     let (claim, mode, ttl) = (ask.claim.clone(), ask.mode, ask.ttl);
                     let lease = lease.unwrap_or(ttl);
                     if usual {
                         self.plain.add([&claim.attempt]);
                     }
-                    if crowded && !stands {
+                    if crowded && !*stands {
                         _ = self.crowded.remove(&claim.names);
                     }
                     return Ok(Acquired::Granted(Grant { claim, fence, mode, ttl, sent_at, lease }));
                 }
                 Ok((_, _, Said::Busy(busy))) => return Ok(Acquired::Busy(busy)),
-                Ok((_, _, Said::InLine(ends))) => ends,
+                Ok((_, _, Said::InLine(spot))) => spot,
                 // Whoever waits goes on waiting while the server is away; the place may be kept all the same.
-                Err(error @ (Error::Unavailable(_) | Error::Unknown(_))) if stands && waits => {
+                Err(error @ (Error::Unavailable(_) | Error::Unknown(_))) if *stands && waits => {
                     tracing::debug!(%error, "still in line, as far as we know");
                     let pause = self.options.poll.min(Duration::from_millis(250));
                     sleep_until(clock, clock.now() + pause).await;
@@ -104,9 +111,9 @@ impl Shared {
                 }
                 Err(error) => return Err(error),
             };
-            stands = true;
+            *stands = true;
             let Some(place) = &mut place else { return Err(odd()) };
-            place.stand(order(ask, Kind::Called), ends);
+            place.stand(order(ask, Kind::Called), spot);
             told = self.wait(place, ask, until).await;
             if place.left() {
                 return Err(left());
@@ -138,11 +145,9 @@ impl Shared {
     }
 
     pub(crate) async fn release(&self, claim: &Claim) -> Result<Release> {
+        let mut ending = Ending { doubts: &self.doubts, claim, told: false };
         let done = self.give_back(claim).await;
-        match &done {
-            Ok(_) => self.doubts.settle(&claim.attempt),
-            Err(_) => self.doubts.add(claim, AGAIN),
-        }
+        ending.told = done.is_ok();
         done
     }
 
@@ -201,6 +206,22 @@ impl Shared {
     }
 }
 
+/// A release that is under way. Also if nobody waits for its answer any more, it is to happen.
+struct Ending<'a> {
+    doubts: &'a Doubts,
+    claim: &'a Claim,
+    told: bool,
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        match self.told {
+            true => self.doubts.settle(&self.claim.attempt),
+            false => self.doubts.add(self.claim, AGAIN),
+        }
+    }
+}
+
 fn left() -> Error {
     Error::Unknown("the ask left the line".into())
 }
@@ -252,7 +273,7 @@ fn understand(text: &str, ask: &Ask) -> Result<Said> {
         None => {}
     }
     if other.waits == Some(true) {
-        return Ok(Said::InLine(other.ends.map(Duration::from_micros)));
+        return Ok(Said::InLine(Spot { since: other.since, ends: other.ends.map(Duration::from_micros) }));
     }
     Shown::read(text)?.busy().map(Said::Busy)
 }

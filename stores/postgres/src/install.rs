@@ -5,7 +5,7 @@ use lockkeeper_core::Error;
 use crate::config::Options;
 use crate::fault::Failure;
 use crate::link::{Live, first};
-use crate::script::{FUNCTIONS, GIVE, MIGRATIONS, Sql, TAKE, VERSION};
+use crate::script::{FUNCTIONS, GIVING, MIGRATIONS, Sql, TAKE, VERSION};
 
 static SERVER: Sql =
     Sql { text: "SELECT pg_is_in_recovery(), current_setting('server_encoding')", types: &[] };
@@ -62,7 +62,7 @@ pub(crate) fn migration(schema: &str, repair: bool) -> String {
              INSERT INTO {schema}.migration(version) VALUES ({version}) ON CONFLICT DO NOTHING; END IF;\n"
         );
     }
-    let functions = FUNCTIONS.replace("@TAKE", TAKE.text).replace("@GIVE", GIVE.text).replace("@S", schema);
+    let functions = FUNCTIONS.replace("@TAKE", TAKE.text).replace("@GIVE", GIVING).replace("@S", schema);
     steps += &format!("IF _found < {VERSION} THEN EXECUTE $migration${functions}$migration$; END IF;\n");
     format!(
         "BEGIN; SELECT pg_advisory_xact_lock(hashtextextended('lockkeeper migration {schema}', 0));\n\

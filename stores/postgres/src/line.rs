@@ -39,6 +39,8 @@ struct Desk {
     /// How many of us wait for which name.
     names: BTreeMap<String, usize>,
     listening: bool,
+    /// How often a connection that could have brought messages has ended.
+    ends: u64,
     /// Messages may have been lost since everybody asked last.
     missed: bool,
     due: Option<Instant>,
@@ -57,6 +59,8 @@ struct Waiter {
 #[derive(Default)]
 struct Turn {
     order: Option<Order>,
+    /// Since when our process had been there when it was told that it stands in line.
+    since: Option<i64>,
     under_way: Option<AbortHandle>,
     /// Somebody took the ask back: nothing is sent for it any more, or it would stand in line for nobody.
     left: bool,
@@ -84,6 +88,12 @@ impl Waiter {
             waiter.called.notify_one();
         });
         turn.under_way = Some(task.abort_handle());
+    }
+
+    /// Whether it took its place while our process was not there yet, or not yet again, by what is known now.
+    fn came_before(&self, since: i64) -> bool {
+        let turn = self.turn();
+        turn.order.is_some() && turn.since != Some(since)
     }
 
     /// It has been given the lock. Its lease counts from when that was done, by what is known of the server's clock.
@@ -116,17 +126,26 @@ pub(crate) struct Place<'a> {
     stands: bool,
 }
 
+/// What one who stands in line is told.
+pub(crate) struct Spot {
+    /// Since when its process has been there, without a gap.
+    pub since: Option<i64>,
+    /// How long until something changes by itself.
+    pub ends: Option<Duration>,
+}
+
 /// What `look` says.
 #[derive(Deserialize)]
 struct Seen {
     now: i64,
-    known: bool,
-    names: Vec<Spot>,
+    /// Since when our process has been there, without a gap.
+    since: Option<i64>,
+    names: Vec<First>,
 }
 
 /// A name for which one of us is the first in line.
 #[derive(Deserialize)]
-struct Spot {
+struct First {
     first: String,
     ready: bool,
     ends: Option<u64>,
@@ -177,6 +196,7 @@ impl Line {
     pub fn deaf(&self) {
         let mut desk = self.desk();
         desk.missed |= std::mem::take(&mut desk.listening);
+        desk.ends += 1;
         // Whoever answers next may be another server, with another clock.
         desk.reading = None;
         desk.due = Some(Instant::now());
@@ -185,13 +205,13 @@ impl Line {
 }
 
 impl Place<'_> {
-    /// It stands in line now; something changes by itself after `ends`. `order` is what to send when it is called.
-    pub fn stand(&mut self, order: Order, ends: Option<Duration>) {
+    /// It stands in line now. `order` is what to send when it is called.
+    pub fn stand(&mut self, order: Order, Spot { since, ends }: Spot) {
         let mut turn = self.waiter.turn();
         if turn.given {
             self.waiter.called.notify_one();
         }
-        *turn = Turn { order: Some(order), left: turn.left, ..Turn::default() };
+        *turn = Turn { order: Some(order), since, left: turn.left, ..Turn::default() };
         drop(turn);
         let mut desk = self.line.desk();
         if !std::mem::replace(&mut self.stands, true) {
@@ -274,20 +294,24 @@ pub(crate) async fn attend(shared: Arc<Shared>) {
     let line = &shared.line;
     let mut last = Instant::now();
     loop {
-        let (busy, due, listening) = {
+        let (busy, due, listening, ends) = {
             let mut desk = line.desk();
             if desk.names.is_empty() {
                 // Nothing is due, so that the next one who comes rings.
                 desk.due = None;
             }
-            (!desk.names.is_empty(), desk.due, desk.listening)
+            (!desk.names.is_empty(), desk.due, desk.listening, desk.ends)
         };
         if !busy {
             line.ring.notified().await;
             continue;
         }
         if !listening && shared.hears() && shared.listen(&shared.wake_channel()).await {
-            line.desk().listening = true;
+            {
+                let mut desk = line.desk();
+                // It may be over already, and nobody tells that twice.
+                desk.listening = desk.ends == ends;
+            }
             // What was said before we listened was not heard.
             last = look(&shared).await;
             continue;
@@ -326,12 +350,17 @@ async fn look(shared: &Arc<Shared>) -> Instant {
         desk.reading = Some(Reading { sent_at, said: seen.now });
     }
     match seen {
-        // We were silent for too long, or the server has forgotten us, or did not reach us: everybody asks again.
-        Some(seen) if missed || !seen.known => {
-            desk.waiters.values().for_each(|waiter| waiter.called.notify_one());
-        }
+        // The server did not reach us: everybody asks again.
+        Some(_) if missed => desk.waiters.values().for_each(|waiter| waiter.called.notify_one()),
         Some(seen) => {
-            for Spot { first, ready, ends } in seen.names {
+            // We were silent for too long, or the server has forgotten us: whoever came before that may have lost its place.
+            if let Some(since) = seen.since {
+                desk.waiters
+                    .values()
+                    .filter(|waiter| waiter.came_before(since))
+                    .for_each(|waiter| waiter.called.notify_one());
+            }
+            for First { first, ready, ends } in seen.names {
                 if let Some(waiter) = desk.waiters.get(&first).filter(|_| ready) {
                     waiter.take_turn(shared);
                 }

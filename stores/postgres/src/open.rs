@@ -1,6 +1,6 @@
 //! What a server says about itself, and what that means for the promises of the store.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Error, Profile, Promise, Result, Waiting};
 
@@ -117,12 +117,14 @@ fn check(found: &Found, shared: &Shared) -> Result<()> {
 /// ourselves comes. Nothing else tells: a pooler may even have the same port as we.
 async fn direct(shared: &Shared) -> Result<bool, Failure> {
     let channel = shared.try_channel();
+    let began = Instant::now();
     if !shared.listen(&channel).await {
         return Ok(false);
     }
     shared.link.rows(&NOTIFY, &[&channel, &""]).await?;
-    let patience = tokio::time::sleep(Duration::from_secs(1).min(shared.options.timeout));
-    let over = shared.link.reactor().spawn(patience);
+    // Behind a pooler nothing comes, and everybody who opens waits for that. Where all takes long, a message may too.
+    let patience = Duration::from_secs(1).max(began.elapsed() * 10).min(shared.options.timeout);
+    let over = shared.link.reactor().spawn(async move { tokio::time::sleep(patience).await });
     let heard = tokio::select! {
         () = shared.tried.notified() => true,
         _ = over => false,

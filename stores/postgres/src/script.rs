@@ -6,8 +6,11 @@ use tokio_postgres::types::Type;
 pub(crate) const VERSION: i32 = MIGRATIONS.len() as i32;
 
 /// What makes the tables of each version out of those of the one before. Each may be said again, and makes what is missing.
-pub(crate) const MIGRATIONS: [&str; 2] =
-    [include_str!("sql/tables.sql"), include_str!("sql/handing_over.sql")];
+pub(crate) const MIGRATIONS: [&str; 3] = [
+    include_str!("sql/tables.sql"),
+    include_str!("sql/handing_over.sql"),
+    include_str!("sql/on_the_disk.sql"),
+];
 
 /// The functions of this version.
 pub(crate) const FUNCTIONS: &str = concat!(
@@ -19,6 +22,7 @@ pub(crate) const FUNCTIONS: &str = concat!(
     include_str!("sql/view.sql"),
     include_str!("sql/record.sql"),
     include_str!("sql/enter.sql"),
+    include_str!("sql/tidy.sql"),
 );
 
 /// One statement, with the types of what is bound.
@@ -46,9 +50,19 @@ const ONE: &[Type] = &[
 /// One ask or release of one name.
 pub(crate) static STEP: Sql = sql("SELECT @S.step($1, $2, $3, $4, $5, $6, $7, $8::text::jsonb, $9)", ONE);
 /// The usual ask, and the usual release: the beginning of that step, at the price of one upsert or update. No answer: it is unusual.
-/// A release that gives the lock to nobody does not wait for the disk: the next grant, or anything else that is written, takes it there.
 pub(crate) static TAKE: Sql = sql(include_str!("sql/take.sql"), ONE);
-pub(crate) static GIVE: Sql = sql(include_str!("sql/give.sql"), ONE);
+/// A release that gives the lock to nobody does not wait for the disk: the next grant, or anything else that is written, takes it there.
+/// Only one that travels alone: the setting is for all that is committed with it, and a grant does wait.
+pub(crate) static GIVE: Sql = sql(
+    concat!(
+        include_str!("sql/give.sql"),
+        "  RETURNING CASE flags WHEN 0 THEN left('+' || set_config('synchronous_commit', 'off', true), 1) \
+         ELSE '+' || @S.pass_on(name, @S.us())::text END"
+    ),
+    ONE,
+);
+/// The same but for what it returns, for a step that others may stand beside.
+pub(crate) const GIVING: &str = include_str!("sql/give.sql");
 /// Several, in the order of their names: so nobody waits in a circle.
 pub(crate) static STEPS: Sql = sql(
     "SELECT @S.step($1, $2, $3, u.kind, u.name, u.attempt, u.ttl, u.terms::jsonb, u.holder) \
@@ -92,7 +106,14 @@ pub(crate) static LOOK: Sql = sql(
 );
 pub(crate) static HELLO: Sql = sql("SELECT @S.hello($1, $2)", &[Type::TEXT, Type::INT4]);
 pub(crate) static FENCE: Sql = sql("SELECT @S.next_fence(@S.us())", &[]);
+pub(crate) static FENCE_INSIDE: Sql = sql("SELECT @S.fence_inside($1)", &[Type::TEXT]);
 pub(crate) static TIDY: Sql = sql("SELECT @S.tidy()", &[]);
+/// What is cleared away, in portions: what lies behind a key, up to the key that is answered. No answer: that was all.
+pub(crate) static SWEEPS: [Sql; 3] = [
+    sql("SELECT @S.sweep_locks($1, @S.us() - 3600000000)", &[Type::TEXT]),
+    sql("SELECT @S.sweep_records($1)", &[Type::TEXT]),
+    sql("SELECT @S.sweep_clients($1, @S.us() - 3600000000)", &[Type::TEXT]),
+];
 pub(crate) static WATCHED: Sql =
     sql("UPDATE @S.state SET watched = greatest(watched, @S.us() + $1)", &[Type::INT8]);
 pub(crate) static NOTIFY: Sql = sql("SELECT pg_notify($1, $2)", &[Type::TEXT, Type::TEXT]);

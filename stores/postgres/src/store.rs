@@ -12,10 +12,11 @@ use lockkeeper_host::{Reactor, Remembered, Task, random_128};
 use crate::config::Options;
 use crate::doubt::Doubts;
 use crate::entry::hex;
+use crate::fault::Failure;
 use crate::lane::Lane;
 use crate::line::{Line, jitter};
-use crate::link::{Heard, Link, Listener, Role};
-use crate::script::TIDY;
+use crate::link::{Heard, Link, Listener, Role, first};
+use crate::script::{SWEEPS, TIDY};
 use crate::watch::Watch;
 use crate::{doubt, lane, line, open, watch};
 
@@ -92,10 +93,24 @@ impl PostgresStore {
 async fn tidy(shared: Arc<Shared>) {
     loop {
         tokio::time::sleep(jitter(Duration::from_secs(600))).await;
-        if let Err(failure) = shared.link.rows(&TIDY, &[]).await {
+        if let Err(failure) = sweep(&shared).await {
             tracing::debug!(?failure, "could not tidy up, will try again");
         }
     }
+}
+
+/// In portions: asks and renewals are on the same connection.
+async fn sweep(shared: &Shared) -> Result<(), Failure> {
+    if !first::<bool>(&shared.link.rows(&TIDY, &[]).await?, 0)? {
+        return Ok(());
+    }
+    for sweep in &SWEEPS {
+        let mut after = Some(String::new());
+        while let Some(last) = after {
+            after = first(&shared.link.rows(sweep, &[&last]).await?, 0)?;
+        }
+    }
+    Ok(())
 }
 
 impl Shared {

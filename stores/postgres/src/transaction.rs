@@ -7,7 +7,7 @@ use tokio_postgres::types::Type;
 use crate::entry::{self, Shown};
 use crate::fault::Failure;
 use crate::link::first;
-use crate::script::FENCE;
+use crate::script::FENCE_INSIDE;
 use crate::store::PostgresStore;
 
 impl PostgresStore {
@@ -33,7 +33,7 @@ impl PostgresStore {
         }
         // From our own connection: the counter must not be held up until your transaction ends. It is ours alone since we
         // are in, so it is higher than every one before.
-        let rows = self.shared.link.rows(&FENCE, &[]).await?;
+        let rows = self.shared.link.rows(&FENCE_INSIDE, &[&name.as_str()]).await?;
         entry::fence(first(&rows, 0)?)
     }
 }

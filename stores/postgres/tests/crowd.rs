@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use common::{Client, number, open, sql, url};
 use futures_util::future::join_all;
-use lockkeeper_core::{Acquired, Renewal, Wait};
-use lockkeeper_testkit::laws::{ask, eventually, give_back, is_free, name, take, with};
+use lockkeeper_core::{Acquired, Mode, Renewal, Wait};
+use lockkeeper_testkit::laws::{SHORT, ask, eventually, give_back, is_free, name, stand_in_line, take, with};
 use lockkeeper_testkit::servers::{self, PostgresOptions, Server};
 
 /// One process of the crowd: it waits many times over, and gives back at once what it gets.
@@ -72,13 +72,14 @@ async fn a_thousand_waiters_are_woken_one_by_one() {
     eventually("all steps are counted", || async { number(&server, calls) >= 2000 }).await;
     let steps = number(&server, calls);
     println!("{steps} steps for 1000 who waited");
-    assert!(steps < 2200, "somebody is woken for nothing");
+    // A slow machine has some look twice. A release that wakes everybody would be half a million.
+    assert!(steps < 4000, "somebody is woken for nothing");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dead_waiter_costs_its_claim_and_no_more() {
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
-    let url = format!("{}?poll=100ms&claim=1s&timeout=20s", url(server.addr()));
+    let url = format!("{}?poll=100ms&claim=3s&timeout=20s", url(server.addr()));
     let store = open(&url).await;
     let held = take(&store, &ask("popular")).await;
     let mut dead = start(&url, 3);
@@ -179,13 +180,58 @@ async fn what_is_cleared_away_keeps_its_fence() {
     let once = take(&store, &ask("once")).await;
     give_back(&store, &once.claim).await;
     let held = take(&store, &ask("held")).await;
-    let swept = number(&server, "SELECT lockkeeper.sweep(lockkeeper.us(), lockkeeper.us() + 1000000)");
-    assert_eq!(
-        (swept, number(&server, "SELECT count(*) FROM lockkeeper.lock")),
-        (1, 1),
-        "what is held stays"
-    );
+    sweep(&server, "");
+    assert_eq!(sql(&server, "SELECT name FROM lockkeeper.lock"), "held", "what is held stays");
     let again = take(&store, &ask("once")).await;
     assert!(again.fence > held.fence && held.fence > once.fence);
     assert_eq!(store.renew(&[held]).await.unwrap(), [Renewal::Renewed]);
+}
+
+/// Clears away a portion of what nobody uses, as if an hour had passed. Returns the last name that was looked at.
+fn sweep(server: &Server, after: &str) -> String {
+    sql(server, &format!("SELECT lockkeeper.sweep_locks('{after}', lockkeeper.us() + 1000000)"))
+}
+
+/// Holders and waiters that died leave rows behind, which only the next one to come by would end; and nobody may come.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_ended_without_a_word_is_cleared_away() {
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    let url = format!("{}?poll=100ms&claim=1s", url(server.addr()));
+    let (store, gone) = (open(&url).await, open(&url).await);
+    let short = |name, mode| with(ask(name), |ask| (ask.ttl, ask.mode) = (SHORT, mode));
+    take(&gone, &short("alone", Mode::Exclusive)).await;
+    take(&gone, &short("shared", Mode::Shared)).await;
+    let held = take(&store, &ask("line")).await;
+    let waiter = stand_in_line(&gone, &ask("line"), 1).await;
+    waiter.abort();
+    _ = waiter.await;
+    drop(gone);
+    let kept = take(&store, &ask("kept")).await;
+    // Nobody holds it any more, and nobody has said so to the line.
+    sql(&server, "UPDATE lockkeeper.lock SET attempt = NULL, expires = 0, free = 0 WHERE name = 'line'");
+    let left = "SELECT string_agg(name, ' ') FROM (SELECT name FROM lockkeeper.lock UNION ALL SELECT name FROM lockkeeper.hold \
+                UNION ALL SELECT name FROM lockkeeper.waiter) t";
+    eventually("only what is held stays", || async {
+        sweep(&server, "");
+        sql(&server, left) == "kept"
+    })
+    .await;
+    assert_eq!(store.renew(&[kept, held]).await.unwrap(), [Renewal::Renewed, Renewal::Lost]);
+}
+
+/// Others are not held up for longer than a portion takes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_cleared_away_goes_in_portions() {
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    let _store = open(&url(server.addr())).await;
+    let many = "INSERT INTO lockkeeper.lock(name, fence, since, ttl, expires, free) SELECT 'idle/' || n, n, 0, 0, 0, 0 \
+                FROM generate_series(1000, 3499) n";
+    sql(&server, many);
+    let (mut after, mut left) = (String::new(), 2500);
+    for portion in [1000, 1000, 500] {
+        after = sweep(&server, &after);
+        left -= portion;
+        assert_eq!(number(&server, "SELECT count(*) FROM lockkeeper.lock"), left);
+    }
+    assert_eq!(sweep(&server, &after), "", "that was all");
 }

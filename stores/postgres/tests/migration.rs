@@ -4,7 +4,7 @@ mod common;
 
 use common::{client_of, number, sql};
 use lockkeeper_core::{Acquired, Renewal};
-use lockkeeper_testkit::laws::{ask, give_back, take, with};
+use lockkeeper_testkit::laws::{ask, give_back, refused, take, with};
 use lockkeeper_testkit::servers::{self, PostgresOptions};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -16,15 +16,15 @@ async fn what_is_held_in_version_one_is_held_in_this_one() {
     drop(old);
     // As version 1 had it.
     sql(&server, "ALTER TABLE lockkeeper.waiter DROP COLUMN ttl");
-    sql(&server, "ALTER TABLE lockkeeper.client DROP COLUMN hears");
-    sql(&server, "DELETE FROM lockkeeper.migration WHERE version = 2");
+    sql(&server, "ALTER TABLE lockkeeper.client DROP COLUMN hears, DROP COLUMN since");
+    sql(&server, "DELETE FROM lockkeeper.migration WHERE version > 1");
     sql(&server, "DROP FUNCTION lockkeeper.pass_on(text, bigint)");
     sql(
         &server,
         "CREATE FUNCTION lockkeeper.look(text, int, bigint, text[]) RETURNS text LANGUAGE sql AS 'SELECT NULL::text'",
     );
     let new = client_of(&server).await;
-    assert_eq!(number(&server, "SELECT max(version) FROM lockkeeper.migration"), 2);
+    assert_eq!(number(&server, "SELECT max(version) FROM lockkeeper.migration"), 3);
     assert_eq!(
         number(&server, "SELECT count(*) FROM pg_proc WHERE proname = 'look'"),
         1,
@@ -38,5 +38,20 @@ async fn what_is_held_in_version_one_is_held_in_this_one() {
     assert!(take(&new, &ask("orders/43")).await.fence > plain.fence);
     // Once more changes nothing.
     client_of(&server).await;
-    assert_eq!(number(&server, "SELECT count(*) FROM lockkeeper.migration"), 2);
+    assert_eq!(number(&server, "SELECT count(*) FROM lockkeeper.migration"), 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_functions_of_version_two_are_replaced() {
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    drop(client_of(&server).await);
+    // As version 2 had it, in a word.
+    sql(&server, "DELETE FROM lockkeeper.migration WHERE version > 2");
+    let step = "CREATE OR REPLACE FUNCTION lockkeeper.step(_client text, _epoch int, _claim bigint, _kind int, _name text, \
+        _attempt bytea, _ttl bigint, _terms jsonb, _holder text) RETURNS text LANGUAGE sql AS 'SELECT NULL::text'";
+    sql(&server, step);
+    let new = client_of(&server).await;
+    let held = take(&new, &ask("orders/42")).await;
+    refused(&new, &ask("orders/42")).await;
+    give_back(&new, &held.claim).await;
 }

@@ -53,7 +53,8 @@ BEGIN
     IF _way IS NOT NULL THEN RETURN _way; END IF;
   END IF;
   -- Nobody tells when a transaction of a user's is over: that is looked for ten times a second.
-  RETURN jsonb_build_object('waits', true, 'ends', least(@S.ends(_names, _now), CASE WHEN _entered THEN 100000 END));
+  RETURN jsonb_build_object('waits', true, 'ends', least(@S.ends(_names, _now), CASE WHEN _entered THEN 100000 END),
+    'since', (SELECT since FROM @S.client WHERE id = _client));
 END $$;
 
 -- The same attempt again is the same ask: a hold keeps its fence and counts its lease anew. One that is lost in part is lost.
@@ -91,7 +92,9 @@ BEGIN
     IF NOT FOUND THEN
       INSERT INTO @S.hold(name, attempt, mode, fence, turn, since, ttl, expires, terms, holder)
         VALUES (_name, _attempt, _mode, _fence, nextval('@S.place'), _now, _ttl, _now + _ttl, _terms, _holder);
-      UPDATE @S.lock SET flags = flags | 2 WHERE name = _name;
+      -- Also here: whoever drew a fence before this, and gets the row after it, must not come out below.
+      UPDATE @S.lock SET flags = flags | 2, fence = greatest(fence, _fence), since = CASE expires WHEN 0 THEN _now ELSE since END
+        WHERE name = _name;
     END IF;
     IF _place IS NOT NULL THEN DELETE FROM @S.waiter WHERE name = _name AND place = _place; END IF;
     SELECT flags INTO _flags FROM @S.lock WHERE name = _name;
@@ -113,9 +116,7 @@ BEGIN
       GROUP BY w.attempt, w.mode HAVING count(*) < cardinality(_names) OR NOT @S.covers(w.mode, _mode) LIMIT 1;
     IF FOUND THEN RETURN jsonb_build_object('refused', 'self', 'names', _common); END IF;
   END IF;
-  INSERT INTO @S.client AS c VALUES (_client, _epoch, _now + _claim)
-    ON CONFLICT (id) DO UPDATE SET epoch = _epoch, gone = _now + _claim WHERE c.epoch <= _epoch;
-  IF NOT FOUND THEN RETURN '{"refused": "stale"}'; END IF;
+  IF @S.there(_client, _epoch, _claim, NULL, _now) IS NULL THEN RETURN '{"refused": "stale"}'; END IF;
   _place := nextval('@S.place');
   FOREACH _name IN ARRAY _names LOOP
     INSERT INTO @S.waiter VALUES (_name, _place, _attempt, _client, _mode, _owner, _now, _terms, _holder,

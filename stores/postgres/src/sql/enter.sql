@@ -26,3 +26,17 @@ BEGIN
   END;
   RETURN _way;
 END $$;
+
+-- The fence of whoever is in. That of the lock may be ahead of the counter, which is brought up then: a number that is not of the
+-- counter could come again. As in `next_fence` one at a time sets it, and only if it is far behind: two could set it back.
+CREATE OR REPLACE FUNCTION @S.fence_inside(_name text) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE _fence bigint := @S.next_fence(@S.us()); _last bigint := coalesce((SELECT fence FROM @S.lock WHERE name = _name), 0);
+BEGIN
+  WHILE _fence <= _last LOOP
+    IF _fence < _last - 100000 AND pg_try_advisory_xact_lock(@S.key('fence')) AND nextval('@S.fence') < _last - 100000 THEN
+      PERFORM setval('@S.fence', _last);
+    END IF;
+    _fence := nextval('@S.fence');
+  END LOOP;
+  RETURN _fence;
+END $$;

@@ -1,4 +1,3 @@
 UPDATE @S.lock SET attempt = NULL, expires = 0, free = back
   WHERE name = $5 AND attempt = $6 AND expires > @S.us() AND flags < 2 AND terms IS NULL
     AND since > (SELECT watched FROM @S.state)
-  RETURNING CASE flags WHEN 0 THEN left('+' || set_config('synchronous_commit', 'off', true), 1) ELSE '+' || @S.pass_on(name, @S.us())::text END

@@ -35,7 +35,7 @@ BEGIN
     @TAKE INTO _answer;
     IF FOUND THEN RETURN _answer; END IF;
   ELSIF _kind = 2 THEN
-    @GIVE INTO _answer;
+    @GIVE RETURNING CASE flags WHEN 0 THEN '+' ELSE '+' || @S.pass_on(name, @S.us())::text END INTO _answer;
     IF FOUND THEN RETURN _answer; END IF;
     RETURN @S.release(ARRAY[_name], _attempt);
   ELSE

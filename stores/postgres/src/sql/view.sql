@@ -24,15 +24,30 @@ CREATE OR REPLACE FUNCTION @S.delayed(_lock @S.lock, _now bigint) RETURNS bigint
       WHERE _lock.flags & 2 = 2 AND name = _lock.name AND expires <= _now AND NOT lingers)), 0)
 $$;
 
+-- A process says that it is there, and learns since when it has been, without a gap; nothing if a newer connection took over.
+CREATE OR REPLACE FUNCTION @S.there(_client text, _epoch int, _claim bigint, _hears bool, _now bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE _gone bigint; _since bigint; _most constant bigint := 600000000;
+BEGIN
+  SELECT gone INTO _gone FROM @S.client WHERE id = _client;
+  INSERT INTO @S.client AS c (id, epoch, gone, hears, since) VALUES (_client, _epoch, _now + _claim, coalesce(_hears, false), _now)
+    ON CONFLICT (id) DO UPDATE SET epoch = _epoch, gone = _now + _claim, hears = coalesce(_hears, c.hears),
+      since = CASE WHEN c.gone > _now THEN c.since ELSE _now END
+    WHERE c.epoch <= _epoch
+    RETURNING c.since INTO _since;
+  -- The clock was set back, or may have been while we were away. No claim is longer than ten minutes: who says so was there before
+  -- that, and is dead unless it says something soon.
+  IF _gone BETWEEN _now AND _now + _claim THEN RETURN _since; END IF;
+  UPDATE @S.client SET gone = _now + _most
+    WHERE id IN (SELECT id FROM @S.client WHERE gone > _now + _most FOR UPDATE SKIP LOCKED);
+  RETURN _since;
+END $$;
+
 -- What a process that waits looks at now and then, whatever it is told: it says that it is there, and learns who of its own is
 -- first in line where nobody is in the way (perhaps), and when something changes by itself.
 CREATE OR REPLACE FUNCTION @S.look(_client text, _epoch int, _claim bigint, _hears bool, _names text[]) RETURNS text LANGUAGE plpgsql AS $$
-DECLARE _now bigint := @S.us(); _known bool;
+DECLARE _now bigint := @S.us(); _since bigint := @S.there(_client, _epoch, _claim, _hears, _now);
 BEGIN
-  SELECT gone > _now INTO _known FROM @S.client WHERE id = _client;
-  INSERT INTO @S.client AS c VALUES (_client, _epoch, _now + _claim, _hears)
-    ON CONFLICT (id) DO UPDATE SET epoch = _epoch, gone = _now + _claim, hears = _hears WHERE c.epoch <= _epoch;
-  RETURN jsonb_build_object('now', _now, 'known', coalesce(_known, false), 'names', (
+  RETURN jsonb_build_object('now', _now, 'since', _since, 'names', (
     SELECT coalesce(jsonb_agg(jsonb_build_object('first', encode(f.attempt, 'hex'), 'ready', f.ready, 'ends', @S.ends(ARRAY[n.name], _now))), '[]')
     FROM unnest(_names) AS n(name) CROSS JOIN LATERAL (
       SELECT w.attempt, coalesce(l.expires, 0) <= _now AND coalesce(l.free, 0) <= _now AND (w.mode <> 0 OR NOT EXISTS (
@@ -43,28 +58,8 @@ BEGIN
     WHERE f.client = _client));
 END $$;
 
--- The first words of a new connection: what older ones still bring comes too late to stand in line.
+-- The first words of a new connection: what older ones still bring comes too late to stand in line. It is not there for that yet.
 CREATE OR REPLACE FUNCTION @S.hello(_client text, _epoch int) RETURNS void LANGUAGE sql AS $$
-  UPDATE @S.client SET epoch = _epoch WHERE id = _client AND epoch < _epoch
+  INSERT INTO @S.client AS c (id, epoch, gone) VALUES (_client, _epoch, @S.us())
+    ON CONFLICT (id) DO UPDATE SET epoch = _epoch WHERE c.epoch < _epoch
 $$;
-
--- Forgets what nobody has used for an hour, at most once in ten minutes. Fences do not need the rows: the counter goes on.
-CREATE OR REPLACE FUNCTION @S.tidy() RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE _now bigint := @S.us(); _old bigint := _now - 3600000000; _count bigint;
-BEGIN
-  UPDATE @S.state SET tidied = _now WHERE tidied NOT BETWEEN _now - 600000000 AND _now;
-  IF NOT FOUND THEN RETURN 0; END IF;
-  RETURN @S.sweep(_now, _old);
-END $$;
-
-CREATE OR REPLACE FUNCTION @S.sweep(_now bigint, _old bigint) RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE _count bigint;
-BEGIN
-  DELETE FROM @S.lock WHERE name IN (SELECT name FROM @S.lock WHERE expires < _old AND free < _old AND since < _old AND flags = 0
-    AND attempt IS NULL LIMIT 100000 FOR UPDATE SKIP LOCKED);
-  GET DIAGNOSTICS _count = ROW_COUNT;
-  DELETE FROM @S.record WHERE key IN (SELECT key FROM @S.record WHERE expires < _now LIMIT 100000 FOR UPDATE SKIP LOCKED);
-  DELETE FROM @S.waiter w USING @S.client c WHERE c.id = w.client AND c.gone < _old;
-  DELETE FROM @S.client WHERE gone < _old;
-  RETURN _count;
-END $$;

@@ -1,0 +1,41 @@
+-- Whether it is time to clear away what nobody has used for an hour: at most once in ten minutes, and whoever asks first does it.
+CREATE OR REPLACE FUNCTION @S.tidy() RETURNS bool LANGUAGE plpgsql AS $$
+DECLARE _now bigint := @S.us();
+BEGIN
+  UPDATE @S.state SET tidied = _now WHERE tidied NOT BETWEEN _now - 600000000 AND _now;
+  RETURN FOUND;
+END $$;
+
+-- Each of these goes through the next 1000 rows, and answers with the last of them, or with nothing at the end: what is asked and
+-- renewed meanwhile is not held up. Fences do not need the rows: the counter goes on.
+CREATE OR REPLACE FUNCTION @S.sweep_locks(_after text, _old bigint) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE _now bigint := @S.us(); _last text; _idle text[];
+BEGIN
+  SELECT max(name) INTO _last FROM (SELECT name FROM @S.lock WHERE name > _after ORDER BY name LIMIT 1000) t;
+  SELECT array_agg(name) INTO _idle FROM (SELECT name FROM @S.lock WHERE name > _after AND name <= _last
+    AND expires < _old AND free < _old AND since < _old ORDER BY name FOR UPDATE SKIP LOCKED) t;
+  -- What ended without a word is ended here, if nobody else came by.
+  PERFORM @S.settle(name, _now) FROM @S.lock WHERE name = ANY (_idle) AND (attempt IS NOT NULL OR flags & 2 = 2);
+  DELETE FROM @S.waiter w WHERE name = ANY (_idle) AND NOT EXISTS (SELECT FROM @S.client c WHERE c.id = w.client AND c.gone >= _old);
+  DELETE FROM @S.lock l WHERE name = ANY (_idle) AND expires = 0 AND free < _old AND flags & 2 = 0
+    AND NOT EXISTS (SELECT FROM @S.waiter w WHERE w.name = l.name);
+  RETURN _last;
+END $$;
+
+CREATE OR REPLACE FUNCTION @S.sweep_records(_after text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE _now bigint := @S.us(); _last text;
+BEGIN
+  SELECT max(key) INTO _last FROM (SELECT key FROM @S.record WHERE key > _after ORDER BY key LIMIT 1000) t;
+  DELETE FROM @S.record WHERE key IN (SELECT key FROM @S.record WHERE key > _after AND key <= _last AND expires < _now
+    FOR UPDATE SKIP LOCKED);
+  RETURN _last;
+END $$;
+
+CREATE OR REPLACE FUNCTION @S.sweep_clients(_after text, _old bigint) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE _last text;
+BEGIN
+  SELECT max(id) INTO _last FROM (SELECT id FROM @S.client WHERE id > _after ORDER BY id LIMIT 1000) t;
+  DELETE FROM @S.client WHERE id IN (SELECT id FROM @S.client WHERE id > _after AND id <= _last AND gone < _old
+    FOR UPDATE SKIP LOCKED);
+  RETURN _last;
+END $$;
