@@ -1,5 +1,6 @@
 //! The way to a quiet end.
 
+use std::io::Read;
 use std::net::TcpStream;
 
 use rustix::process::Signal;
@@ -31,11 +32,21 @@ fn after_term_what_is_under_way_ends_well_and_nobody_new_is_let_in() {
 
 #[test]
 fn the_wait_has_an_end_and_says_what_was_cut_off() {
-    for (options, twice) in [("--drain 200ms", false), ("--drain 1h", true)] {
-        let (place, service) = (Place::new(&format!("gate_cut_{twice}")), Service::start());
+    // An answer that has begun is as much under way as one that has not.
+    let all = [
+        ("--drain 200ms", "/slow", false),
+        ("--drain 1h", "/slow", true),
+        ("--drain 200ms", "/stream", false),
+    ];
+    for (n, (options, path, twice)) in all.into_iter().enumerate() {
+        let (place, service) = (Place::new(&format!("gate_cut_{n}")), Service::start());
         let gate = Gate::start(&place, &service.url(), options);
-        let mut slow = begin(&["-X", "PUT", "-H", "Lock-Fence: 5", "-d", "slow", &gate.url("/slow")]);
+        let mut slow = begin(&["-N", "-X", "PUT", "-H", "Lock-Fence: 5", "-d", "slow", &gate.url(path)]);
         service.until_begun(1);
+        if path == "/stream" {
+            // Its head at least.
+            slow.stdout.as_mut().unwrap().read_exact(&mut [0; 9]).unwrap();
+        }
         gate.signal(Signal::TERM);
         if twice {
             until(|| TcpStream::connect(gate.addr).is_err());

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::combinators::BoxBody;
-use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use rustix::process::{Pid, Signal, kill_process};
@@ -92,6 +92,9 @@ async fn answer(
     if path.ends_with("/echo") {
         return Ok(Response::new(request.into_body().boxed()));
     }
+    if path.ends_with("/stream") {
+        return Ok(Response::new(streamed(state, request)));
+    }
     let headers: Vec<(String, String)> = request
         .headers()
         .iter()
@@ -112,6 +115,19 @@ async fn answer(
     let said = json!({ "method": method, "uri": uri, "headers": headers }).to_string();
     let answer = Response::builder().header("connection", "x-hop").header("x-hop", "1").header("x-kept", "1");
     Ok(answer.body(Full::from(said).map_err(|never| match never {}).boxed()).unwrap())
+}
+
+/// An answer that begins at once. The work goes on until it is told to, whoever listens.
+fn streamed(state: Arc<State>, request: Request<Incoming>) -> BoxBody<Bytes, hyper::Error> {
+    let (say, mut said) = tokio::sync::mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        let _ = say.send(Ok(Frame::data(Bytes::from_static(b"begun"))));
+        let Ok(body) = request.into_body().collect().await else { return };
+        state.go.notified().await;
+        state.written.lock().unwrap().push(String::from_utf8_lossy(&body.to_bytes()).into_owned());
+        let _ = say.send(Ok(Frame::data(Bytes::from_static(b"done"))));
+    });
+    BodyExt::boxed(StreamBody::new(futures_util::stream::poll_fn(move |cx| said.poll_recv(cx))))
 }
 
 // The gate.

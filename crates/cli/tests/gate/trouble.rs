@@ -112,6 +112,29 @@ fn the_newer_waits_for_the_older_also_when_its_client_hangs_up() {
     );
 }
 
+/// The account ended with the head of an answer if the client was gone by then, and the next fence met a service that was still at
+/// the one before.
+#[test]
+fn the_newer_waits_for_the_older_also_when_its_client_hangs_up_in_the_middle_of_the_answer() {
+    let (place, service) = (Place::new("gate_half_heard"), Service::start());
+    let gate = Gate::start(&place, &service.url(), "--admin 127.0.0.1:0 --resource first-segments:1");
+    let mut five = Wire::to(gate.addr);
+    five.say("PUT /a/stream HTTP/1.1\r\nHost: a\r\nLock-Fence: 5\r\nContent-Length: 4\r\n\r\nfive");
+    five.hear("begun");
+    assert_eq!(gate.metric("requests_under_way"), 1, "it has not ended");
+    drop(five);
+    until(|| gate.metric("connections") == 0);
+    let mut six = begin(&["-X", "PUT", "-H", "Lock-Fence: 6", "-d", "six", &gate.url("/a/quick")]);
+    until(|| text(&place.run("record get fence/http=/a")) == "6");
+    assert_eq!(gate.put("/a/quick", 5, "late").status, 412);
+    assert!(six.try_wait().unwrap().is_none(), "it did not wait");
+    assert_eq!(service.begun(), 1, "the newer one was passed on while the older was under way");
+    service.go();
+    assert_eq!(finish(six).status, 200);
+    assert_eq!(service.written(), ["five", "six"]);
+    assert_eq!(gate.metric("requests_under_way"), 0);
+}
+
 #[test]
 fn a_client_that_stops_in_the_middle_keeps_nobody_waiting_for_ever() {
     let (place, service) = (Place::new("gate_stall"), Service::start());

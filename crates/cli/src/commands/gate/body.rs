@@ -11,6 +11,8 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep, sleep};
 
+use super::metrics::One;
+
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// When something was last sent, seen from both sides.
@@ -73,11 +75,13 @@ pub struct Idle {
     /// Most answers come in one piece, and need none.
     timer: Option<Pin<Box<Sleep>>>,
     waiting: bool,
+    /// The request counts until its answer has ended, not until it has begun.
+    _under_way: One,
 }
 
 impl Idle {
-    pub fn new(body: Incoming, most: Duration) -> Self {
-        Idle { body, most, timer: None, waiting: false }
+    pub fn new(body: Incoming, most: Duration, under_way: One) -> Self {
+        Idle { body, most, timer: None, waiting: false, _under_way: under_way }
     }
 }
 

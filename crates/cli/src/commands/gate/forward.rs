@@ -141,7 +141,7 @@ impl Inner {
             // Nobody asked for it.
             (StatusCode::SWITCHING_PROTOCOLS, None) => Err(Problem::Unknown),
             _ => {
-                let mut answer = answer.map(|body| Either::Left(Idle::new(body, self.idle)));
+                let mut answer = answer.map(|body| Either::Left(Idle::new(body, self.idle, under_way)));
                 headers::strip(answer.headers_mut());
                 Ok(answer)
             }
