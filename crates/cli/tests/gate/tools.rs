@@ -130,6 +130,31 @@ fn streamed(state: Arc<State>, request: Request<Incoming>) -> BoxBody<Bytes, hyp
     BodyExt::boxed(StreamBody::new(futures_util::stream::poll_fn(move |cx| said.poll_recv(cx))))
 }
 
+/// A service that speaks something else on every connection that asks for it, whatever is asked for, and says back what it hears;
+/// to others it says what they asked.
+pub fn switching(protocol: &'static str) -> SocketAddr {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            std::thread::spawn(move || {
+                let mut wire = Wire(stream.unwrap());
+                let head = wire.hear("\r\n\r\n");
+                if !head.to_lowercase().contains("upgrade:") {
+                    return wire
+                        .say(&format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{head}", head.len()));
+                }
+                wire.say(&format!(
+                    "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: {protocol}\r\n\r\n"
+                ));
+                let mut out = wire.0.try_clone().unwrap();
+                let _ = std::io::copy(&mut wire.0, &mut out);
+            });
+        }
+    });
+    addr
+}
+
 // The gate.
 
 pub struct Gate {

@@ -47,7 +47,7 @@ mod service;
 
 pub use client::{SendFence, SendsFence};
 pub use header::LOCK_FENCE;
-pub use lanes::Admission;
+pub use lanes::{Admission, Loss};
 pub use layer::{FenceLayer, Require};
 pub use problem::Problem;
 pub use service::{AnswerBody, Checked, UnderWay};

@@ -103,6 +103,7 @@ impl Inner {
         peer: &HeaderValue,
     ) -> Option<(Request<Sent>, Option<Wish>)> {
         let protocol = headers::upgrade(request.headers()).filter(|_| request.version() == Version::HTTP_11);
+        let loss = request.extensions().get::<Admission>().map(Admission::loss);
         let wish = protocol.map(|protocol| Wish {
             protocol,
             client: upgrade::on(&mut request),
@@ -121,7 +122,7 @@ impl Inner {
         }
         parts.uri = self.upstream.path(parts.uri)?;
         parts.version = Version::HTTP_11;
-        Some((Request::from_parts(parts, Sent { body, progress: Progress::new() }), wish))
+        Some((Request::from_parts(parts, Sent { body, progress: Progress::new(), loss }), wish))
     }
 
     async fn pass(

@@ -19,7 +19,7 @@ pub struct Tunnel {
 }
 
 impl Tunnel {
-    /// Passes on until one end closes, or until somebody with a newer fence comes: then it is cut.
+    /// Passes on until one end closes, or until somebody with a newer fence comes, or may come to another gate: then it is cut.
     pub async fn run(self, metrics: Arc<Metrics>) {
         let _open = metrics.tunnels.one();
         let (Ok(client), Ok(service)) = tokio::join!(self.client, self.service) else { return };
@@ -33,7 +33,7 @@ impl Tunnel {
         tokio::select! {
             // An end that breaks off is an end like any other.
             _ = copy_bidirectional(&mut client, &mut service) => {}
-            () = overtaken => tracing::info!("a newer fence came: a websocket of an older one is closed"),
+            () = overtaken => tracing::info!("a newer fence came, or may come elsewhere: a websocket of an older one is closed"),
         }
         drop((client, service));
         drop(self.under_way);
