@@ -141,8 +141,9 @@ pub fn switching(protocol: &'static str) -> SocketAddr {
                 let mut wire = Wire(stream.unwrap());
                 let head = wire.hear("\r\n\r\n");
                 if !head.to_lowercase().contains("upgrade:") {
-                    return wire
-                        .say(&format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{head}", head.len()));
+                    let length = head.len() + "heard".len();
+                    let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{head}heard");
+                    return wire.say(&answer);
                 }
                 wire.say(&format!(
                     "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: {protocol}\r\n\r\n"

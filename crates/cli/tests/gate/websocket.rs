@@ -80,3 +80,25 @@ fn a_websocket_is_passed_through_and_closed_when_a_newer_fence_comes() {
     assert_eq!((free.line(), six.line()), ("closed".into(), "closed".into()));
     server.child.kill().unwrap();
 }
+
+/// `Upgrade: h2c` was passed on like any other: a connection to the service on which nobody checks a fence.
+#[test]
+fn nothing_but_a_websocket_is_passed_through_unseen() {
+    let place = Place::new("gate_h2c");
+    let gate = Gate::start(&place, &format!("http://{}", switching("h2c")), "");
+    let ask = |protocol: &str, wanted: &str| {
+        let mut wire = Wire::to(gate.addr);
+        wire.say(&format!(
+            "GET /a HTTP/1.1\r\nHost: a\r\nConnection: upgrade, http2-settings\r\nUpgrade: {protocol}\r\n\
+             HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n\r\n"
+        ));
+        wire.hear(wanted).to_lowercase()
+    };
+    let seen = ask("h2c", "heard");
+    assert!(
+        seen.starts_with("http/1.1 200") && !seen.contains("upgrade") && !seen.contains("settings"),
+        "{seen}"
+    );
+    // Nor does the service switch to what nobody asked for.
+    assert!(ask("websocket", "fence:unknown").starts_with("http/1.1 504"));
+}

@@ -96,16 +96,15 @@ impl Forward {
 }
 
 impl Inner {
-    /// The request as the service gets it, and what the client wants to speak, if that is not HTTP.
+    /// The request as the service gets it, and the client's wish for a websocket, if it has one.
     fn prepare(
         &self,
         mut request: Request<Incoming>,
         peer: &HeaderValue,
     ) -> Option<(Request<Sent>, Option<Wish>)> {
-        let protocol = headers::upgrade(request.headers()).filter(|_| request.version() == Version::HTTP_11);
+        let upgrades = request.version() == Version::HTTP_11 && headers::upgrades(request.headers());
         let loss = request.extensions().get::<Admission>().map(Admission::loss);
-        let wish = protocol.map(|protocol| Wish {
-            protocol,
+        let wish = upgrades.then(|| Wish {
             client: upgrade::on(&mut request),
             admission: request.extensions().get::<Admission>().cloned(),
         });
@@ -117,8 +116,8 @@ impl Inner {
         }
         headers::strip(&mut parts.headers);
         headers::forwarded(&mut parts.headers, peer);
-        if let Some(wish) = &wish {
-            headers::set_upgrade(&mut parts.headers, wish.protocol.clone());
+        if upgrades {
+            headers::set_upgrade(&mut parts.headers);
         }
         parts.uri = self.upstream.path(parts.uri)?;
         parts.version = Version::HTTP_11;
@@ -133,14 +132,14 @@ impl Inner {
         let under_way = self.metrics.requests.one();
         let answer = self.links.send(request).await.map_err(|trouble| self.problem(trouble))?;
         match (answer.status(), wish) {
-            (StatusCode::SWITCHING_PROTOCOLS, Some(wish)) => {
+            (StatusCode::SWITCHING_PROTOCOLS, Some(wish)) if headers::upgrades(answer.headers()) => {
                 let (answer, service) = switched(answer);
-                let Wish { client, admission, .. } = wish;
+                let Wish { client, admission } = wish;
                 tokio::spawn(Tunnel { client, service, admission, under_way }.run(self.metrics.clone()));
                 Ok(answer)
             }
             // Nobody asked for it.
-            (StatusCode::SWITCHING_PROTOCOLS, None) => Err(Problem::Unknown),
+            (StatusCode::SWITCHING_PROTOCOLS, _) => Err(Problem::Unknown),
             _ => {
                 let mut answer = answer.map(|body| Either::Left(Idle::new(body, self.idle, under_way)));
                 headers::strip(answer.headers_mut());
@@ -164,9 +163,8 @@ impl Inner {
     }
 }
 
-/// What a client wants to speak instead of HTTP.
+/// A client that wants a websocket.
 struct Wish {
-    protocol: HeaderValue,
     client: OnUpgrade,
     admission: Option<Admission>,
 }
@@ -174,12 +172,9 @@ struct Wish {
 /// The answer that a client gets whose wish is granted, and the service's end.
 fn switched(mut answer: Response<Incoming>) -> (Response<Answer>, OnUpgrade) {
     let service = upgrade::on(&mut answer);
-    let protocol = answer.headers().get(header::UPGRADE).cloned();
     let mut answer = answer.map(|_| Either::Right(Full::default()));
     headers::strip(answer.headers_mut());
-    if let Some(protocol) = protocol {
-        headers::set_upgrade(answer.headers_mut(), protocol);
-    }
+    headers::set_upgrade(answer.headers_mut());
     (answer, service)
 }
 

@@ -1,4 +1,4 @@
-//! Connections that became something else than HTTP, such as websockets: bytes are passed on both ways, unseen.
+//! Connections that became websockets: bytes are passed on both ways, unseen.
 
 use std::sync::Arc;
 
