@@ -112,7 +112,11 @@ async fn answer(
     if method != "GET" {
         state.written.lock().unwrap().push(value);
     }
-    let said = json!({ "method": method, "uri": uri, "headers": headers }).to_string();
+    let said = match path.ends_with("/big") {
+        // More than all buffers on the way.
+        true => "x".repeat(64 << 20),
+        false => json!({ "method": method, "uri": uri, "headers": headers }).to_string(),
+    };
     let answer = Response::builder().header("connection", "x-hop").header("x-hop", "1").header("x-kept", "1");
     Ok(answer.body(Full::from(said).map_err(|never| match never {}).boxed()).unwrap())
 }

@@ -156,6 +156,24 @@ fn a_client_that_stops_in_the_middle_keeps_nobody_waiting_for_ever() {
     }
 }
 
+/// A client that does not read fills all buffers, and then nobody asks for more of its answer: nor did anybody look how long that
+/// had been so.
+#[test]
+fn a_client_that_stops_reading_keeps_nobody_waiting_for_ever() {
+    let (place, service) = (Place::new("gate_deaf"), Service::start());
+    for method in ["PUT", "GET"] {
+        let gate = Gate::start(&place, &service.url(), &format!("--idle 500ms --wait 20s --space {method}"));
+        let mut stopped = Wire::to(gate.addr);
+        stopped.say(&format!(
+            "{method} /big HTTP/1.1\r\nHost: a\r\nLock-Fence: 5\r\nContent-Length: 4\r\n\r\nfive"
+        ));
+        stopped.hear("HTTP/1.1 200");
+        let six = gate.put("/big", 6, "six");
+        assert_eq!(six.status, 200, "{method} {}", &six.body[..200.min(six.body.len())]);
+    }
+    assert_eq!(service.written(), ["five", "six", "six"]);
+}
+
 #[test]
 fn who_waits_for_an_answer_is_not_silent() {
     let (place, service) = (Place::new("gate_patient"), Service::start());

@@ -16,6 +16,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
 use lockkeeper_fenced::http::{AnswerBody, Checked, FenceLayer, LOCK_FENCE, Problem};
+use rustix::net::sockopt::set_tcp_user_timeout;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
@@ -103,6 +104,9 @@ impl Gate {
                 }
             };
             let _ = stream.set_nodelay(true);
+            // While a client does not read, nobody asks for more of its answer, and so nobody sees that it is silent: the kernel does.
+            let most = u32::try_from(self.idle.as_millis()).unwrap_or(u32::MAX);
+            let _ = set_tcp_user_timeout(&stream, most);
             let front = Front::new(self, peer);
             let patience = front.patience.clone();
             let mut server = self.server.clone();
