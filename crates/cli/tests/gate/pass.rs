@@ -126,6 +126,42 @@ fn bodies_are_streamed_both_ways_and_not_kept() {
     assert!(std::fs::read(&back).unwrap().ends_with(&[b'x'; 30 << 20]));
 }
 
+/// Its length is not known, and of a method that seldom has a body none was passed on then.
+#[test]
+fn the_body_of_a_get_is_passed_on_like_any_other() {
+    let (place, service) = (Place::new("gate_get_body"), Service::start());
+    let gate = Gate::start(&place, &service.url(), "");
+    for method in ["GET", "POST"] {
+        let mut wire = Wire::to(gate.addr);
+        wire.say(&format!(
+            "{method} /echo HTTP/1.1\r\nHost: a\r\nLock-Fence: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+        ));
+        wire.say("5\r\nalpha\r\n0\r\n\r\n");
+        wire.hear("alpha");
+        for length in ["Content-Length: 5", "Content-Length:"] {
+            let two = curl(&[
+                "--http2-prior-knowledge",
+                "-X",
+                method,
+                "-H",
+                "Lock-Fence: 5",
+                "-H",
+                length,
+                "-d",
+                "gamma",
+                &gate.url("/echo"),
+            ]);
+            assert_eq!((two.status, two.body.as_str()), (200, "gamma"), "{method} {length}");
+        }
+    }
+    let none = curl(&[&gate.url("/")]).json();
+    let headers = none["headers"].as_array().unwrap();
+    assert!(
+        !headers.iter().any(|pair| pair[0] == "transfer-encoding" || pair[0] == "content-length"),
+        "{none}"
+    );
+}
+
 #[test]
 fn what_happens_is_counted() {
     let (place, service) = (Place::new("gate_metrics"), Service::start());

@@ -10,7 +10,7 @@ use futures_util::future::BoxFuture;
 use http::uri::{Authority, PathAndQuery, Scheme, Uri};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use http_body_util::{Either, Full};
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::upgrade::{self, OnUpgrade};
 use lockkeeper_fenced::http::{Admission, Problem};
 use tower_service::Service;
@@ -118,6 +118,10 @@ impl Inner {
         headers::forwarded(&mut parts.headers, peer);
         if upgrades {
             headers::set_upgrade(&mut parts.headers);
+        }
+        if !body.is_end_stream() && body.size_hint().exact().is_none() {
+            // Of a GET nothing is sent otherwise, and the service would take it for one without a body.
+            parts.headers.insert(header::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
         }
         parts.uri = self.upstream.path(parts.uri)?;
         parts.version = Version::HTTP_11;
