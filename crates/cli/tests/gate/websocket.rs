@@ -102,3 +102,24 @@ fn nothing_but_a_websocket_is_passed_through_unseen() {
     // Nor does the service switch to what nobody asked for.
     assert!(ask("websocket", "fence:unknown").starts_with("http/1.1 504"));
 }
+
+/// A connection gave its room back when it became a websocket, and there could be more of those than files.
+#[test]
+fn a_websocket_is_one_of_the_connections_that_there_is_room_for() {
+    let place = Place::new("gate_room");
+    let options = "--connections 1 --admin 127.0.0.1:0";
+    let gate = Gate::start(&place, &format!("http://{}", switching("websocket")), options);
+    let mut open = Wire::to(gate.addr);
+    open.say("GET /a HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n");
+    open.hear("101 Switching Protocols");
+    // Its connection is over, as far as HTTP goes.
+    until(|| gate.metric("connections") == 0 && gate.metric("tunnels") == 1);
+    let mut next = Wire::to(gate.addr);
+    next.say("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+    next.0.set_read_timeout(Some(std::time::Duration::from_millis(300))).unwrap();
+    let early = next.0.peek(&mut [0]);
+    assert!(early.is_err(), "it was served while there was no room");
+    next.0.set_read_timeout(Some(LONG)).unwrap();
+    drop(open);
+    next.hear("heard");
+}

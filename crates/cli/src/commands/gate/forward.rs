@@ -13,6 +13,7 @@ use http_body_util::{Either, Full};
 use hyper::body::{Body, Incoming};
 use hyper::upgrade::{self, OnUpgrade};
 use lockkeeper_fenced::http::{Admission, Problem};
+use tokio::sync::OwnedSemaphorePermit;
 use tower_service::Service;
 
 use super::body::{Idle, Progress, Sent};
@@ -69,8 +70,15 @@ pub type Answer = Either<Idle, Full<Bytes>>;
 #[derive(Clone)]
 pub struct Forward {
     inner: Arc<Inner>,
-    /// The address of the client, as the service is told it.
+    client: Arc<Client>,
+}
+
+/// Whose connection it is.
+pub struct Client {
+    /// Its address, as the service is told it.
     peer: HeaderValue,
+    /// It takes up room until the last that has to do with it is over, a websocket too.
+    _room: Option<OwnedSemaphorePermit>,
 }
 
 struct Inner {
@@ -85,13 +93,13 @@ impl Forward {
         let upstream = gate.upstream.clone();
         let links = Links::new(upstream.uri.clone(), gate.connect_timeout, gate.timeout);
         let inner = Arc::new(Inner { links, upstream, metrics, idle: gate.idle });
-        Forward { inner, peer: HeaderValue::from_static("unknown") }
+        Forward { inner, client: Arc::new(Client { peer: HeaderValue::from_static("unknown"), _room: None }) }
     }
 
     /// For this client.
-    pub fn of(&self, peer: IpAddr) -> Self {
-        let peer = HeaderValue::try_from(peer.to_string()).unwrap_or_else(|_| self.peer.clone());
-        Forward { inner: self.inner.clone(), peer }
+    pub fn of(&self, peer: IpAddr, room: OwnedSemaphorePermit) -> Self {
+        let peer = HeaderValue::try_from(peer.to_string()).unwrap_or_else(|_| self.client.peer.clone());
+        Forward { inner: self.inner.clone(), client: Arc::new(Client { peer, _room: Some(room) }) }
     }
 }
 
@@ -100,12 +108,13 @@ impl Inner {
     fn prepare(
         &self,
         mut request: Request<Incoming>,
-        peer: &HeaderValue,
+        client: &Arc<Client>,
     ) -> Option<(Request<Sent>, Option<Wish>)> {
         let upgrades = request.version() == Version::HTTP_11 && headers::upgrades(request.headers());
         let loss = request.extensions().get::<Admission>().map(Admission::loss);
         let wish = upgrades.then(|| Wish {
-            client: upgrade::on(&mut request),
+            upgrade: upgrade::on(&mut request),
+            client: client.clone(),
             admission: request.extensions().get::<Admission>().cloned(),
         });
         let (mut parts, body) = request.into_parts();
@@ -115,7 +124,7 @@ impl Inner {
             parts.headers.insert(header::HOST, HeaderValue::from_str(host.as_str()).ok()?);
         }
         headers::strip(&mut parts.headers);
-        headers::forwarded(&mut parts.headers, peer);
+        headers::forwarded(&mut parts.headers, &client.peer);
         if upgrades {
             headers::set_upgrade(&mut parts.headers);
         }
@@ -138,8 +147,9 @@ impl Inner {
         match (answer.status(), wish) {
             (StatusCode::SWITCHING_PROTOCOLS, Some(wish)) if headers::upgrades(answer.headers()) => {
                 let (answer, service) = switched(answer);
-                let Wish { client, admission } = wish;
-                tokio::spawn(Tunnel { client, service, admission, under_way }.run(self.metrics.clone()));
+                let Wish { upgrade: client, client: whose, admission } = wish;
+                let tunnel = Tunnel { client, service, whose, admission, under_way };
+                tokio::spawn(tunnel.run(self.metrics.clone()));
                 Ok(answer)
             }
             // Nobody asked for it.
@@ -169,7 +179,8 @@ impl Inner {
 
 /// A client that wants a websocket.
 struct Wish {
-    client: OnUpgrade,
+    upgrade: OnUpgrade,
+    client: Arc<Client>,
     admission: Option<Admission>,
 }
 
@@ -201,7 +212,7 @@ impl Service<Request<Incoming>> for Forward {
         if request.method() == Method::CONNECT {
             return Box::pin(async { Ok(status(StatusCode::METHOD_NOT_ALLOWED)) });
         }
-        let Some((request, wish)) = self.inner.prepare(request, &self.peer) else {
+        let Some((request, wish)) = self.inner.prepare(request, &self.client) else {
             return Box::pin(async { Ok(status(StatusCode::BAD_REQUEST)) });
         };
         // It is handed on from one to the next a few times.

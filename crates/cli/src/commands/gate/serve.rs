@@ -19,7 +19,7 @@ use lockkeeper_fenced::http::{AnswerBody, Checked, FenceLayer, LOCK_FENCE, Probl
 use rustix::net::sockopt::set_tcp_user_timeout;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -107,7 +107,7 @@ impl Gate {
             // While a client does not read, nobody asks for more of its answer, and so nobody sees that it is silent: the kernel does.
             let most = u32::try_from(self.idle.as_millis()).unwrap_or(u32::MAX);
             let _ = set_tcp_user_timeout(&stream, most);
-            let front = Front::new(self, peer);
+            let front = Front::new(self, peer, room);
             let patience = front.patience.clone();
             let mut server = self.server.clone();
             server.http1().timer(patience.clone());
@@ -121,7 +121,7 @@ impl Gate {
                     _ = connection => {}
                     () = patience.over() => {}
                 }
-                drop((room, open));
+                drop(open);
             });
         }
     }
@@ -135,9 +135,9 @@ struct Front {
 }
 
 impl Front {
-    fn new(gate: &Gate, peer: SocketAddr) -> Front {
+    fn new(gate: &Gate, peer: SocketAddr, room: OwnedSemaphorePermit) -> Front {
         // An IPv4 client of an IPv6 socket is an IPv4 client.
-        let service = gate.layer.layer(gate.forward.of(peer.ip().to_canonical()));
+        let service = gate.layer.layer(gate.forward.of(peer.ip().to_canonical(), room));
         Front { service, metrics: gate.metrics.clone(), patience: Patience::new(gate.idle) }
     }
 }

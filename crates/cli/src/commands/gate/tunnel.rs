@@ -7,12 +7,15 @@ use hyper_util::rt::TokioIo;
 use lockkeeper_fenced::http::Admission;
 use tokio::io::copy_bidirectional;
 
+use super::forward::Client;
 use super::metrics::{Metrics, One};
 
 /// Both ends, and the fence that it was opened with, if there was one.
 pub struct Tunnel {
     pub client: OnUpgrade,
     pub service: OnUpgrade,
+    /// It takes up the room of a connection until it is closed.
+    pub whose: Arc<Client>,
     pub admission: Option<Admission>,
     /// It counts as under way until it is closed.
     pub under_way: One,
@@ -36,6 +39,6 @@ impl Tunnel {
             () = overtaken => tracing::info!("a newer fence came, or may come elsewhere: a websocket of an older one is closed"),
         }
         drop((client, service));
-        drop(self.under_way);
+        drop((self.under_way, self.whose));
     }
 }
