@@ -1,5 +1,7 @@
 //! What is passed on, and what is refused.
 
+use rustix::process::Signal;
+
 use super::common::*;
 use super::tools::*;
 
@@ -20,6 +22,23 @@ fn a_stale_fence_is_refused_and_stays_refused_after_kill_9() {
     let other = Gate::start(&place, &service.url(), "--space other");
     assert_eq!(other.put("/a", 5, "another space").status, 200);
     assert_eq!(service.written(), ["five", "six", "another resource", "again", "another space"]);
+}
+
+/// The page said that it is enough to take it out of the store.
+#[test]
+fn a_mark_that_was_taken_away_is_forgotten_by_the_next_gate_and_by_shared_ones_at_once() {
+    let (place, service) = (Place::new("gate_forget"), Service::start());
+    for (options, at_once) in [("--space alone", 412), ("--space shared --shared", 200)] {
+        let gate = Gate::start(&place, &service.url(), options);
+        assert_eq!((gate.put("/a", 9, "far too high").status, gate.put("/a", 5, "five").status), (200, 412));
+        let space = options.split(' ').nth(1).unwrap();
+        assert!(place.run(&format!("record rm fence/{space}=/a")).status.success());
+        assert_eq!(gate.put("/a", 5, "five").status, at_once, "{options}");
+        gate.signal(Signal::TERM);
+        assert_eq!(gate.end().0, 0);
+        let gate = Gate::start(&place, &service.url(), options);
+        assert_eq!(gate.put("/a", 5, "again").status, 200, "{options}");
+    }
 }
 
 #[test]
