@@ -11,7 +11,7 @@ use super::tools::*;
 #[test]
 fn after_term_what_is_under_way_ends_well_and_nobody_new_is_let_in() {
     let (place, service) = (Place::new("gate_drain"), Service::start());
-    let gate = Gate::start(&place, &service.url(), "--admin 127.0.0.1:0");
+    let gate = Gate::start(&place, &service.url(), "");
     let mut idle = Wire::to(gate.addr);
     idle.say("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
     idle.hear("\"GET\"");
@@ -20,7 +20,7 @@ fn after_term_what_is_under_way_ends_well_and_nobody_new_is_let_in() {
     gate.signal(Signal::TERM);
     until(|| gate.metric("draining") == 1);
     until(|| TcpStream::connect(gate.addr).is_err());
-    let health = curl(&[&format!("http://{}/healthz", gate.admin.unwrap())]);
+    let health = curl(&[&format!("http://{}/healthz", gate.admin)]);
     assert_eq!((health.status, health.body.as_str()), (503, "draining\n"));
     // A connection that nothing is under way on is closed.
     std::io::copy(&mut idle.0, &mut std::io::sink()).unwrap();

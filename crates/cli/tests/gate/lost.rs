@@ -13,7 +13,7 @@ use super::tools::*;
 fn what_is_half_passed_on_is_cut_off_when_the_lock_is_lost() {
     let Ok(mut redis) = servers::redis(RedisOptions::default()) else { return };
     let (place, service, switches) = (Place::new("gate_lost"), Service::start(), switching("websocket"));
-    let options = format!("--store redis://{} --ttl 2s", redis.addr());
+    let options = format!("--store redis://{} --ttl 5s", redis.addr());
     let gate = Gate::start(&place, &service.url(), &options);
     let tunnels = Gate::start(&place, &format!("http://{switches}"), &format!("{options} --space tunnels"));
     let open = |fence: &str| {

@@ -184,7 +184,7 @@ fn the_body_of_a_get_is_passed_on_like_any_other() {
 #[test]
 fn what_happens_is_counted() {
     let (place, service) = (Place::new("gate_metrics"), Service::start());
-    let gate = Gate::start(&place, &service.url(), "--admin 127.0.0.1:0");
+    let gate = Gate::start(&place, &service.url(), "");
     gate.put("/a", 5, "x");
     gate.put("/a", 4, "x");
     curl(&["-X", "POST", &gate.url("/a")]);
@@ -197,7 +197,7 @@ fn what_happens_is_counted() {
     let slow = begin(&["-X", "PUT", "-H", "Lock-Fence: 5", "-d", "s", &gate.url("/slow")]);
     service.until_begun(3);
     assert_eq!((gate.metric("requests_under_way"), gate.metric("draining")), (1, 0));
-    let admin = gate.admin.unwrap();
+    let admin = gate.admin;
     assert_eq!(curl(&[&format!("http://{admin}/healthz")]).status, 200);
     assert_eq!(curl(&[&format!("http://{admin}/other")]).status, 404);
     assert_eq!(

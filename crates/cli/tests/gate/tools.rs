@@ -165,22 +165,35 @@ pub fn switching(protocol: &'static str) -> SocketAddr {
 pub struct Gate {
     pub child: Child,
     pub addr: SocketAddr,
-    pub admin: Option<SocketAddr>,
+    pub admin: SocketAddr,
     errors: Receiver<String>,
 }
 
 impl Gate {
+    /// One that serves fences.
     pub fn start(place: &Place, upstream: &str, options: &str) -> Gate {
+        let gate = Gate::start_next(place, upstream, options);
+        until(|| gate.is_healthy());
+        gate
+    }
+
+    /// One that may have to stand by: it takes connections, and need not serve fences yet.
+    pub fn start_next(place: &Place, upstream: &str, options: &str) -> Gate {
         let mut command = place.lk(["gate", "--json", "--listen", "127.0.0.1:0", "--upstream", upstream]);
+        command.args(["--admin", "127.0.0.1:0"]);
         command.args(options.split(' ').filter(|word| !word.is_empty()));
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let ready = lines.by_ref().map_while(Result::ok).find(|line| line.contains("\"ready\""));
         let ready: Value = serde_json::from_str(&ready.expect("it says that it is ready")).unwrap();
-        let addr = |key: &str| ready[key].as_str().map(|addr| addr.parse().unwrap());
+        let addr = |key: &str| ready[key].as_str().unwrap().parse().unwrap();
         let (tell, errors) = channel();
         std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| _ = tell.send(line)));
-        Gate { child, addr: addr("listen").unwrap(), admin: addr("admin"), errors }
+        Gate { child, addr: addr("listen"), admin: addr("admin"), errors }
+    }
+
+    pub fn is_healthy(&self) -> bool {
+        curl(&[&format!("http://{}/healthz", self.admin)]).status == 200
     }
 
     pub fn signal(&self, signal: Signal) {
@@ -202,7 +215,7 @@ impl Gate {
     }
 
     pub fn metric(&self, name: &str) -> u64 {
-        let all = curl(&[&format!("http://{}/metrics", self.admin.unwrap())]).body;
+        let all = curl(&[&format!("http://{}/metrics", self.admin)]).body;
         let line = all.lines().find_map(|line| line.strip_prefix(&format!("lockkeeper_gate_{name} ")));
         line.unwrap_or_else(|| panic!("no {name} in {all}")).parse().unwrap()
     }

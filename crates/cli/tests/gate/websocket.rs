@@ -61,7 +61,7 @@ fn a_websocket_is_passed_through_and_closed_when_a_newer_fence_comes() {
     let place = Place::new("gate_websocket");
     let mut server = python(SERVER, &[]);
     let upstream = format!("http://127.0.0.1:{}", server.line());
-    let gate = Gate::start(&place, &upstream, "--admin 127.0.0.1:0 --drain 200ms");
+    let gate = Gate::start(&place, &upstream, "--drain 200ms");
     let url = format!("ws://{}/chat", gate.addr);
     let (mut free, mut five) = (python(CLIENT, &[&url]), python(CLIENT, &[&url, "5"]));
     opened(&mut free);
@@ -107,7 +107,7 @@ fn nothing_but_a_websocket_is_passed_through_unseen() {
 #[test]
 fn a_websocket_is_one_of_the_connections_that_there_is_room_for() {
     let place = Place::new("gate_room");
-    let options = "--connections 1 --admin 127.0.0.1:0";
+    let options = "--connections 1";
     let gate = Gate::start(&place, &format!("http://{}", switching("websocket")), options);
     let mut open = Wire::to(gate.addr);
     open.say("GET /a HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n");
