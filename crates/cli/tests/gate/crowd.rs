@@ -38,7 +38,7 @@ fn thousands_of_connections_are_held_and_served() {
         return println!("left out: only {most:?} files may be open here");
     }
     let (place, service) = (Place::new("gate_crowd"), Service::start());
-    let gate = Gate::start(&place, &service.url(), "--admin 127.0.0.1:0 --connections 12000");
+    let gate = Gate::start(&place, &service.url(), "--connections 12000");
     let before = memory(gate.child.id());
     let began = Instant::now();
     let mut streams: Vec<TcpStream> = (0..count).map(|_| TcpStream::connect(gate.addr).unwrap()).collect();

@@ -5,6 +5,7 @@
 mod common;
 mod crowd;
 mod drain;
+mod lost;
 mod pass;
 mod pause;
 mod tools;

@@ -1,5 +1,7 @@
 //! What is passed on, and what is refused.
 
+use rustix::process::Signal;
+
 use super::common::*;
 use super::tools::*;
 
@@ -20,6 +22,23 @@ fn a_stale_fence_is_refused_and_stays_refused_after_kill_9() {
     let other = Gate::start(&place, &service.url(), "--space other");
     assert_eq!(other.put("/a", 5, "another space").status, 200);
     assert_eq!(service.written(), ["five", "six", "another resource", "again", "another space"]);
+}
+
+/// The page said that it is enough to take it out of the store.
+#[test]
+fn a_mark_that_was_taken_away_is_forgotten_by_the_next_gate_and_by_shared_ones_at_once() {
+    let (place, service) = (Place::new("gate_forget"), Service::start());
+    for (options, at_once) in [("--space alone", 412), ("--space shared --shared", 200)] {
+        let gate = Gate::start(&place, &service.url(), options);
+        assert_eq!((gate.put("/a", 9, "far too high").status, gate.put("/a", 5, "five").status), (200, 412));
+        let space = options.split(' ').nth(1).unwrap();
+        assert!(place.run(&format!("record rm fence/{space}=/a")).status.success());
+        assert_eq!(gate.put("/a", 5, "five").status, at_once, "{options}");
+        gate.signal(Signal::TERM);
+        assert_eq!(gate.end().0, 0);
+        let gate = Gate::start(&place, &service.url(), options);
+        assert_eq!(gate.put("/a", 5, "again").status, 200, "{options}");
+    }
 }
 
 #[test]
@@ -126,10 +145,46 @@ fn bodies_are_streamed_both_ways_and_not_kept() {
     assert!(std::fs::read(&back).unwrap().ends_with(&[b'x'; 30 << 20]));
 }
 
+/// Its length is not known, and of a method that seldom has a body none was passed on then.
+#[test]
+fn the_body_of_a_get_is_passed_on_like_any_other() {
+    let (place, service) = (Place::new("gate_get_body"), Service::start());
+    let gate = Gate::start(&place, &service.url(), "");
+    for method in ["GET", "POST"] {
+        let mut wire = Wire::to(gate.addr);
+        wire.say(&format!(
+            "{method} /echo HTTP/1.1\r\nHost: a\r\nLock-Fence: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+        ));
+        wire.say("5\r\nalpha\r\n0\r\n\r\n");
+        wire.hear("alpha");
+        for length in ["Content-Length: 5", "Content-Length:"] {
+            let two = curl(&[
+                "--http2-prior-knowledge",
+                "-X",
+                method,
+                "-H",
+                "Lock-Fence: 5",
+                "-H",
+                length,
+                "-d",
+                "gamma",
+                &gate.url("/echo"),
+            ]);
+            assert_eq!((two.status, two.body.as_str()), (200, "gamma"), "{method} {length}");
+        }
+    }
+    let none = curl(&[&gate.url("/")]).json();
+    let headers = none["headers"].as_array().unwrap();
+    assert!(
+        !headers.iter().any(|pair| pair[0] == "transfer-encoding" || pair[0] == "content-length"),
+        "{none}"
+    );
+}
+
 #[test]
 fn what_happens_is_counted() {
     let (place, service) = (Place::new("gate_metrics"), Service::start());
-    let gate = Gate::start(&place, &service.url(), "--admin 127.0.0.1:0");
+    let gate = Gate::start(&place, &service.url(), "");
     gate.put("/a", 5, "x");
     gate.put("/a", 4, "x");
     curl(&["-X", "POST", &gate.url("/a")]);
@@ -142,7 +197,7 @@ fn what_happens_is_counted() {
     let slow = begin(&["-X", "PUT", "-H", "Lock-Fence: 5", "-d", "s", &gate.url("/slow")]);
     service.until_begun(3);
     assert_eq!((gate.metric("requests_under_way"), gate.metric("draining")), (1, 0));
-    let admin = gate.admin.unwrap();
+    let admin = gate.admin;
     assert_eq!(curl(&[&format!("http://{admin}/healthz")]).status, 200);
     assert_eq!(curl(&[&format!("http://{admin}/other")]).status, 404);
     assert_eq!(

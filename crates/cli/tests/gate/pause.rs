@@ -17,7 +17,7 @@ fn holder() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let keeper = Lockkeeper::open(&store).await.unwrap();
-        let guard = keeper.lock("settings").ttl(Duration::from_millis(400)).acquire().await.unwrap();
+        let guard = keeper.lock("settings").ttl(Duration::from_secs(2)).acquire().await.unwrap();
         assert!(guard.is_held());
         println!("\nholds {}", guard.fence());
         let go = std::env::var("HOLDER_GO").unwrap();

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::combinators::BoxBody;
-use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use rustix::process::{Pid, Signal, kill_process};
@@ -92,6 +92,9 @@ async fn answer(
     if path.ends_with("/echo") {
         return Ok(Response::new(request.into_body().boxed()));
     }
+    if path.ends_with("/stream") {
+        return Ok(Response::new(streamed(state, request)));
+    }
     let headers: Vec<(String, String)> = request
         .headers()
         .iter()
@@ -109,9 +112,52 @@ async fn answer(
     if method != "GET" {
         state.written.lock().unwrap().push(value);
     }
-    let said = json!({ "method": method, "uri": uri, "headers": headers }).to_string();
+    let said = match path.ends_with("/big") {
+        // More than all buffers on the way.
+        true => "x".repeat(64 << 20),
+        false => json!({ "method": method, "uri": uri, "headers": headers }).to_string(),
+    };
     let answer = Response::builder().header("connection", "x-hop").header("x-hop", "1").header("x-kept", "1");
     Ok(answer.body(Full::from(said).map_err(|never| match never {}).boxed()).unwrap())
+}
+
+/// An answer that begins at once. The work goes on until it is told to, whoever listens.
+fn streamed(state: Arc<State>, request: Request<Incoming>) -> BoxBody<Bytes, hyper::Error> {
+    let (say, mut said) = tokio::sync::mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        let _ = say.send(Ok(Frame::data(Bytes::from_static(b"begun"))));
+        let Ok(body) = request.into_body().collect().await else { return };
+        state.go.notified().await;
+        state.written.lock().unwrap().push(String::from_utf8_lossy(&body.to_bytes()).into_owned());
+        let _ = say.send(Ok(Frame::data(Bytes::from_static(b"done"))));
+    });
+    BodyExt::boxed(StreamBody::new(futures_util::stream::poll_fn(move |cx| said.poll_recv(cx))))
+}
+
+/// A service that speaks something else on every connection that asks for it, whatever is asked for, and says back what it hears;
+/// to others it says what they asked.
+pub fn switching(protocol: &'static str) -> SocketAddr {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            std::thread::spawn(move || {
+                let mut wire = Wire(stream.unwrap());
+                let head = wire.hear("\r\n\r\n");
+                if !head.to_lowercase().contains("upgrade:") {
+                    let length = head.len() + "heard".len();
+                    let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n{head}heard");
+                    return wire.say(&answer);
+                }
+                wire.say(&format!(
+                    "HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: {protocol}\r\n\r\n"
+                ));
+                let mut out = wire.0.try_clone().unwrap();
+                let _ = std::io::copy(&mut wire.0, &mut out);
+            });
+        }
+    });
+    addr
 }
 
 // The gate.
@@ -119,22 +165,35 @@ async fn answer(
 pub struct Gate {
     pub child: Child,
     pub addr: SocketAddr,
-    pub admin: Option<SocketAddr>,
+    pub admin: SocketAddr,
     errors: Receiver<String>,
 }
 
 impl Gate {
+    /// One that serves fences.
     pub fn start(place: &Place, upstream: &str, options: &str) -> Gate {
+        let gate = Gate::start_next(place, upstream, options);
+        until(|| gate.is_healthy());
+        gate
+    }
+
+    /// One that may have to stand by: it takes connections, and need not serve fences yet.
+    pub fn start_next(place: &Place, upstream: &str, options: &str) -> Gate {
         let mut command = place.lk(["gate", "--json", "--listen", "127.0.0.1:0", "--upstream", upstream]);
+        command.args(["--admin", "127.0.0.1:0"]);
         command.args(options.split(' ').filter(|word| !word.is_empty()));
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let ready = lines.by_ref().map_while(Result::ok).find(|line| line.contains("\"ready\""));
         let ready: Value = serde_json::from_str(&ready.expect("it says that it is ready")).unwrap();
-        let addr = |key: &str| ready[key].as_str().map(|addr| addr.parse().unwrap());
+        let addr = |key: &str| ready[key].as_str().unwrap().parse().unwrap();
         let (tell, errors) = channel();
         std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| _ = tell.send(line)));
-        Gate { child, addr: addr("listen").unwrap(), admin: addr("admin"), errors }
+        Gate { child, addr: addr("listen"), admin: addr("admin"), errors }
+    }
+
+    pub fn is_healthy(&self) -> bool {
+        curl(&[&format!("http://{}/healthz", self.admin)]).status == 200
     }
 
     pub fn signal(&self, signal: Signal) {
@@ -156,7 +215,7 @@ impl Gate {
     }
 
     pub fn metric(&self, name: &str) -> u64 {
-        let all = curl(&[&format!("http://{}/metrics", self.admin.unwrap())]).body;
+        let all = curl(&[&format!("http://{}/metrics", self.admin)]).body;
         let line = all.lines().find_map(|line| line.strip_prefix(&format!("lockkeeper_gate_{name} ")));
         line.unwrap_or_else(|| panic!("no {name} in {all}")).parse().unwrap()
     }

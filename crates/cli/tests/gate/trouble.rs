@@ -55,9 +55,8 @@ fn a_connection_that_the_service_has_closed_is_not_used_again() {
 fn a_store_that_is_away_lets_no_new_fence_through_and_soon_none() {
     let Ok(mut redis) = servers::redis(RedisOptions::default()) else { return };
     let (place, service) = (Place::new("gate_store"), Service::start());
-    for (options, alone) in [("--shared", false), ("--ttl 2s", true)] {
-        let options =
-            format!("--admin 127.0.0.1:0 --space s{alone} --store redis://{} {options}", redis.addr());
+    for (options, alone) in [("--shared", false), ("--ttl 5s", true)] {
+        let options = format!("--space s{alone} --store redis://{} {options}", redis.addr());
         let gate = Gate::start(&place, &service.url(), &options);
         assert_eq!(gate.put("/a", 5, "five").status, 200);
         redis.kill9();
@@ -69,7 +68,7 @@ fn a_store_that_is_away_lets_no_new_fence_through_and_soon_none() {
         // Who is alone with its marks knows what it has seen, until the lock cannot be believed in any more.
         until(|| refused(4));
         assert!(refused(4) && refused(5) && refused(6));
-        assert_eq!(curl(&[&format!("http://{}/healthz", gate.admin.unwrap())]).status, 503);
+        assert!(!gate.is_healthy());
         assert_eq!(curl(&[&gate.url("/a")]).status, 200, "what has no fence needs no store");
         redis.restart();
     }
@@ -79,7 +78,7 @@ fn a_store_that_is_away_lets_no_new_fence_through_and_soon_none() {
 #[test]
 fn the_newer_waits_for_the_older_also_when_its_client_hangs_up() {
     let (place, service) = (Place::new("gate_wait"), Service::start());
-    let gate = Gate::start(&place, &service.url(), "--resource first-segments:1 --wait 10s --shared");
+    let gate = Gate::start(&place, &service.url(), "--resource first-segments:1 --shared");
     let hurried = Gate::start(&place, &service.url(), "--resource first-segments:1 --shared");
     let put = |fence: &str, value: &str, path: &str| {
         begin(&["-X", "PUT", "-H", &format!("Lock-Fence: {fence}"), "-d", value, &gate.url(path)])
@@ -112,10 +111,33 @@ fn the_newer_waits_for_the_older_also_when_its_client_hangs_up() {
     );
 }
 
+/// The account ended with the head of an answer if the client was gone by then, and the next fence met a service that was still at
+/// the one before.
+#[test]
+fn the_newer_waits_for_the_older_also_when_its_client_hangs_up_in_the_middle_of_the_answer() {
+    let (place, service) = (Place::new("gate_half_heard"), Service::start());
+    let gate = Gate::start(&place, &service.url(), "--resource first-segments:1");
+    let mut five = Wire::to(gate.addr);
+    five.say("PUT /a/stream HTTP/1.1\r\nHost: a\r\nLock-Fence: 5\r\nContent-Length: 4\r\n\r\nfive");
+    five.hear("begun");
+    assert_eq!(gate.metric("requests_under_way"), 1, "it has not ended");
+    drop(five);
+    until(|| gate.metric("connections") == 0);
+    let mut six = begin(&["-X", "PUT", "-H", "Lock-Fence: 6", "-d", "six", &gate.url("/a/quick")]);
+    until(|| text(&place.run("record get fence/http=/a")) == "6");
+    assert_eq!(gate.put("/a/quick", 5, "late").status, 412);
+    assert!(six.try_wait().unwrap().is_none(), "it did not wait");
+    assert_eq!(service.begun(), 1, "the newer one was passed on while the older was under way");
+    service.go();
+    assert_eq!(finish(six).status, 200);
+    assert_eq!(service.written(), ["five", "six"]);
+    assert_eq!(gate.metric("requests_under_way"), 0);
+}
+
 #[test]
 fn a_client_that_stops_in_the_middle_keeps_nobody_waiting_for_ever() {
     let (place, service) = (Place::new("gate_stall"), Service::start());
-    let gate = Gate::start(&place, &service.url(), "--timeout 500ms --idle 500ms");
+    let gate = Gate::start(&place, &service.url(), "--timeout 2s --idle 2s");
     let mut stalled = Wire::to(gate.addr);
     stalled.say("PUT /a HTTP/1.1\r\nHost: a\r\nLock-Fence: 5\r\nContent-Length: 100\r\n\r\nsome");
     service.until_begun(1);
@@ -133,39 +155,57 @@ fn a_client_that_stops_in_the_middle_keeps_nobody_waiting_for_ever() {
     }
 }
 
+/// A client that does not read fills all buffers, and then nobody asks for more of its answer: nor did anybody look how long that
+/// had been so.
+#[test]
+fn a_client_that_stops_reading_keeps_nobody_waiting_for_ever() {
+    let (place, service) = (Place::new("gate_deaf"), Service::start());
+    for method in ["PUT", "GET"] {
+        let gate = Gate::start(&place, &service.url(), &format!("--idle 2s --wait 30s --space {method}"));
+        let mut stopped = Wire::to(gate.addr);
+        stopped.say(&format!(
+            "{method} /big HTTP/1.1\r\nHost: a\r\nLock-Fence: 5\r\nContent-Length: 4\r\n\r\nfive"
+        ));
+        stopped.hear("HTTP/1.1 200");
+        let six = gate.put("/big", 6, "six");
+        assert_eq!(six.status, 200, "{method} {}", &six.body[..200.min(six.body.len())]);
+    }
+    assert_eq!(service.written(), ["five", "six", "six"]);
+}
+
 #[test]
 fn who_waits_for_an_answer_is_not_silent() {
     let (place, service) = (Place::new("gate_patient"), Service::start());
-    let gate = Gate::start(&place, &service.url(), "--idle 200ms");
-    let slow = begin(&["-X", "PUT", "-H", "Lock-Fence: 5", "-d", "slow", &gate.url("/slow")]);
+    let gate = Gate::start(&place, &service.url(), "--idle 1s");
+    let mut slow = Wire::to(gate.addr);
+    slow.say("PUT /slow HTTP/1.1\r\nHost: a\r\nLock-Fence: 5\r\nContent-Length: 4\r\n\r\nslow");
     service.until_begun(1);
-    std::thread::sleep(std::time::Duration::from_millis(700));
+    std::thread::sleep(std::time::Duration::from_millis(2500));
     service.go();
-    assert_eq!(finish(slow).status, 200);
+    slow.hear("HTTP/1.1 200");
 }
 
 #[test]
 fn of_two_gates_one_stands_by_and_takes_over() {
     let (place, service) = (Place::new("gate_standby"), Service::start());
-    let options = "--admin 127.0.0.1:0 --ttl 500ms --lock-delay 700ms";
+    let options = "--ttl 3s --lock-delay 1s";
     let first = Gate::start(&place, &service.url(), options);
-    let second = Gate::start(&place, &service.url(), options);
-    let healthy = |gate: &Gate| curl(&[&format!("http://{}/healthz", gate.admin.unwrap())]).status == 200;
-    assert!(healthy(&first) && !healthy(&second));
+    let second = Gate::start_next(&place, &service.url(), options);
+    assert!(first.is_healthy() && !second.is_healthy());
     assert_eq!(first.put("/a", 5, "five").status, 200);
     let waits = second.put("/a", 6, "six");
     assert_eq!((waits.status, waits.problem().as_str()), (503, "unavailable"));
     // One that ends well gives the marks to the next at once.
     first.signal(Signal::TERM);
     assert_eq!(first.end().0, 0);
-    until(|| healthy(&second));
+    until(|| second.is_healthy());
     assert_eq!((second.put("/a", 4, "late").status, second.put("/a", 6, "six").status), (412, 200));
     // One that is killed may have left something under way: they are held back for a while.
-    let third = Gate::start(&place, &service.url(), options);
-    drop(second);
+    let third = Gate::start_next(&place, &service.url(), options);
     let killed = std::time::Instant::now();
-    until(|| healthy(&third));
-    assert!(killed.elapsed() > std::time::Duration::from_millis(600), "{:?}", killed.elapsed());
+    drop(second);
+    until(|| third.is_healthy());
+    assert!(killed.elapsed() > std::time::Duration::from_millis(900), "{:?}", killed.elapsed());
     assert_eq!((third.put("/a", 5, "late").status, third.put("/a", 7, "seven").status), (412, 200));
     assert_eq!(service.written(), ["five", "six", "seven"]);
 }

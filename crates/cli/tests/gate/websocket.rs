@@ -61,7 +61,7 @@ fn a_websocket_is_passed_through_and_closed_when_a_newer_fence_comes() {
     let place = Place::new("gate_websocket");
     let mut server = python(SERVER, &[]);
     let upstream = format!("http://127.0.0.1:{}", server.line());
-    let gate = Gate::start(&place, &upstream, "--admin 127.0.0.1:0 --drain 200ms");
+    let gate = Gate::start(&place, &upstream, "--drain 200ms");
     let url = format!("ws://{}/chat", gate.addr);
     let (mut free, mut five) = (python(CLIENT, &[&url]), python(CLIENT, &[&url, "5"]));
     opened(&mut free);
@@ -79,4 +79,47 @@ fn a_websocket_is_passed_through_and_closed_when_a_newer_fence_comes() {
     assert!(ended == 74 && said.last().unwrap().contains("2 requests"), "{ended} {said:?}");
     assert_eq!((free.line(), six.line()), ("closed".into(), "closed".into()));
     server.child.kill().unwrap();
+}
+
+/// `Upgrade: h2c` was passed on like any other: a connection to the service on which nobody checks a fence.
+#[test]
+fn nothing_but_a_websocket_is_passed_through_unseen() {
+    let place = Place::new("gate_h2c");
+    let gate = Gate::start(&place, &format!("http://{}", switching("h2c")), "");
+    let ask = |protocol: &str, wanted: &str| {
+        let mut wire = Wire::to(gate.addr);
+        wire.say(&format!(
+            "GET /a HTTP/1.1\r\nHost: a\r\nConnection: upgrade, http2-settings\r\nUpgrade: {protocol}\r\n\
+             HTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\n\r\n"
+        ));
+        wire.hear(wanted).to_lowercase()
+    };
+    let seen = ask("h2c", "heard");
+    assert!(
+        seen.starts_with("http/1.1 200") && !seen.contains("upgrade") && !seen.contains("settings"),
+        "{seen}"
+    );
+    // Nor does the service switch to what nobody asked for.
+    assert!(ask("websocket", "fence:unknown").starts_with("http/1.1 504"));
+}
+
+/// A connection gave its room back when it became a websocket, and there could be more of those than files.
+#[test]
+fn a_websocket_is_one_of_the_connections_that_there_is_room_for() {
+    let place = Place::new("gate_room");
+    let options = "--connections 1";
+    let gate = Gate::start(&place, &format!("http://{}", switching("websocket")), options);
+    let mut open = Wire::to(gate.addr);
+    open.say("GET /a HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n");
+    open.hear("101 Switching Protocols");
+    // Its connection is over, as far as HTTP goes.
+    until(|| gate.metric("connections") == 0 && gate.metric("tunnels") == 1);
+    let mut next = Wire::to(gate.addr);
+    next.say("GET /a HTTP/1.1\r\nHost: a\r\n\r\n");
+    next.0.set_read_timeout(Some(std::time::Duration::from_millis(300))).unwrap();
+    let early = next.0.peek(&mut [0]);
+    assert!(early.is_err(), "it was served while there was no room");
+    next.0.set_read_timeout(Some(LONG)).unwrap();
+    drop(open);
+    next.hear("heard");
 }

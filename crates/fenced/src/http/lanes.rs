@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lockkeeper_core::{Fence, LockName};
@@ -9,7 +10,14 @@ use tokio::sync::Notify;
 
 /// All resources that something is under way for.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Lanes(Arc<Mutex<HashMap<LockName, Lane>>>);
+pub(super) struct Lanes(Arc<Account>);
+
+#[derive(Debug, Default)]
+struct Account {
+    lanes: Mutex<HashMap<LockName, Lane>>,
+    /// How often the right to let anything through was lost.
+    losses: AtomicU64,
+}
 
 #[derive(Debug, Default)]
 struct Lane {
@@ -29,7 +37,7 @@ impl Lane {
 impl Lanes {
     fn lock(&self) -> MutexGuard<'_, HashMap<LockName, Lane>> {
         // Nobody panics in here; and if somebody did, each step leaves the lanes whole.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts one as under way. It must be counted **before** its mark is checked: whoever raises the mark after that check
@@ -39,7 +47,14 @@ impl Lanes {
         let lane = lanes.entry(resource.clone()).or_default();
         *lane.running.entry(fence).or_default() += 1;
         let changed = lane.changed.clone();
-        Admission(Arc::new(Place { lanes: self.clone(), resource, fence, changed }))
+        let loss = Loss { lanes: self.clone(), before: self.0.losses.load(SeqCst) };
+        Admission(Arc::new(Place { loss, resource, fence, changed }))
+    }
+
+    /// Another process may let newer fences through from now on, without a word to us: all that is under way is overtaken.
+    pub fn lost(&self) {
+        self.0.losses.fetch_add(1, SeqCst);
+        self.lock().values().for_each(|lane| lane.changed.notify_waiters());
     }
 }
 
@@ -50,8 +65,28 @@ impl Lanes {
 #[derive(Clone)]
 pub struct Admission(Arc<Place>);
 
-struct Place {
+/// Whether the process that let a request through was [alone](super::FenceLayer::alone) ever since. Nothing waits for one.
+#[derive(Clone)]
+pub struct Loss {
     lanes: Lanes,
+    before: u64,
+}
+
+impl fmt::Debug for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Loss({})", self.happened())
+    }
+}
+
+impl Loss {
+    /// Whether another process may let newer fences through: then nothing more of the request should be passed on.
+    pub fn happened(&self) -> bool {
+        self.lanes.0.losses.load(SeqCst) > self.before
+    }
+}
+
+struct Place {
+    loss: Loss,
     resource: LockName,
     fence: Fence,
     changed: Arc<Notify>,
@@ -74,9 +109,15 @@ impl Admission {
     }
 
     /// Ends when this process has let a newer fence in, which waits for us from then on: whoever may work for hours should stop.
-    /// A newer fence that another process has let in is not noticed.
+    /// Also when it is not [alone](super::FenceLayer::alone) any more, though it was to be: then another process may let one in, and
+    /// waits for nobody here. A newer fence that another process has let in is not noticed otherwise.
     pub async fn overtaken(&self) {
-        self.until(|lane| lane.top > Some(self.0.fence)).await;
+        self.until(|lane| lane.top > Some(self.0.fence) || self.0.loss.happened()).await;
+    }
+
+    /// Whether the lock of the marks was lost since the request came. It does not count as under way.
+    pub fn loss(&self) -> Loss {
+        self.0.loss.clone()
     }
 
     /// Ends when nothing older is under way.
@@ -86,7 +127,7 @@ impl Admission {
 
     /// The mark has been raised to our fence, so those before us will get no more company. Says whether there is nobody.
     pub(super) fn raised(&self) -> bool {
-        let mut lanes = self.0.lanes.lock();
+        let mut lanes = self.0.loss.lanes.lock();
         let Some(lane) = lanes.get_mut(&self.0.resource) else { return true };
         if lane.top < Some(self.0.fence) {
             lane.top = Some(self.0.fence);
@@ -101,7 +142,7 @@ impl Admission {
             // From here on no news is missed.
             news.as_mut().enable();
             // The lane is there for as long as we are in it.
-            if self.0.lanes.lock().get(&self.0.resource).is_none_or(&seen) {
+            if self.0.loss.lanes.lock().get(&self.0.resource).is_none_or(&seen) {
                 return;
             }
             news.await;
@@ -111,7 +152,7 @@ impl Admission {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut lanes = self.lanes.lock();
+        let mut lanes = self.loss.lanes.lock();
         let Some(lane) = lanes.get_mut(&self.resource) else { return };
         if let Some(count) = lane.running.get_mut(&self.fence) {
             *count -= 1;
@@ -164,5 +205,21 @@ mod tests {
         six.raised();
         assert!(told.now_or_never().is_some());
         assert!(six.overtaken().now_or_never().is_none());
+    }
+
+    #[test]
+    fn a_loss_overtakes_all_that_is_under_way_and_nothing_that_comes_later() {
+        let lanes = Lanes::default();
+        let (five, other) = (enter(&lanes, 5), lanes.enter(LockName::new("/b").unwrap(), Fence::MIN));
+        let (mut told, mut other_told) = (Box::pin(five.overtaken()), Box::pin(other.overtaken()));
+        assert!(told.as_mut().now_or_never().is_none() && other_told.as_mut().now_or_never().is_none());
+        let loss = five.loss();
+        assert!(!loss.happened());
+        lanes.lost();
+        assert!(told.now_or_never().is_some() && other_told.now_or_never().is_some() && loss.happened());
+        let again = enter(&lanes, 5);
+        assert!(again.overtaken().now_or_never().is_none() && !again.loss().happened());
+        drop((five, other, again));
+        assert!(lanes.lock().is_empty(), "a loss alone keeps no lane");
     }
 }

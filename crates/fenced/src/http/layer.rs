@@ -109,12 +109,12 @@ impl FenceLayer {
     /// and remembers the marks that it has seen: then most requests do not ask the store at all. It needs a runtime of tokio's,
     /// for a task of its own. Say [`FenceLayer::space`] first.
     ///
-    /// As long as another process has the lock, or after it was lost, requests with a fence are 503. After an unclean end (a
-    /// crash, a store that was away for longer than `ttl`) nobody gets it for `lock_delay`, where the store can do that: take the
-    /// time that your service may go on working for a process that is gone.
+    /// As long as another process has the lock, or after it was lost, requests with a fence are 503, and what is under way is
+    /// [overtaken](Admission::overtaken). After an unclean end (a crash, a store that was away for longer than `ttl`) nobody gets it
+    /// for `lock_delay`, where the store can do that: take the time that your service may go on working for a process that is gone.
     pub fn alone(mut self, ttl: Duration, lock_delay: Duration) -> Result<Self> {
-        let marks = &mut self.rules().marks;
-        marks.owner = Some(Owner::start(&marks.keeper, marks.lock()?, ttl, lock_delay));
+        let Rules { marks, lanes, .. } = self.rules();
+        marks.owner = Some(Owner::start(&marks.keeper, marks.lock()?, ttl, lock_delay, lanes.clone()));
         Ok(self)
     }
 

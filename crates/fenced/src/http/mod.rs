@@ -33,7 +33,7 @@
 //! [alone](FenceLayer::alone) with the marks, or send all requests for a resource to one process.
 //!
 //! **A request that was passed on is finished, also when its client hangs up**, because whoever comes next must know that it has
-//! ended. A service that goes on working after its answer holds on to the [`Admission`] that it finds among the extensions of
+//! ended: the rest of its answer is read in the background, unless it is one to a GET or its like, which changes nothing. A service that goes on working after its answer holds on to the [`Admission`] that it finds among the extensions of
 //! the request.
 
 mod client;
@@ -47,7 +47,7 @@ mod service;
 
 pub use client::{SendFence, SendsFence};
 pub use header::LOCK_FENCE;
-pub use lanes::Admission;
+pub use lanes::{Admission, Loss};
 pub use layer::{FenceLayer, Require};
 pub use problem::Problem;
 pub use service::{AnswerBody, Checked, UnderWay};

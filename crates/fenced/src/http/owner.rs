@@ -9,6 +9,8 @@ use lockkeeper::{Guard, Lockkeeper};
 use lockkeeper_core::{Error, Fence, LockName, Result};
 use tokio::sync::watch;
 
+use super::lanes::Lanes;
+
 /// So many marks are remembered, and then all are forgotten: they are in the store.
 const REMEMBERED: usize = 100_000;
 /// The pause after an ask that failed.
@@ -22,6 +24,7 @@ struct Inner {
     keeper: Lockkeeper,
     tenure: Arc<Mutex<Option<Tenure>>>,
     owns: watch::Receiver<bool>,
+    lanes: Lanes,
     task: tokio::task::AbortHandle,
 }
 
@@ -46,10 +49,17 @@ fn lock(tenure: &Mutex<Option<Tenure>>) -> MutexGuard<'_, Option<Tenure>> {
 }
 
 impl Owner {
-    pub fn start(keeper: &Lockkeeper, name: LockName, ttl: Duration, lock_delay: Duration) -> Owner {
+    /// Whenever the lock is lost, all that is under way in `lanes` is told.
+    pub fn start(
+        keeper: &Lockkeeper,
+        name: LockName,
+        ttl: Duration,
+        lock_delay: Duration,
+        lanes: Lanes,
+    ) -> Owner {
         let tenure = Arc::<Mutex<Option<Tenure>>>::default();
         let (tell, owns) = watch::channel(false);
-        let (its_keeper, its_tenure) = (keeper.clone(), tenure.clone());
+        let (its_keeper, its_tenure, its_lanes) = (keeper.clone(), tenure.clone(), lanes.clone());
         let task = tokio::spawn(async move {
             loop {
                 let mut ask = its_keeper.lock(&name).ttl(ttl).label("keeps marks");
@@ -64,6 +74,7 @@ impl Owner {
                         let why = guard.lost().await;
                         tracing::warn!(%why, "the marks are not ours any more: fences are refused until they are");
                         *lock(&its_tenure) = None;
+                        its_lanes.lost();
                         tell.send_replace(false);
                     }
                     Err(error) => {
@@ -73,7 +84,7 @@ impl Owner {
                 }
             }
         });
-        Owner(Arc::new(Inner { keeper: keeper.clone(), tenure, owns, task: task.abort_handle() }))
+        Owner(Arc::new(Inner { keeper: keeper.clone(), tenure, owns, lanes, task: task.abort_handle() }))
     }
 
     /// Whether the marks are ours now: a comparison with the deadline of the lock.
@@ -114,6 +125,7 @@ impl Owner {
     pub async fn let_go(&self) {
         self.0.task.abort();
         *lock(&self.0.tenure) = None;
+        self.0.lanes.lost();
         // The task has a share of the guard until it has really ended.
         while !self.0.task.is_finished() {
             tokio::task::yield_now().await;

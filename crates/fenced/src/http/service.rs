@@ -8,8 +8,7 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{Request, Response};
 use http_body::{Body, Frame, SizeHint};
-use http_body_util::{Either, Full};
-use pin_project_lite::pin_project;
+use http_body_util::{BodyExt, Either, Full};
 use tower_service::Service;
 
 use super::lanes::Admission;
@@ -37,7 +36,7 @@ where
     S::Future: Send + 'static,
     S::Error: Send + 'static,
     B: Send + 'static,
-    R: Body<Data = Bytes> + Send + 'static,
+    R: Body<Data = Bytes> + Send + Unpin + 'static,
 {
     type Response = Response<AnswerBody<R>>;
     type Error = S::Error;
@@ -53,7 +52,7 @@ where
             Ok(Some((fence, resource))) => self.rules.enter(fence, &resource),
             Ok(None) => {
                 let call = self.inner.call(Request::from_parts(parts, body));
-                return Box::pin(async { Ok(under_way(call.await?, None)) });
+                return Box::pin(async { Ok(under_way(call.await?, None, true)) });
             }
             Err(problem) => Err(problem),
         };
@@ -62,9 +61,10 @@ where
             Err(problem) => return Box::pin(async { Ok(problem.response().map(Either::Right)) }),
         };
         parts.extensions.insert(admission.clone());
+        let reads = parts.method.is_safe();
         let request = Request::from_parts(parts, body);
         if self.rules.passes(&admission) {
-            return Box::pin(finished(self.inner.call(request), admission));
+            return Box::pin(finished(self.inner.call(request), admission, reads));
         }
         // The one that said it is ready goes with the request.
         let fresh = self.inner.clone();
@@ -72,49 +72,70 @@ where
         let rules = self.rules.clone();
         Box::pin(async move {
             match rules.admit(&admission).await {
-                Ok(()) => finished(inner.call(request), admission).await,
+                Ok(()) => finished(inner.call(request), admission, reads).await,
                 Err(problem) => Ok(problem.response().map(Either::Right)),
             }
         })
     }
 }
 
-fn under_way<R>(response: Response<R>, admission: Option<Admission>) -> Response<AnswerBody<R>> {
-    response.map(|body| Either::Left(UnderWay { body, admission }))
+fn under_way<R: Body + Send + Unpin + 'static>(
+    response: Response<R>,
+    admission: Option<Admission>,
+    reads: bool,
+) -> Response<AnswerBody<R>> {
+    response.map(|body| Either::Left(UnderWay { body: Some(body), admission, reads }))
 }
 
-pin_project! {
-    /// A body whose request counts as under way until it has ended.
-    #[derive(Debug)]
-    pub struct UnderWay<R> {
-        #[pin]
-        body: R,
-        admission: Option<Admission>,
-    }
+/// A body whose request counts as under way until it has ended. Dropped before, it is read to its end in the background: a service
+/// may answer while it works, and who hangs up does not end that. What was only asked for to be read is cut off instead.
+#[derive(Debug)]
+pub struct UnderWay<R: Body + Send + Unpin + 'static> {
+    /// `None` when it is dropped.
+    body: Option<R>,
+    admission: Option<Admission>,
+    reads: bool,
 }
 
-impl<R: Body> Body for UnderWay<R> {
+impl<R: Body + Send + Unpin + 'static> Body for UnderWay<R> {
     type Data = R::Data;
     type Error = R::Error;
 
     fn poll_frame(
-        self: Pin<&mut Self>,
+        mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<R::Data>, R::Error>>> {
-        let this = self.project();
-        let frame = this.body.poll_frame(cx);
+        let Some(body) = &mut self.body else { return Poll::Ready(None) };
+        let frame = Pin::new(body).poll_frame(cx);
         if matches!(frame, Poll::Ready(None | Some(Err(_)))) {
-            *this.admission = None;
+            self.admission = None;
         }
         frame
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.body.as_ref().is_none_or(Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        self.body.as_ref().map_or(SizeHint::with_exact(0), Body::size_hint)
+    }
+}
+
+impl<R: Body + Send + Unpin + 'static> Drop for UnderWay<R> {
+    fn drop(&mut self) {
+        if self.reads || self.is_end_stream() || std::thread::panicking() {
+            return;
+        }
+        if let (Some(mut body), Some(admission)) = (self.body.take(), self.admission.take())
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            runtime.spawn(async move {
+                while let Some(Ok(_)) = body.frame().await {}
+                drop(body);
+                drop(admission);
+            });
+        }
     }
 }
 
@@ -122,13 +143,14 @@ impl<R: Body> Body for UnderWay<R> {
 fn finished<F, R, E>(
     call: F,
     admission: Admission,
+    reads: bool,
 ) -> impl Future<Output = Result<Response<AnswerBody<R>>, E>> + Send
 where
     F: Future<Output = Result<Response<R>, E>> + Send + 'static,
-    R: Send + 'static,
+    R: Body + Send + Unpin + 'static,
     E: Send + 'static,
 {
-    let work = async move { Ok(under_way(call.await?, Some(admission))) };
+    let work = async move { Ok(under_way(call.await?, Some(admission), reads)) };
     Finished { work: Some(Box::pin(work)), begun: false }
 }
 

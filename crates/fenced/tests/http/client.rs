@@ -26,7 +26,7 @@ async fn the_fence_of_the_guard_arrives_and_nothing_is_sent_once_it_is_lost() {
     let client: Client<_, Full<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
     let put = || Request::put(&url).header("Lock-Fence", "1").body(Full::from("paid")).unwrap();
 
-    let first = Arc::new(keeper.lock("orders/42").ttl(Duration::from_millis(300)).acquire().await.unwrap());
+    let first = Arc::new(keeper.lock("orders/42").ttl(Duration::from_secs(3)).acquire().await.unwrap());
     let mut a = SendFence::new(first.clone()).layer(client.clone());
     assert_eq!(a.call(put()).await.unwrap().status(), 201);
     keeper.break_lock("orders/42", "to see what happens").await.unwrap();

@@ -1,6 +1,6 @@
 //! What the layer answers, what it lets wait, and what it remembers.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::Router;
@@ -190,6 +190,38 @@ async fn an_answer_is_under_way_until_its_body_ends_and_a_service_may_hold_on_fo
     assert!(six.as_mut().now_or_never().is_none(), "the service still works on it");
     drop(five);
     assert_eq!(six.await.0, 200);
+}
+
+/// The account ended with the head once the client was gone: a service that answers while it works was still at it when the next
+/// fence came.
+#[tokio::test]
+async fn who_hangs_up_in_the_middle_of_an_answer_does_not_end_what_was_begun() {
+    for (method, waits) in [("PUT", true), ("GET", false)] {
+        let (layer, ..) = fresh().await;
+        let (works, mut said) = mpsc::unbounded_channel::<Bytes>();
+        let parts =
+            futures_util::stream::poll_fn(move |cx| said.poll_recv(cx).map(|part| part.map(Ok::<_, Error>)));
+        let answer = Arc::new(Mutex::new(Some(Body::from_stream(parts))));
+        let app = Router::new()
+            .fallback(any(move || async move { answer.lock().unwrap().take().unwrap_or_default() }));
+        works.send(Bytes::from_static(b"some")).unwrap();
+        let mut five = layer.layer(app.clone()).call(request(method, "/a", &["5"])).await.unwrap();
+        assert!(five.body_mut().frame().await.unwrap().is_ok());
+        drop(five);
+        if waits {
+            let mut six = Box::pin(put(&layer, &app, "/a", 6));
+            for _ in 0..20 {
+                tokio::task::yield_now().await;
+                assert!(six.as_mut().now_or_never().is_none(), "the service is still at it");
+            }
+            assert!(works.send(Bytes::from_static(b"more")).is_ok(), "it was cut off");
+            drop(works);
+            assert_eq!(six.await.0, 200);
+        } else {
+            assert!(works.is_closed(), "what is only read need not be read to the end");
+            assert_eq!(put(&layer, &app, "/a", 6).await.0, 200);
+        }
+    }
 }
 
 #[tokio::test]

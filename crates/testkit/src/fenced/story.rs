@@ -15,7 +15,7 @@ use crate::servers::TempDir;
 const ADDRESS: &str = "LOCKKEEPER_STORY_ADDRESS";
 const STORE: &str = "LOCKKEEPER_STORY_STORE";
 /// Long enough for a slow machine to be granted it, short enough to wait for its end.
-const TTL: Duration = Duration::from_secs(1);
+const TTL: Duration = Duration::from_secs(3);
 
 /// Tells the story to one resource. `writer` is the path of the test that is [`write()`] for the same harness.
 ///

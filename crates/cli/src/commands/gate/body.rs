@@ -9,7 +9,10 @@ use std::time::Duration;
 
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use lockkeeper_fenced::http::Loss;
 use tokio::time::{Instant, Sleep, sleep};
+
+use super::metrics::One;
 
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -40,21 +43,25 @@ impl Progress {
 pub struct Sent {
     pub body: Incoming,
     pub progress: Progress,
+    /// Of what has a fence.
+    pub loss: Option<Loss>,
 }
 
 impl Body for Sent {
     type Data = bytes::Bytes;
-    type Error = hyper::Error;
+    type Error = BoxError;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<bytes::Bytes>, hyper::Error>>> {
-        let frame = Pin::new(&mut self.body).poll_frame(cx);
-        if frame.is_ready() {
-            self.progress.note();
+    ) -> Poll<Option<Result<Frame<bytes::Bytes>, BoxError>>> {
+        let frame = std::task::ready!(Pin::new(&mut self.body).poll_frame(cx));
+        self.progress.note();
+        // The service must not get a whole request together when another gate may have let a newer one through.
+        if self.loss.as_ref().is_some_and(Loss::happened) {
+            return Poll::Ready(Some(Err("the lock of the marks was lost".into())));
         }
-        frame
+        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -73,11 +80,13 @@ pub struct Idle {
     /// Most answers come in one piece, and need none.
     timer: Option<Pin<Box<Sleep>>>,
     waiting: bool,
+    /// The request counts until its answer has ended, not until it has begun.
+    _under_way: One,
 }
 
 impl Idle {
-    pub fn new(body: Incoming, most: Duration) -> Self {
-        Idle { body, most, timer: None, waiting: false }
+    pub fn new(body: Incoming, most: Duration, under_way: One) -> Self {
+        Idle { body, most, timer: None, waiting: false, _under_way: under_way }
     }
 }
 

@@ -10,9 +10,10 @@ use futures_util::future::BoxFuture;
 use http::uri::{Authority, PathAndQuery, Scheme, Uri};
 use http::{HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use http_body_util::{Either, Full};
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::upgrade::{self, OnUpgrade};
 use lockkeeper_fenced::http::{Admission, Problem};
+use tokio::sync::OwnedSemaphorePermit;
 use tower_service::Service;
 
 use super::body::{Idle, Progress, Sent};
@@ -69,8 +70,15 @@ pub type Answer = Either<Idle, Full<Bytes>>;
 #[derive(Clone)]
 pub struct Forward {
     inner: Arc<Inner>,
-    /// The address of the client, as the service is told it.
+    client: Arc<Client>,
+}
+
+/// Whose connection it is.
+pub struct Client {
+    /// Its address, as the service is told it.
     peer: HeaderValue,
+    /// It takes up room until the last that has to do with it is over, a websocket too.
+    _room: Option<OwnedSemaphorePermit>,
 }
 
 struct Inner {
@@ -85,27 +93,28 @@ impl Forward {
         let upstream = gate.upstream.clone();
         let links = Links::new(upstream.uri.clone(), gate.connect_timeout, gate.timeout);
         let inner = Arc::new(Inner { links, upstream, metrics, idle: gate.idle });
-        Forward { inner, peer: HeaderValue::from_static("unknown") }
+        Forward { inner, client: Arc::new(Client { peer: HeaderValue::from_static("unknown"), _room: None }) }
     }
 
     /// For this client.
-    pub fn of(&self, peer: IpAddr) -> Self {
-        let peer = HeaderValue::try_from(peer.to_string()).unwrap_or_else(|_| self.peer.clone());
-        Forward { inner: self.inner.clone(), peer }
+    pub fn of(&self, peer: IpAddr, room: OwnedSemaphorePermit) -> Self {
+        let peer = HeaderValue::try_from(peer.to_string()).unwrap_or_else(|_| self.client.peer.clone());
+        Forward { inner: self.inner.clone(), client: Arc::new(Client { peer, _room: Some(room) }) }
     }
 }
 
 impl Inner {
-    /// The request as the service gets it, and what the client wants to speak, if that is not HTTP.
+    /// The request as the service gets it, and the client's wish for a websocket, if it has one.
     fn prepare(
         &self,
         mut request: Request<Incoming>,
-        peer: &HeaderValue,
+        client: &Arc<Client>,
     ) -> Option<(Request<Sent>, Option<Wish>)> {
-        let protocol = headers::upgrade(request.headers()).filter(|_| request.version() == Version::HTTP_11);
-        let wish = protocol.map(|protocol| Wish {
-            protocol,
-            client: upgrade::on(&mut request),
+        let upgrades = request.version() == Version::HTTP_11 && headers::upgrades(request.headers());
+        let loss = request.extensions().get::<Admission>().map(Admission::loss);
+        let wish = upgrades.then(|| Wish {
+            upgrade: upgrade::on(&mut request),
+            client: client.clone(),
             admission: request.extensions().get::<Admission>().cloned(),
         });
         let (mut parts, body) = request.into_parts();
@@ -115,13 +124,17 @@ impl Inner {
             parts.headers.insert(header::HOST, HeaderValue::from_str(host.as_str()).ok()?);
         }
         headers::strip(&mut parts.headers);
-        headers::forwarded(&mut parts.headers, peer);
-        if let Some(wish) = &wish {
-            headers::set_upgrade(&mut parts.headers, wish.protocol.clone());
+        headers::forwarded(&mut parts.headers, &client.peer);
+        if upgrades {
+            headers::set_upgrade(&mut parts.headers);
+        }
+        if !body.is_end_stream() && body.size_hint().exact().is_none() {
+            // Of a GET nothing is sent otherwise, and the service would take it for one without a body.
+            parts.headers.insert(header::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
         }
         parts.uri = self.upstream.path(parts.uri)?;
         parts.version = Version::HTTP_11;
-        Some((Request::from_parts(parts, Sent { body, progress: Progress::new() }), wish))
+        Some((Request::from_parts(parts, Sent { body, progress: Progress::new(), loss }), wish))
     }
 
     async fn pass(
@@ -132,16 +145,17 @@ impl Inner {
         let under_way = self.metrics.requests.one();
         let answer = self.links.send(request).await.map_err(|trouble| self.problem(trouble))?;
         match (answer.status(), wish) {
-            (StatusCode::SWITCHING_PROTOCOLS, Some(wish)) => {
+            (StatusCode::SWITCHING_PROTOCOLS, Some(wish)) if headers::upgrades(answer.headers()) => {
                 let (answer, service) = switched(answer);
-                let Wish { client, admission, .. } = wish;
-                tokio::spawn(Tunnel { client, service, admission, under_way }.run(self.metrics.clone()));
+                let Wish { upgrade: client, client: whose, admission } = wish;
+                let tunnel = Tunnel { client, service, whose, admission, under_way };
+                tokio::spawn(tunnel.run(self.metrics.clone()));
                 Ok(answer)
             }
             // Nobody asked for it.
-            (StatusCode::SWITCHING_PROTOCOLS, None) => Err(Problem::Unknown),
+            (StatusCode::SWITCHING_PROTOCOLS, _) => Err(Problem::Unknown),
             _ => {
-                let mut answer = answer.map(|body| Either::Left(Idle::new(body, self.idle)));
+                let mut answer = answer.map(|body| Either::Left(Idle::new(body, self.idle, under_way)));
                 headers::strip(answer.headers_mut());
                 Ok(answer)
             }
@@ -163,22 +177,19 @@ impl Inner {
     }
 }
 
-/// What a client wants to speak instead of HTTP.
+/// A client that wants a websocket.
 struct Wish {
-    protocol: HeaderValue,
-    client: OnUpgrade,
+    upgrade: OnUpgrade,
+    client: Arc<Client>,
     admission: Option<Admission>,
 }
 
 /// The answer that a client gets whose wish is granted, and the service's end.
 fn switched(mut answer: Response<Incoming>) -> (Response<Answer>, OnUpgrade) {
     let service = upgrade::on(&mut answer);
-    let protocol = answer.headers().get(header::UPGRADE).cloned();
     let mut answer = answer.map(|_| Either::Right(Full::default()));
     headers::strip(answer.headers_mut());
-    if let Some(protocol) = protocol {
-        headers::set_upgrade(answer.headers_mut(), protocol);
-    }
+    headers::set_upgrade(answer.headers_mut());
     (answer, service)
 }
 
@@ -201,7 +212,7 @@ impl Service<Request<Incoming>> for Forward {
         if request.method() == Method::CONNECT {
             return Box::pin(async { Ok(status(StatusCode::METHOD_NOT_ALLOWED)) });
         }
-        let Some((request, wish)) = self.inner.prepare(request, &self.peer) else {
+        let Some((request, wish)) = self.inner.prepare(request, &self.client) else {
             return Box::pin(async { Ok(status(StatusCode::BAD_REQUEST)) });
         };
         // It is handed on from one to the next a few times.

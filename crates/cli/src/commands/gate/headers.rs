@@ -38,18 +38,21 @@ pub fn strip(headers: &mut HeaderMap) {
     }
 }
 
-/// What the client wants to speak instead of HTTP, if it does.
-pub fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
-    let wanted = headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok());
-    let wanted =
-        wanted.flat_map(|value| value.split(',')).any(|word| word.trim().eq_ignore_ascii_case("upgrade"));
-    headers.get(header::UPGRADE).filter(|_| wanted).cloned()
+/// Whether a websocket is asked for, or granted. Nothing else is: `h2c` would be requests that nobody checks.
+pub fn upgrades(headers: &HeaderMap) -> bool {
+    let says = |name, word: &str| {
+        let values = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
+        values.flat_map(|value| value.split(',')).any(|said| said.trim().eq_ignore_ascii_case(word))
+    };
+    headers.contains_key(header::UPGRADE)
+        && says(header::CONNECTION, "upgrade")
+        && says(header::UPGRADE, "websocket")
 }
 
 /// Says again what [`strip`] has taken out.
-pub fn set_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
+pub fn set_upgrade(headers: &mut HeaderMap) {
     headers.insert(header::CONNECTION, HeaderValue::from_static("upgrade"));
-    headers.insert(header::UPGRADE, protocol);
+    headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
 }
 
 /// Who the client is and what it asked for. A proxy before us may have said so already.
@@ -99,13 +102,13 @@ mod tests {
     }
 
     #[test]
-    fn an_upgrade_needs_both_headers() {
-        assert_eq!(
-            upgrade(&map(&[("connection", "Keep-Alive, Upgrade"), ("upgrade", "websocket")])).unwrap(),
-            "websocket"
-        );
-        assert_eq!(upgrade(&map(&[("upgrade", "websocket")])), None);
-        assert_eq!(upgrade(&map(&[("connection", "upgrade")])), None);
+    fn an_upgrade_needs_both_headers_and_is_to_a_websocket() {
+        let wants =
+            |protocol| upgrades(&map(&[("connection", "Keep-Alive, Upgrade"), ("upgrade", protocol)]));
+        assert!(wants("websocket") && wants("h2c, WebSocket"));
+        assert!(!wants("h2c") && !wants("") && !wants("websocket/13"));
+        assert!(!upgrades(&map(&[("upgrade", "websocket")])));
+        assert!(!upgrades(&map(&[("connection", "upgrade")])));
     }
 
     #[test]

@@ -104,7 +104,7 @@ impl Metrics {
         for (name, help, value) in [
             ("requests_under_way", "Requests that were passed on and have not ended.", self.requests.count()),
             ("connections", "Connections of clients.", self.connections.count()),
-            ("tunnels", "Websockets and other upgraded connections.", self.tunnels.count()),
+            ("tunnels", "Websockets.", self.tunnels.count()),
             ("draining", "1 after a signal to end.", self.draining.load(Relaxed).into()),
         ] {
             text += &head(name, "gauge", help);

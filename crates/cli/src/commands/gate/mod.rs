@@ -71,7 +71,7 @@ pub struct Gate {
     /// How long it may take to reach the service, then 502
     #[arg(long, value_name = "SPAN", default_value = "5s", value_parser = span::long, allow_hyphen_values = true)]
     pub connect_timeout: Duration,
-    /// How long an answer, or a connection between requests, may be silent
+    /// How long an answer, its reader, or a connection between requests may be silent
     #[arg(long, value_name = "SPAN", default_value = "5m", value_parser = span::long, allow_hyphen_values = true)]
     pub idle: Duration,
     /// How long a newer fence waits for older requests that are under way, then 503

@@ -16,9 +16,10 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
 use lockkeeper_fenced::http::{AnswerBody, Checked, FenceLayer, LOCK_FENCE, Problem};
+use rustix::net::sockopt::set_tcp_user_timeout;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -103,7 +104,10 @@ impl Gate {
                 }
             };
             let _ = stream.set_nodelay(true);
-            let front = Front::new(self, peer);
+            // While a client does not read, nobody asks for more of its answer, and so nobody sees that it is silent: the kernel does.
+            let most = u32::try_from(self.idle.as_millis()).unwrap_or(u32::MAX);
+            let _ = set_tcp_user_timeout(&stream, most);
+            let front = Front::new(self, peer, room);
             let patience = front.patience.clone();
             let mut server = self.server.clone();
             server.http1().timer(patience.clone());
@@ -117,7 +121,7 @@ impl Gate {
                     _ = connection => {}
                     () = patience.over() => {}
                 }
-                drop((room, open));
+                drop(open);
             });
         }
     }
@@ -131,9 +135,9 @@ struct Front {
 }
 
 impl Front {
-    fn new(gate: &Gate, peer: SocketAddr) -> Front {
+    fn new(gate: &Gate, peer: SocketAddr, room: OwnedSemaphorePermit) -> Front {
         // An IPv4 client of an IPv6 socket is an IPv4 client.
-        let service = gate.layer.layer(gate.forward.of(peer.ip().to_canonical()));
+        let service = gate.layer.layer(gate.forward.of(peer.ip().to_canonical(), room));
         Front { service, metrics: gate.metrics.clone(), patience: Patience::new(gate.idle) }
     }
 }
