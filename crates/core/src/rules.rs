@@ -1,5 +1,7 @@
 //! Who may join whom: the one rule of admission, used by the lock table and by every store that computes it itself.
 
+use smallvec::SmallVec;
+
 use crate::{Ask, Error, Fence, LockName, Mode, Owner, Result};
 
 /// What one holder has in a lock.
@@ -34,9 +36,8 @@ pub fn judge(owner: Option<Owner>, mode: Mode, holders: impl Iterator<Item = Sta
         Mode::Permit(n) => n,
         _ => u32::MAX,
     };
-    // Re-entrant holds stand beside each other and share a fence: they are one permit.
-    let mut permits: u32 = 0;
-    let mut last_fence = None;
+    // Re-entrant holds share a fence: they are one permit. Where holders stand in the order in which they came, others may be between them.
+    let mut permits: SmallVec<[Fence; 16]> = SmallVec::new();
     for stake in holders {
         if owner.is_some() && stake.owner == owner {
             if covers(stake.mode, mode) {
@@ -50,15 +51,20 @@ pub fn judge(owner: Option<Owner>, mode: Mode, holders: impl Iterator<Item = Sta
             (Mode::Shared, Mode::Shared) => {}
             (Mode::Permit(_), Mode::Permit(n)) => {
                 limit = limit.min(n);
-                permits += u32::from(last_fence != Some(stake.fence));
-                last_fence = Some(stake.fence);
+                if permits.last() != Some(&stake.fence) {
+                    permits.push(stake.fence);
+                }
             }
             _ => verdict = Verdict::Blocked,
         }
     }
+    if permits.len() >= limit as usize {
+        permits.sort_unstable();
+        permits.dedup();
+    }
     match verdict {
         _ if mine => Verdict::Upgrade,
-        _ if permits >= limit => Verdict::Blocked,
+        _ if permits.len() >= limit as usize => Verdict::Blocked,
         verdict => verdict,
     }
 }
@@ -139,6 +145,10 @@ mod tests {
     fn reentrant_holds_are_one_permit() {
         let held = [stake(1, Mode::Permit(2), 7), stake(1, Mode::Permit(2), 7)];
         assert_eq!(judge(None, Mode::Permit(2), held.into_iter()), Verdict::Free);
+        let between =
+            [stake(1, Mode::Permit(3), 7), stake(2, Mode::Permit(3), 8), stake(1, Mode::Permit(3), 7)];
+        assert_eq!(judge(None, Mode::Permit(3), between.into_iter()), Verdict::Free);
+        assert_eq!(judge(None, Mode::Permit(2), between.into_iter()), Verdict::Blocked);
     }
 
     #[test]

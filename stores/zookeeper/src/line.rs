@@ -169,17 +169,14 @@ impl Line {
         self.all.iter().filter(|one| !self.holds(one) && !one.entry().is_some_and(|entry| entry.hasty))
     }
 
-    /// What holders have in it. Re-entrant holds, which came at different times, stand beside each other.
-    pub fn stakes(&self, base: u64, but: &str) -> impl Iterator<Item = Stake> {
+    /// What holders have in it.
+    pub fn stakes<'a>(&'a self, base: u64, but: &'a str) -> impl Iterator<Item = Stake> + 'a {
         let held = self.holders().filter(move |one| one.path != but).map(move |one| Stake {
             owner: one.owner(),
             mode: one.mode(),
             fence: one.fence(base),
         });
         let kept = self.backs.iter().filter_map(Back::held);
-        let kept = kept.map(|held| Stake { owner: None, mode: held.mode, fence: held.fence });
-        let mut all: Vec<Stake> = held.chain(kept).collect();
-        all.sort_by_key(|stake| stake.fence);
-        all.into_iter()
+        held.chain(kept.map(|held| Stake { owner: None, mode: held.mode, fence: held.fence }))
     }
 }
