@@ -50,6 +50,7 @@ pub enum Step {
 /// Ends the entry in the book, also when the ask is dropped.
 struct Entered<'a> {
     shared: &'a Shared,
+    ask: &'a Ask,
     mark: Mark,
     caller: Arc<Caller>,
     nothing: bool,
@@ -57,7 +58,7 @@ struct Entered<'a> {
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        self.shared.book.end(self.mark, &self.caller, self.nothing, self.shared.clock.now());
+        self.shared.book.end(self.mark, self.ask, &self.caller, self.nothing, self.shared.clock.now());
     }
 }
 
@@ -65,7 +66,7 @@ impl Shared {
     pub async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
         let mark = crate::layout::mark(&ask.claim.attempt);
         let caller = self.book.begin(mark, ask, self.clock.now());
-        let mut entered = Entered { shared: self, mark, caller: caller.clone(), nothing: false };
+        let mut entered = Entered { shared: self, ask, mark, caller: caller.clone(), nothing: false };
         let joins = ask.wait != Wait::No;
         // What it is known to have is looked at; it does not stand in line behind itself.
         let joined = self.book.open().holds.get(&mark).is_some_and(|hold| hold.known.is_some());
@@ -93,6 +94,8 @@ impl Asking<'_> {
         let mut since_failure = None;
         loop {
             if caller.has_left() {
+                // Whoever took it back may have looked before it stood in line.
+                self.leave().await?;
                 return Err(Error::Unavailable("the ask was taken back".into()));
             }
             let step = self.step().await;

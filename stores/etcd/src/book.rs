@@ -154,11 +154,32 @@ impl Book {
         caller
     }
 
+    /// When `hold.expires` is over, what there is of it is taken out, whatever that is.
+    pub fn look_after(&self, mark: Mark, hold: Hold) {
+        let mut pages = self.open();
+        match pages.holds.get_mut(&mark) {
+            // It is asked again meanwhile.
+            Some(hold) => hold.doubted = true,
+            None => {
+                pages.holds.insert(mark, Hold { known: None, caller: None, ..hold });
+                self.ring.notify_one();
+            }
+        }
+    }
+
     /// The ask is over. `nothing`: it has got nothing. If an earlier call of it was not answered, that says nothing of what that
     /// one has got, or will get.
-    pub fn end(&self, mark: Mark, caller: &Arc<Caller>, nothing: bool, now: Moment) {
+    pub fn end(&self, mark: Mark, ask: &Ask, caller: &Arc<Caller>, nothing: bool, now: Moment) {
         let mut pages = self.open();
-        let Some(hold) = pages.holds.get_mut(&mark) else { return };
+        let Some(hold) = pages.holds.get_mut(&mark) else {
+            drop(pages);
+            if !nothing {
+                // It was given back meanwhile, perhaps before it had got what it has got.
+                let (names, ttl, caller) = (ask.claim.names.clone(), ask.ttl, None);
+                self.look_after(mark, Hold { names, ttl, expires: now, known: None, caller, doubted: true });
+            }
+            return;
+        };
         if !hold.caller.as_ref().is_some_and(|one| Arc::ptr_eq(one, caller)) {
             return;
         }
@@ -206,7 +227,9 @@ impl Shared {
     /// Tells etcd that a hold is over, until it has heard.
     async fn see_off(&self, mark: Mark, hold: Hold) {
         loop {
-            if !self.book.open().ending.contains(&mark) {
+            if let Some(again) = self.book.open().holds.get_mut(&mark).filter(|again| again.known.is_some()) {
+                // It was asked again, and granted.
+                again.doubted |= hold.doubted;
                 return;
             }
             let done = match &hold.known {
@@ -228,15 +251,7 @@ impl Shared {
     /// What was never answered may still arrive after its end: it is looked for once more, when that is as good as impossible.
     pub fn look_again(&self, mark: Mark, hold: Hold) {
         let expires = self.clock.now() + self.link.timeout() * 2 + LATE;
-        let mut pages = self.book.open();
-        pages.ending.remove(&mark);
-        match pages.holds.get_mut(&mark) {
-            // It is asked again meanwhile.
-            Some(hold) => hold.doubted = true,
-            None => {
-                pages.holds.insert(mark, Hold { known: None, caller: None, doubted: false, expires, ..hold });
-                self.book.ring.notify_one();
-            }
-        }
+        self.book.open().ending.remove(&mark);
+        self.book.look_after(mark, Hold { doubted: false, expires, ..hold });
     }
 }

@@ -27,6 +27,22 @@ pub enum Search {
     Everywhere,
 }
 
+/// A hold that is being given back. If this is dropped before it is known to be gone, the process sees to it that it is gone in the
+/// end: nobody else may come back to it.
+struct Leaving<'a> {
+    shared: &'a Shared,
+    mark: Mark,
+    hold: Option<Hold>,
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        let Some(hold) = self.hold.take() else { return };
+        let doubted = hold.doubted || hold.known.is_none();
+        self.shared.book.look_after(self.mark, Hold { doubted, expires: self.shared.clock.now(), ..hold });
+    }
+}
+
 impl Shared {
     fn own_keys(&self, names: &Names, mark: &Mark) -> Vec<Vec<u8>> {
         names.iter().map(|name| self.layout.key(name, mark)).collect()
@@ -150,29 +166,21 @@ impl Shared {
         Ok(true)
     }
 
-    /// Gives back, or leaves the line.
+    /// Gives back, or leaves the line. What is on its way to its end already goes on: this call may fail.
     pub async fn release_mark(&self, names: &Names, mark: Mark) -> Result<Release, Failure> {
-        let hold = {
-            let mut pages = self.book.open();
-            pages.ending.remove(&mark);
-            pages.holds.remove(&mark)
-        };
-        if let Some(caller) = hold.as_ref().and_then(|hold| hold.caller.as_ref()) {
+        let hold = self.book.open().holds.remove(&mark);
+        let mut leaving = Leaving { shared: self, mark, hold };
+        if let Some(caller) = leaving.hold.as_ref().and_then(|hold| hold.caller.as_ref()) {
             caller.leave();
         }
-        let done = match hold.as_ref().and_then(|hold| hold.known.as_ref()) {
+        let done = match leaving.hold.as_ref().and_then(|hold| hold.known.as_ref()) {
             Some(known) => self.give_back(names, &mark, known).await,
             None => Box::pin(self.take_out(names, &mark, Search::Everywhere)).await,
         };
-        if let Some(hold) = hold {
-            let doubted = hold.doubted || hold.known.is_none() && hold.caller.is_none();
-            let expires = self.clock.now();
-            match &done {
-                // Nobody may come back to it: the process sees to it that it is gone in the end.
-                Err(_) => self.book.write(mark, Hold { known: None, caller: None, doubted, expires, ..hold }),
-                Ok(_) if doubted => self.look_again(mark, hold),
-                Ok(_) => {}
-            }
+        if done.is_ok() {
+            let doubted = |hold: &Hold| hold.doubted || hold.known.is_none() && hold.caller.is_none();
+            let hold = leaving.hold.take().filter(doubted);
+            hold.into_iter().for_each(|hold| self.look_again(mark, hold));
         }
         done
     }

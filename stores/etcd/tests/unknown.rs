@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use common::{ctl, keeper, open, try_open};
 use futures_util::future::join_all;
-use lockkeeper_core::{Error, Fence, Release, Store};
-use lockkeeper_testkit::laws::{self, ask, eventually, give_back, is_free, soon, take};
+use lockkeeper_core::{Error, Fence, Release, Store, Wait};
+use lockkeeper_testkit::laws::{self, ask, eventually, give_back, is_free, refused, soon, take, with};
 use lockkeeper_testkit::proxy::{At, Fault, Framing, Proxy, every_point};
 use lockkeeper_testkit::servers::{self, EtcdOptions, Server};
 
@@ -105,6 +105,34 @@ async fn nothing_stays_of_what_nobody_heard_of() {
     let proxy = Proxy::start(server.addr(), Framing::Http2);
     let store = try_open(&format!("etcd://{}?timeout=500ms&poll=200ms", proxy.addr())).await.unwrap();
     laws::doubt::an_ask_in_doubt_leaves_nothing(&proxy, &store, &open(server.addr()).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_stays_of_what_the_library_has_given_up_on() {
+    let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
+    let proxy = Proxy::start(server.addr(), Framing::Http2);
+    let store = try_open(&format!("etcd://{}?timeout=500ms&poll=200ms", proxy.addr())).await.unwrap();
+    let other = open(server.addr()).await;
+    laws::doubt::a_release_that_was_given_up_leaves_nothing(&proxy, &store, &other).await;
+}
+
+/// The ask has not written itself down when it is taken back, and does so afterwards: nobody would look for it again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_ask_that_was_taken_back_does_not_stand_in_line() {
+    let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
+    let (store, other) = (open(server.addr()).await, open(server.addr()).await);
+    let held = take(&other, &ask("x")).await;
+    // Somebody is known to be in the way; what is missing is the lease of the place in line.
+    refused(&store, &ask("x")).await;
+    let waits = with(ask("x"), |ask| ask.wait = Wait::Forever);
+    let mut asked = std::pin::pin!(store.acquire(&waits));
+    assert!(futures_util::poll!(&mut asked).is_pending());
+    assert_eq!(give_back(&store, &waits.claim).await, Release::AlreadyGone);
+    let told = soon("it hears that it was taken back", asked).await;
+    assert!(matches!(told, Err(Error::Unavailable(_))), "{told:?}");
+    assert_eq!(other.inspect(&laws::name("x")).await.unwrap().unwrap().waiting, 0);
+    give_back(&other, &held.claim).await;
+    is_free(&other, "x").await;
 }
 
 /// A request that nobody heard of is on its way for long: it arrives when its lock was granted by another one, and given back. The lock goes to
