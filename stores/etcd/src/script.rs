@@ -114,6 +114,16 @@ impl TxnResponse {
         found
     }
 
+    /// Whether it changed anything: then its revision is its own.
+    pub fn writes(&self) -> bool {
+        self.responses.iter().any(|one| match &one.response {
+            Some(Response::Put(_)) => true,
+            Some(Response::Delete(gone)) => gone.deleted > 0,
+            Some(Response::Txn(txn)) => txn.writes(),
+            _ => false,
+        })
+    }
+
     /// How many of the keys that were to be deleted have been there.
     pub fn deleted(&self) -> usize {
         let deleted =
