@@ -10,6 +10,7 @@ use crate::book::{Hold, Known, Place};
 use crate::entry::{Entry, Line, One, State};
 use crate::fault::Failure;
 use crate::hold::Search;
+use crate::judge;
 use crate::layout::Mark;
 use crate::lease::Lease;
 use crate::order::{Answer, Topic};
@@ -104,7 +105,8 @@ impl Asking<'_> {
     }
 
     /// Takes what was seen to be free at `revision`, unless anything was written there since. What was deleted since is
-    /// nobody's loss but our own: so our own place is looked at, where a foreign client may have moved up behind it.
+    /// nobody's loss but our own: so our own place is looked at, where a foreign client may have moved up behind it; and what an owner
+    /// enters once more, with the `fence` of it, must still be there.
     pub async fn take(
         &mut self,
         lease: &Arc<Lease>,
@@ -124,6 +126,7 @@ impl Asking<'_> {
                 still.push(created(&self.key(&line.name), place));
             }
         }
+        still.extend(fence.map_or(Vec::new(), |fence| self.still_entered(lines, base, fence)));
         let grant = self.puts(&self.mark, self.entry(State::Granted, fence), lease.id);
         let order = txn(still, grant, vec![get(&shared.layout.base())]);
         let answer = match shared.lane.send(order, self.about()).await {
@@ -143,6 +146,21 @@ impl Asking<'_> {
         // A re-entry has the fence that it has.
         let floor = if fence.is_some() { 0 } else { floor };
         self.granted(lease, self.mark.into(), &answer, told, floor, fence).await
+    }
+
+    /// What this one enters once more is as it was. A grant of several names ends as a whole, so one of them stands for all: with
+    /// 64 names, there would be more to compare than etcd takes.
+    fn still_entered(&self, lines: &[Line], base: u64, fence: Fence) -> Vec<Compare> {
+        let entered = lines.iter().filter_map(|line| judge::entered(self.ask, &self.mark, line, base, fence));
+        let mut seen: Vec<(Option<Mark>, i64)> = Vec::new();
+        let mut still = Vec::new();
+        for one in entered {
+            if !seen.contains(&(one.place, one.written)) {
+                seen.push((one.place, one.written));
+                still.push(written(&one.key, one.written));
+            }
+        }
+        still
     }
 
     /// The same attempt has it already: its lease counts anew.

@@ -1,7 +1,7 @@
 //! Who may have it: the one rule of admission, applied to the lines as they were read.
 
 use lockkeeper_core::rules::{Stake, Verdict, judge, judge_all};
-use lockkeeper_core::{Ask, Busy, Error, LockName, LockView, Mode, Result};
+use lockkeeper_core::{Ask, Busy, Error, Fence, LockName, LockView, Mode, Result};
 
 use crate::entry::{Line, One, State};
 use crate::layout::{Mark, owner_mark};
@@ -10,7 +10,7 @@ use crate::layout::{Mark, owner_mark};
 #[derive(Debug)]
 pub enum Said {
     /// It may have it. `Some`: with the fence that its owner has already.
-    Yes(Option<lockkeeper_core::Fence>),
+    Yes(Option<Fence>),
     /// It must wait.
     No,
 }
@@ -20,7 +20,7 @@ pub fn say(ask: &Ask, mark: &Mark, lines: &[Line], base: u64, joined: bool) -> R
     refuse_self_wait(ask, mark, lines)?;
     let owner = ask.owner.as_ref().map(owner_mark);
     let each = lines.iter().map(|line| {
-        let verdict = judge(owner, ask.mode, line.stakes(base, mark));
+        let verdict = judge(owner, ask.mode, line.other_holders(mark).map(|one| one.stake(base)));
         match verdict {
             // Whoever is held back, or stands further in front, comes first.
             Verdict::Free if in_front(line, mark).next().is_some() => Ok(Verdict::Blocked),
@@ -37,6 +37,13 @@ pub fn say(ask: &Ask, mark: &Mark, lines: &[Line], base: u64, joined: bool) -> R
         Verdict::Upgrade => Err(Error::Deadlock(ask.claim.names.as_slice().to_vec())),
         Verdict::Blocked => Ok(Said::No),
     }
+}
+
+/// The hold under which its owner may enter once more, with this fence.
+pub fn entered<'a>(ask: &Ask, mark: &'a Mark, line: &'a Line, base: u64, fence: Fence) -> Option<&'a One> {
+    let owner = ask.owner.as_ref().map(owner_mark);
+    let lets_in = |one: &&One| judge(owner, ask.mode, std::iter::once(one.stake(base)));
+    line.other_holders(mark).find(|one| lets_in(one) == Verdict::Reenter(fence))
 }
 
 /// Those who do not hold and come before it.
@@ -85,7 +92,7 @@ fn refuse_self_wait(ask: &Ask, mark: &Mark, lines: &[Line]) -> Result<()> {
             .filter(|(_, found)| found.iter().any(|(found, _)| *found == other))
             .map(|(name, _)| name.clone())
             .collect();
-        let stake = Stake { owner: Some(owner), mode, fence: lockkeeper_core::Fence::MIN };
+        let stake = Stake { owner: Some(owner), mode, fence: Fence::MIN };
         let covers = matches!(judge(Some(owner), ask.mode, std::iter::once(stake)), Verdict::Reenter(_));
         if common.len() < ask.claim.names.count() || !covers {
             return Err(Error::Deadlock(common));
