@@ -120,7 +120,7 @@ impl Asking<'_> {
             since_failure = None;
             if clock.now() >= patience {
                 self.leave().await?;
-                return Ok(Acquired::Busy(judge::busy(&self.mark, &lines, self.shared.base())));
+                return Ok(Acquired::Busy(judge::busy(self.ask, &self.mark, &lines, self.shared.base())));
             }
             tokio::select! {
                 () = self.news(&lines, revision) => {}

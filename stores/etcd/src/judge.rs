@@ -55,18 +55,17 @@ fn in_front<'a>(line: &'a Line, mark: &'a Mark) -> impl Iterator<Item = &'a One>
     })
 }
 
-/// The one to wait for: the last that came before it and is still there. `None`: nobody does.
-pub fn predecessor<'a>(line: &'a Line, mark: &'a Mark) -> Option<&'a One> {
-    let mine = line.mine(mark).map_or(i64::MAX, |one| one.created);
-    let not_me = |one: &&One| one.mark.as_ref() != Some(mark);
-    let before = line.all.iter().filter(not_me).rfind(|one| one.created < mine);
-    // A hold that re-entered past the line came later, and is in the way all the same.
-    let later = line
-        .all
-        .iter()
-        .filter(not_me)
-        .find(|one| one.created > mine && (line.holds(one) || one.is(State::Delayed)));
-    before.or(later)
+/// The one to wait for in this line: before it is gone, or lets others in, the ask is not served. `None`: nobody is in the way.
+pub fn in_the_way<'a>(ask: &Ask, mark: &'a Mark, line: &'a Line, base: u64) -> Option<&'a One> {
+    if let Some(before) = in_front(line, mark).last() {
+        return Some(before);
+    }
+    let owner = ask.owner.as_ref().map(owner_mark);
+    let others = || line.other_holders(mark);
+    match judge(owner, ask.mode, others().map(|one| one.stake(base))) {
+        Verdict::Blocked => others().filter(|one| !may_share(ask.mode, one)).last().or(others().last()),
+        _ => None,
+    }
 }
 
 /// Whether news of `one` that is not its end could let an ask of this mode in: its own grant, where both can hold.
@@ -109,8 +108,8 @@ pub fn is_enough(ask: &Ask, mark: &Mark, line: &Line) -> bool {
 }
 
 /// Who is in the way, for an ask whose patience is over.
-pub fn busy(mark: &Mark, lines: &[Line], base: u64) -> Busy {
-    let blocked = lines.iter().find(|line| predecessor(line, mark).is_some()).unwrap_or(&lines[0]);
+pub fn busy(ask: &Ask, mark: &Mark, lines: &[Line], base: u64) -> Busy {
+    let blocked = lines.iter().find(|line| in_the_way(ask, mark, line, base).is_some()).unwrap_or(&lines[0]);
     let others = |one: &&One| one.mark.as_ref() != Some(mark);
     let held = blocked.holders().filter(others).take(LockView::BUSY);
     Busy {
