@@ -34,6 +34,8 @@ pub struct Asking<'a> {
     pub created: i64,
     /// The line is long, and its two ends are not enough.
     pub all: bool,
+    /// It was refused for want of room, and may have happened.
+    pub no_room: bool,
 }
 
 /// What one look at the lines has come to.
@@ -70,7 +72,8 @@ impl Shared {
         let joins = ask.wait != Wait::No;
         // What it is known to have is looked at; it does not stand in line behind itself.
         let joined = self.book.open().holds.get(&mark).is_some_and(|hold| hold.known.is_some());
-        let mut asking = Asking { shared: self, ask, mark, joined, joins, created: 0, all: false };
+        let mut asking =
+            Asking { shared: self, ask, mark, joined, joins, created: 0, all: false, no_room: false };
         // Nearly all that is ever asked is over with this. The rest is a future many times as large, which is made only then.
         let answer = match asking.try_first().await {
             Ok(Step::Granted(grant)) => Ok(Acquired::Granted(grant)),
@@ -79,6 +82,11 @@ impl Shared {
         };
         let open = asking.joined || matches!(answer, Ok(Acquired::Granted(_)) | Err(Error::Unknown(_)));
         entered.nothing = !open;
+        if asking.no_room && !matches!(answer, Ok(_) | Err(Error::Unknown(_))) {
+            // It has been answered, so nothing is on its way any more: what is there is taken out at once.
+            let gone = Box::pin(self.take_out(&ask.claim.names, &mark, Search::Everywhere)).await;
+            entered.nothing = gone.is_ok();
+        }
         answer
     }
 }
@@ -135,6 +143,12 @@ impl Asking<'_> {
         self.shared.lease(self.ask.ttl + self.ask.lock_delay).await
     }
 
+    /// What a failure to get it means.
+    pub fn failed(&mut self, failure: Failure) -> Error {
+        self.no_room |= matches!(failure, Failure::Refused(..)) && failure.may_have_happened();
+        failure.into()
+    }
+
     /// Asks for what is thought to be free, and for nothing else. Where somebody was met lately, that is not worth a try.
     async fn try_first(&mut self) -> Result<Step> {
         if self.joined || self.shared.crowded.has(&self.ask.claim.names) {
@@ -155,7 +169,7 @@ impl Asking<'_> {
                 Box::pin(self.shared.check_leases(&lease)).await?;
                 Ok(Step::Again)
             }
-            Err(failure) => Err(failure.into()),
+            Err(failure) => Err(self.failed(failure)),
         }
     }
 
@@ -177,7 +191,7 @@ impl Asking<'_> {
                     self.shared.check_leases(&lease).await?;
                     return Ok(Step::Again);
                 }
-                Err(failure) => return Err(failure.into()),
+                Err(failure) => return Err(self.failed(failure)),
             },
         };
         let revision = answer.revision;

@@ -134,7 +134,7 @@ impl Asking<'_> {
                 shared.check_leases(lease).await?;
                 return Ok(Step::Again);
             }
-            answer => answer?,
+            answer => answer.map_err(|failure| self.failed(failure))?,
         };
         if !answer.txn.succeeded {
             return Ok(Step::Again);
@@ -187,7 +187,8 @@ impl Asking<'_> {
         // Granted under a lease that is not ours, or not any more.
         let same = mine.iter().map(|one| written(&one.key, one.written)).collect();
         let grant = self.puts(&place.mark, self.entry(State::Granted, Some(fence)), lease.id);
-        let answer = self.shared.lane.send(txn(same, grant, Vec::new()), self.about()).await?;
+        let answer = self.shared.lane.send(txn(same, grant, Vec::new()), self.about()).await;
+        let answer = answer.map_err(|failure| self.failed(failure))?;
         match answer.txn.succeeded {
             true => self.granted(lease, place, &answer, fence, 0, Some(fence)).await,
             false => Ok(Step::Again),
@@ -264,7 +265,7 @@ impl Asking<'_> {
 fn seated(answer: Result<Answer, Failure>, seat: Seat) -> Result<(Answer, Option<Seat>), Failure> {
     match answer {
         Ok(answer) if answer.txn.succeeded => Ok((answer, Some(seat))),
-        Err(failure @ Failure::Unheard(_)) => Err(failure),
+        Err(failure) if failure.may_have_happened() => Err(failure),
         answer => {
             seat.leave();
             Ok((answer?, None))

@@ -41,6 +41,8 @@ pub struct Order {
     base: Option<u64>,
     /// It is about nothing: it writes nothing, and what it reads may be written by another one that travels with it.
     looks: bool,
+    /// It needs room.
+    puts: bool,
     pub about: Vec<Topic>,
     answer: oneshot::Sender<Result<Answer, Failure>>,
 }
@@ -73,12 +75,17 @@ impl Order {
     ) -> Self {
         let operations = txn.success.len();
         let weight = if hopes { operations.max(txn.compare.len()) } else { 1 };
-        let looks = about.is_empty();
-        Order { written: txn.encode_to_vec(), operations, weight, hopes, base, looks, about, answer }
+        let (looks, puts) = (about.is_empty(), txn.puts());
+        Order { written: txn.encode_to_vec(), operations, weight, hopes, base, looks, puts, about, answer }
     }
 
     pub fn hopes(&self) -> bool {
         self.hopes
+    }
+
+    /// Whether it writes anything, other than to delete.
+    pub fn puts(&self) -> bool {
+        self.puts
     }
 
     /// How many bytes it takes.

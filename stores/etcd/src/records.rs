@@ -100,7 +100,7 @@ impl Shared {
                 return Ok(Write::Conflict(found));
             }
             // It may have been written: then the lease is in use.
-            Err(error @ Error::Unknown(_)) => return Err(error),
+            Err(error @ (Error::Unknown(_) | Error::Limited(_))) => return Err(error),
             Err(error) => {
                 self.let_go(lease);
                 return Err(error);

@@ -102,6 +102,17 @@ pub fn end_of(prefix: &[u8]) -> Vec<u8> {
     vec![0]
 }
 
+impl TxnRequest {
+    /// Whether there is anything to write in it.
+    pub fn puts(&self) -> bool {
+        self.success.iter().chain(&self.failure).any(|one| match &one.request {
+            Some(Request::Put(_)) => true,
+            Some(Request::Txn(txn)) => txn.puts(),
+            _ => false,
+        })
+    }
+}
+
 impl TxnResponse {
     pub fn revision(&self) -> i64 {
         self.header.as_ref().map_or(0, |header| header.revision)
