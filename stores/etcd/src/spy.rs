@@ -14,6 +14,8 @@ use crate::proto::{Event, WatchAsk, WatchCancel, WatchCreate, WatchRequest, Watc
 use crate::store::Shared;
 
 const PAUSE: Duration = Duration::from_millis(200);
+/// How much is told at once to one who asks for all.
+const MANY: usize = 256;
 
 /// What a watch hears.
 #[derive(Debug)]
@@ -68,6 +70,19 @@ impl Spy {
 impl Watching<'_> {
     pub async fn next(&mut self) -> Heard {
         self.heard.recv().await.unwrap_or(Heard::Lost)
+    }
+
+    /// All that was heard until now, in order, and whether something may have been missed after it.
+    pub async fn all(&mut self) -> (Vec<Event>, bool) {
+        let (mut heard, mut events) = (Vec::new(), Vec::new());
+        let mut lost = self.heard.recv_many(&mut heard, MANY).await == 0;
+        for one in heard {
+            match one {
+                Heard::Events(more) => events.extend(more),
+                Heard::Lost => lost = true,
+            }
+        }
+        (events, lost)
     }
 }
 
