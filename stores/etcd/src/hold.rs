@@ -193,8 +193,9 @@ impl Shared {
         let keys = self.own_keys(names, &known.place.mark);
         let gone: Vec<RequestOp> = keys.iter().map(|key| delete(key)).collect();
         // Nobody but its holder writes a key, other than to hold the lock back for a while. Where nothing was asked for that could do
-        // that, what is there is the grant, or nothing is.
-        let plain = known.entry.lock_delay_ms == 0 && known.entry.min_hold_ms == 0;
+        // that, what is there is the grant, or nothing is. But a seat of another process may be taken by another attempt of it.
+        let ours = known.place.seat.is_some() || known.place.mark == *mark;
+        let plain = ours && known.entry.lock_delay_ms == 0 && known.entry.min_hold_ms == 0;
         let same = keys.iter().filter(|_| !plain).map(|key| written(key, known.written)).collect();
         let answer = self.lane.hope(same, gone, None, self.about(names)).await?;
         let deleted = if answer.txn.succeeded { answer.txn.deleted() } else { 0 };
