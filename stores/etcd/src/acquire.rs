@@ -197,7 +197,10 @@ impl Asking<'_> {
         let revision = answer.revision;
         let mut ranges = answer.txn.clone().ranges().into_iter();
         let found = ranges.next().and_then(|range| range.kvs.into_iter().next());
-        self.shared.learn_base(found.as_ref(), revision, floor).await?;
+        let learned = self.shared.learn_base(found.as_ref(), revision, floor).await;
+        // It stands in line by now, whatever becomes of this.
+        self.joined |= self.joins && learned.is_err();
+        learned?;
         if base != self.shared.base() {
             return Ok(Step::Again);
         }

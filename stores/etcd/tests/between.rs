@@ -4,9 +4,12 @@ mod common;
 
 use std::pin::pin;
 
-use common::{open, until_answered};
-use lockkeeper_core::{Acquired, limits};
-use lockkeeper_testkit::laws::{ask, ask_all, give_back, is_free, name, owner, refused, soon, take, with};
+use common::{ctl, open, until_answered};
+use lockkeeper_core::{Acquired, Error, Wait, limits};
+use lockkeeper_testkit::laws::{
+    SHORT, ask, ask_all, eventually, give_back, granted, is_free, name, owner, refused, soon, stand_in_line,
+    take, with,
+};
 use lockkeeper_testkit::servers::{self, EtcdOptions};
 
 /// An owner is about to enter once more what is taken away from it at that moment. With the fence that it had it would come after the
@@ -33,6 +36,29 @@ async fn nobody_enters_again_what_was_taken_away_meanwhile() {
     assert!(held.fence < broken);
     give_back(&store, &again.claim).await;
     is_free(&other, "x").await;
+}
+
+/// What stands at the base of the fences makes no sense, which is told only when the ask stands in line already.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_ask_that_fails_after_it_has_joined_does_not_stay() {
+    let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
+    let (store, other) = (open(server.addr()).await, open(server.addr()).await);
+    let elsewhere = take(&other, &ask("elsewhere")).await;
+    // Another place of the same process keeps the lease of the line alive.
+    let waiter = stand_in_line(&store, &ask("elsewhere"), 1).await;
+    let held = take(&other, &ask("x")).await;
+    ctl(server.addr(), &["put", "lock//base", "nonsense"]);
+    let told = store.acquire(&with(ask("x"), |ask| (ask.ttl, ask.wait) = (SHORT, Wait::Forever))).await;
+    assert!(matches!(told, Err(Error::Invalid(_))), "{told:?}");
+    eventually("only the holder is there", || async {
+        ctl(server.addr(), &["get", "--prefix", "lock/x/", "--keys-only"]).split_whitespace().count() == 1
+    })
+    .await;
+    ctl(server.addr(), &["del", "lock//base"]);
+    give_back(&other, &held.claim).await;
+    give_back(&other, &elsewhere.claim).await;
+    let served = granted(waiter).await;
+    give_back(&store, &served.claim).await;
 }
 
 /// As many names as there may be, entered once more at once.
