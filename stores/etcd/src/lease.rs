@@ -177,6 +177,10 @@ pub async fn attend(shared: Arc<Shared>, Wishes(mut wishes): Wishes) {
         let (send, asks) = mpsc::unbounded_channel();
         let mut stream = Alive { shared: &shared, send, sent: HashMap::new() };
         stream.ask(first);
+        if stream.sent.is_empty() {
+            // The lease is gone by now. A stream on which nothing is said would be taken for a server that is silent.
+            continue;
+        }
         dropped.mark_unchanged();
         if let Ok(session) = shared.link.session().await {
             let asks = tokio_stream::wrappers::UnboundedReceiverStream::new(asks);
