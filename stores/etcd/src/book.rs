@@ -10,7 +10,6 @@ use lockkeeper_core::{Ask, Fence, Moment, Names};
 use tokio::sync::Notify;
 
 use crate::entry::Entry;
-use crate::hold::Search;
 use crate::layout::Mark;
 use crate::lease::Lease;
 use crate::seat::Seat;
@@ -154,6 +153,11 @@ impl Book {
         caller
     }
 
+    /// Whether somebody asks for it, or has it.
+    pub fn is_wanted(&self, mark: &Mark) -> bool {
+        self.open().holds.get(mark).is_some_and(|hold| hold.known.is_some() || hold.caller.is_some())
+    }
+
     /// When `hold.expires` is over, what there is of it is taken out, whatever that is.
     pub fn look_after(&self, mark: Mark, hold: Hold) {
         let mut pages = self.open();
@@ -234,7 +238,11 @@ impl Shared {
             }
             let done = match &hold.known {
                 Some(known) => self.expire(&hold, known).await,
-                None => self.take_out(&hold.names, &mark, Search::Everywhere).await.map(|_| ()),
+                None => match self.take_back(&hold.names, &mark).await {
+                    // It is left to whoever asks again.
+                    Ok(false) => return self.look_again(mark, hold),
+                    done => done.map(|_| ()),
+                },
             };
             match done {
                 Ok(()) if hold.doubted => return self.look_again(mark, hold),

@@ -179,7 +179,9 @@ impl Asking<'_> {
         let mine: Vec<_> = lines.iter().filter_map(|line| line.mine(&self.mark)).collect();
         self.leave_behind(lines, &mine).await?;
         let (at, place) = (mine[0].written, self.place(mine[0]));
-        if mine.iter().all(|one| one.lease == lease.id && one.written == at) {
+        // Where something is in doubt, a request to end it may still be on its way: it is written anew, and that one comes to nothing.
+        let doubted = self.shared.book.open().holds.get(&self.mark).is_some_and(|hold| hold.doubted);
+        if !doubted && mine.iter().all(|one| one.lease == lease.id && one.written == at) {
             let explicit = mine[0].entry.as_ref().and_then(|entry| entry.fence);
             let answer = Answer { revision: at, ..answer.clone() };
             return self.granted(lease, place, &answer, fence, 0, explicit).await;

@@ -236,25 +236,44 @@ impl Shared {
     /// Takes whatever an attempt has out of the lines: it is looked for first.
     pub async fn take_out(&self, names: &Names, mark: &Mark, search: Search) -> Result<Release, Failure> {
         loop {
-            let mut found = self.find_own(names, mark, search).await?;
-            found.retain(|one| one.is(State::Granted) || one.is(State::Waiting));
-            // What waits, beside what is granted, is an ask that had not heard of it.
-            let granted = found.iter().find(|one| one.is(State::Granted));
-            let Some(first) = granted.or(found.first()) else { return Ok(Release::AlreadyGone) };
-            let same = found.iter().map(|one| written(&one.key, one.written)).collect();
-            let lingers = self.lingers(first);
-            let lease = match lingers {
-                Some(time) => Some(self.link.grant_lease(seconds(time)).await?.0),
-                None => None,
-            };
-            let fence = first.fence(self.base());
-            let stays = |one: &One| lease.filter(|_| one.is(State::Granted));
-            let ends = found.iter().map(|one| end(one, stays(one), State::Lingering, fence)).collect();
-            let answer = self.lane.send(txn(same, ends, Vec::new()), self.about(names)).await?;
-            if answer.txn.succeeded {
-                return Ok(Release::Released);
+            let found = self.find_own(names, mark, search).await?;
+            if let Some(release) = self.end_all(names, found).await? {
+                return Ok(release);
             }
         }
+    }
+
+    /// The same for what nobody wants any more. False: somebody does. An ask says so in the book before it says anything to etcd, so
+    /// whatever was found there before the book was looked at is not what it has got.
+    pub async fn take_back(&self, names: &Names, mark: &Mark) -> Result<bool, Failure> {
+        loop {
+            let found = self.find_own(names, mark, Search::Everywhere).await?;
+            if self.book.is_wanted(mark) {
+                return Ok(false);
+            }
+            if self.end_all(names, found).await?.is_some() {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Ends what was found of an attempt. `None`: it has changed meanwhile.
+    async fn end_all(&self, names: &Names, mut found: Vec<One>) -> Result<Option<Release>, Failure> {
+        found.retain(|one| one.is(State::Granted) || one.is(State::Waiting));
+        // What waits, beside what is granted, is an ask that had not heard of it.
+        let granted = found.iter().find(|one| one.is(State::Granted));
+        let Some(first) = granted.or(found.first()) else { return Ok(Some(Release::AlreadyGone)) };
+        let same = found.iter().map(|one| written(&one.key, one.written)).collect();
+        let lingers = self.lingers(first);
+        let lease = match lingers {
+            Some(time) => Some(self.link.grant_lease(seconds(time)).await?.0),
+            None => None,
+        };
+        let fence = first.fence(self.base());
+        let stays = |one: &One| lease.filter(|_| one.is(State::Granted));
+        let ends = found.iter().map(|one| end(one, stays(one), State::Lingering, fence)).collect();
+        let answer = self.lane.send(txn(same, ends, Vec::new()), self.about(names)).await?;
+        Ok(answer.txn.succeeded.then_some(Release::Released))
     }
 
     /// For how much longer a minimum hold lasts.

@@ -6,11 +6,11 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{ctl, keeper, open, try_open};
+use common::{ctl, handled, keeper, open, try_open, until_answered};
 use futures_util::future::join_all;
-use lockkeeper_core::{Error, Fence, Release, Store, Wait};
+use lockkeeper_core::{Acquired, Error, Fence, Release, Renewal, Store, Wait};
 use lockkeeper_testkit::laws::{self, ask, eventually, give_back, is_free, refused, soon, take, with};
-use lockkeeper_testkit::proxy::{At, Fault, Framing, Proxy, every_point};
+use lockkeeper_testkit::proxy::{At, Direction, Fault, Framing, Proxy, every_point};
 use lockkeeper_testkit::servers::{self, EtcdOptions, Server};
 
 const TTL: Duration = Duration::from_secs(20);
@@ -137,6 +137,39 @@ async fn an_ask_that_was_taken_back_does_not_stand_in_line() {
     assert!(matches!(told, Err(Error::Unavailable(_))), "{told:?}");
     assert_eq!(other.inspect(&laws::name("x")).await.unwrap().unwrap().waiting, 0);
     give_back(&other, &held.claim).await;
+    is_free(&other, "x").await;
+}
+
+/// An ask in doubt is over, and what it may have got is looked for; then it is asked again with the same attempt, and granted. What was looked
+/// for is found, and is somebody's now.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_asked_again_is_not_taken_back() {
+    let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
+    let proxy = Proxy::start(server.addr(), Framing::Http2);
+    let (store, other) = (unlucky(&proxy).await, open(server.addr()).await);
+    let held = take(&other, &ask("x")).await;
+    let doubted = with(ask("x"), |ask| ask.ttl = Duration::from_secs(1));
+    proxy.hold(Direction::Replies);
+    assert!(store.acquire(&doubted).await.is_err());
+    proxy.cut_all();
+    // Nothing tells that its time is over, and that nobody is there to be asked.
+    tokio::time::sleep(doubted.ttl * 2).await;
+    give_back(&other, &held.claim).await;
+    proxy.heal();
+    let again = with(doubted, |ask| ask.ttl = TTL);
+    let mut asked = std::pin::pin!(store.acquire(&again));
+    // Until it is granted, and has not heard of it.
+    while other.inspect(&laws::name("x")).await.unwrap().is_none() {
+        until_answered(asked.as_mut()).await;
+    }
+    let before = handled(server.addr(), "Txn");
+    let looked_for = eventually("it was looked for", || async { handled(server.addr(), "Txn") > before });
+    // Or before it was granted: then there is nothing to see here.
+    _ = tokio::time::timeout(Duration::from_secs(2), looked_for).await;
+    let Ok(Acquired::Granted(grant)) = soon("an answer", asked).await else { panic!("it was granted") };
+    refused(&other, &ask("x")).await;
+    assert_eq!(store.renew(std::slice::from_ref(&grant)).await.unwrap(), [Renewal::Renewed]);
+    give_back(&store, &grant.claim).await;
     is_free(&other, "x").await;
 }
 
