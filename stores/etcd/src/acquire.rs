@@ -8,7 +8,7 @@ use lockkeeper_core::{Acquired, Ask, Error, Grant, Moment, Result, Wait};
 use lockkeeper_host::sleep_until;
 
 use crate::base::fence_at;
-use crate::book::Caller;
+use crate::book::{Caller, Entered};
 use crate::entry::{Line, State};
 use crate::fault::Failure;
 use crate::hold::Search;
@@ -49,26 +49,10 @@ pub enum Step {
     Again,
 }
 
-/// Ends the entry in the book, also when the ask is dropped.
-struct Entered<'a> {
-    shared: &'a Shared,
-    ask: &'a Ask,
-    mark: Mark,
-    caller: Arc<Caller>,
-    nothing: bool,
-}
-
-impl Drop for Entered<'_> {
-    fn drop(&mut self) {
-        self.shared.book.end(self.mark, self.ask, &self.caller, self.nothing, self.shared.clock.now());
-    }
-}
-
 impl Shared {
     pub async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
         let mark = crate::layout::mark(&ask.claim.attempt);
-        let caller = self.book.begin(mark, ask, self.clock.now());
-        let mut entered = Entered { shared: self, ask, mark, caller: caller.clone(), nothing: false };
+        let mut entered = Entered::new(self, mark, &ask.claim.names, ask.ttl);
         let joins = ask.wait != Wait::No;
         // What it is known to have is looked at; it does not stand in line behind itself.
         let joined = self.book.open().holds.get(&mark).is_some_and(|hold| hold.known.is_some());
@@ -77,7 +61,7 @@ impl Shared {
         // Nearly all that is ever asked is over with this. The rest is a future many times as large, which is made only then.
         let answer = match asking.try_first().await {
             Ok(Step::Granted(grant)) => Ok(Acquired::Granted(grant)),
-            Ok(_) => Box::pin(asking.run(&caller)).await,
+            Ok(_) => Box::pin(asking.run(&entered.caller)).await,
             Err(error) => Err(error),
         };
         let open = asking.joined || matches!(answer, Ok(Acquired::Granted(_)) | Err(Error::Unknown(_)));

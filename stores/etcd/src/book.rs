@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use lockkeeper_core::{Ask, Fence, Moment, Names};
+use lockkeeper_core::{Fence, Moment, Names};
 use tokio::sync::Notify;
 
 use crate::entry::Entry;
@@ -134,7 +134,7 @@ impl Book {
 
     /// Notes that an ask is under way. If it is dropped before its outcome is known, what it may have got is given back
     /// when its ttl is over. The end of the entry is [`end`](Self::end).
-    pub fn begin(&self, mark: Mark, ask: &Ask, now: Moment) -> Arc<Caller> {
+    fn begin(&self, mark: Mark, names: &Names, ttl: Duration, now: Moment) -> Arc<Caller> {
         let caller = Arc::new(Caller::default());
         let mut pages = self.open();
         match pages.holds.get_mut(&mark) {
@@ -144,8 +144,7 @@ impl Book {
                 hold.expires = if hold.known.is_some() { now + hold.ttl } else { Moment::NEVER };
             }
             None => {
-                let names = ask.claim.names.clone();
-                let (ttl, expires, caller) = (ask.ttl, Moment::NEVER, Some(caller.clone()));
+                let (names, expires, caller) = (names.clone(), Moment::NEVER, Some(caller.clone()));
                 let hold = Hold { names, ttl, expires, known: None, caller, doubted: false };
                 pages.holds.insert(mark, hold);
             }
@@ -173,18 +172,19 @@ impl Book {
 
     /// The ask is over. `nothing`: it has got nothing. If an earlier call of it was not answered, that says nothing of what that
     /// one has got, or will get.
-    pub fn end(&self, mark: Mark, ask: &Ask, caller: &Arc<Caller>, nothing: bool, now: Moment) {
+    fn end(&self, ask: &Entered<'_>, now: Moment) {
+        let (mark, nothing) = (ask.mark, ask.nothing);
         let mut pages = self.open();
         let Some(hold) = pages.holds.get_mut(&mark) else {
             drop(pages);
             if !nothing {
                 // It was given back meanwhile, perhaps before it had got what it has got.
-                let (names, ttl, caller) = (ask.claim.names.clone(), ask.ttl, None);
+                let (names, ttl, caller) = (ask.names.clone(), ask.ttl, None);
                 self.look_after(mark, Hold { names, ttl, expires: now, known: None, caller, doubted: true });
             }
             return;
         };
-        if !hold.caller.as_ref().is_some_and(|one| Arc::ptr_eq(one, caller)) {
+        if !hold.caller.as_ref().is_some_and(|one| Arc::ptr_eq(one, &ask.caller)) {
             return;
         }
         hold.caller = None;
@@ -196,6 +196,30 @@ impl Book {
                 self.ring.notify_one();
             }
         }
+    }
+}
+
+/// An ask that is under way. Its entry in the book ends with this, also when the ask is dropped.
+pub struct Entered<'a> {
+    shared: &'a Shared,
+    mark: Mark,
+    names: &'a Names,
+    ttl: Duration,
+    pub caller: Arc<Caller>,
+    /// It has got nothing.
+    pub nothing: bool,
+}
+
+impl<'a> Entered<'a> {
+    pub fn new(shared: &'a Shared, mark: Mark, names: &'a Names, ttl: Duration) -> Self {
+        let caller = shared.book.begin(mark, names, ttl, shared.clock.now());
+        Entered { shared, mark, names, ttl, caller, nothing: false }
+    }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        self.shared.book.end(self, self.shared.clock.now());
     }
 }
 

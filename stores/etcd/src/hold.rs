@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use lockkeeper_core::{Fence, Grant, Moment, Names, Release, Renewal, Result};
 
-use crate::book::{Hold, Known};
+use crate::book::{Entered, Hold, Known};
 use crate::entry::{One, State};
 use crate::fault::Failure;
 use crate::layout::{self, Mark};
@@ -146,8 +146,11 @@ impl Shared {
             Some(put(&one.key, value, lease.id))
         });
         let order = txn(same, puts.collect(), Vec::new());
+        // From here on it may hang on our lease, whatever is heard of it.
+        let mut entered = Entered::new(self, *mark, &grant.claim.names, grant.ttl);
         let answer = self.lane.send(order, self.about(&grant.claim.names)).await?;
-        if !answer.txn.succeeded || !self.cover(&lease, now + needed).await? {
+        entered.nothing = !answer.txn.succeeded;
+        if entered.nothing || !self.cover(&lease, now + needed).await? {
             return Ok(false);
         }
         let place = place.into();
@@ -244,13 +247,14 @@ impl Shared {
     }
 
     /// The same for what nobody wants any more. False: somebody does. An ask says so in the book before it says anything to etcd, so
-    /// whatever was found there before the book was looked at is not what it has got.
+    /// whatever was found there before the book was looked at is not what it has got. What hangs on a lease of another process is that one's.
     pub async fn take_back(&self, names: &Names, mark: &Mark) -> Result<bool, Failure> {
         loop {
-            let found = self.find_own(names, mark, Search::Everywhere).await?;
+            let mut found = self.find_own(names, mark, Search::Everywhere).await?;
             if self.book.is_wanted(mark) {
                 return Ok(false);
             }
+            found.retain(|one| self.keeps_alive(one.lease));
             if self.end_all(names, found).await?.is_some() {
                 return Ok(true);
             }

@@ -106,6 +106,11 @@ impl Shared {
         self.leases.living.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether it is a lease of ours: any other ends without us.
+    pub fn keeps_alive(&self, id: i64) -> bool {
+        self.living().contains_key(&id)
+    }
+
     /// Makes sure that the lease lasts until then at least. False: it is gone.
     pub async fn cover(&self, lease: &Lease, until: Moment) -> Result<bool, Failure> {
         if !lease.is_dead() && *lease.until.borrow() >= until {

@@ -173,6 +173,25 @@ async fn what_is_asked_again_is_not_taken_back() {
     is_free(&other, "x").await;
 }
 
+/// A grant of another store is renewed, which puts it under a lease of this one. If that is not heard of, and nobody renews it again, it is over
+/// when its ttl is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_may_have_been_taken_over_ends_in_time() {
+    let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
+    let proxy = Proxy::start(server.addr(), Framing::Http2);
+    let (store, other) = (unlucky(&proxy).await, open(server.addr()).await);
+    let short = |text: &str| with(ask(text), |ask| ask.ttl = Duration::from_secs(2));
+    for n in 1..=4 {
+        let text = format!("x/{n}");
+        let held = take(&other, &short(&text)).await;
+        proxy.inject(Fault::at_request(n).cut_before_reply());
+        // Whatever it is told.
+        _ = store.renew(&[held]).await;
+        proxy.heal();
+        is_free(&other, &text).await;
+    }
+}
+
 /// A request that nobody heard of is on its way for long: it arrives when its lock was granted by another one, and given back. The lock goes to
 /// nobody then, under a lease that this process keeps alive.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
