@@ -8,7 +8,7 @@ use lockkeeper_core::{Acquired, Ask, Error, Grant, Moment, Result, Wait};
 use lockkeeper_host::sleep_until;
 
 use crate::base::fence_at;
-use crate::book::Caller;
+use crate::book::{Caller, Entered};
 use crate::entry::{Line, State};
 use crate::fault::Failure;
 use crate::hold::Search;
@@ -34,6 +34,8 @@ pub struct Asking<'a> {
     pub created: i64,
     /// The line is long, and its two ends are not enough.
     pub all: bool,
+    /// It was refused for want of room, and may have happened.
+    pub no_room: bool,
 }
 
 /// What one look at the lines has come to.
@@ -47,37 +49,28 @@ pub enum Step {
     Again,
 }
 
-/// Ends the entry in the book, also when the ask is dropped.
-struct Entered<'a> {
-    shared: &'a Shared,
-    mark: Mark,
-    caller: Arc<Caller>,
-    nothing: bool,
-}
-
-impl Drop for Entered<'_> {
-    fn drop(&mut self) {
-        self.shared.book.end(self.mark, &self.caller, self.nothing, self.shared.clock.now());
-    }
-}
-
 impl Shared {
     pub async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
         let mark = crate::layout::mark(&ask.claim.attempt);
-        let caller = self.book.begin(mark, ask, self.clock.now());
-        let mut entered = Entered { shared: self, mark, caller: caller.clone(), nothing: false };
+        let mut entered = Entered::new(self, mark, &ask.claim.names, ask.ttl);
         let joins = ask.wait != Wait::No;
         // What it is known to have is looked at; it does not stand in line behind itself.
         let joined = self.book.open().holds.get(&mark).is_some_and(|hold| hold.known.is_some());
-        let mut asking = Asking { shared: self, ask, mark, joined, joins, created: 0, all: false };
+        let mut asking =
+            Asking { shared: self, ask, mark, joined, joins, created: 0, all: false, no_room: false };
         // Nearly all that is ever asked is over with this. The rest is a future many times as large, which is made only then.
         let answer = match asking.try_first().await {
             Ok(Step::Granted(grant)) => Ok(Acquired::Granted(grant)),
-            Ok(_) => Box::pin(asking.run(&caller)).await,
+            Ok(_) => Box::pin(asking.run(&entered.caller)).await,
             Err(error) => Err(error),
         };
         let open = asking.joined || matches!(answer, Ok(Acquired::Granted(_)) | Err(Error::Unknown(_)));
         entered.nothing = !open;
+        if asking.no_room && !matches!(answer, Ok(_) | Err(Error::Unknown(_))) {
+            // It has been answered, so nothing is on its way any more: what is there is taken out at once.
+            let gone = Box::pin(self.take_out(&ask.claim.names, &mark, Search::Everywhere)).await;
+            entered.nothing = gone.is_ok();
+        }
         answer
     }
 }
@@ -93,6 +86,8 @@ impl Asking<'_> {
         let mut since_failure = None;
         loop {
             if caller.has_left() {
+                // Whoever took it back may have looked before it stood in line.
+                self.leave().await?;
                 return Err(Error::Unavailable("the ask was taken back".into()));
             }
             let step = self.step().await;
@@ -117,7 +112,7 @@ impl Asking<'_> {
             since_failure = None;
             if clock.now() >= patience {
                 self.leave().await?;
-                return Ok(Acquired::Busy(judge::busy(&self.mark, &lines, self.shared.base())));
+                return Ok(Acquired::Busy(judge::busy(self.ask, &self.mark, &lines, self.shared.base())));
             }
             tokio::select! {
                 () = self.news(&lines, revision) => {}
@@ -130,6 +125,12 @@ impl Asking<'_> {
 
     async fn lease(&self) -> Result<Arc<Lease>, Failure> {
         self.shared.lease(self.ask.ttl + self.ask.lock_delay).await
+    }
+
+    /// What a failure to get it means.
+    pub fn failed(&mut self, failure: Failure) -> Error {
+        self.no_room |= matches!(failure, Failure::Refused(..)) && failure.may_have_happened();
+        failure.into()
     }
 
     /// Asks for what is thought to be free, and for nothing else. Where somebody was met lately, that is not worth a try.
@@ -152,7 +153,7 @@ impl Asking<'_> {
                 Box::pin(self.shared.check_leases(&lease)).await?;
                 Ok(Step::Again)
             }
-            Err(failure) => Err(failure.into()),
+            Err(failure) => Err(self.failed(failure)),
         }
     }
 
@@ -174,13 +175,16 @@ impl Asking<'_> {
                     self.shared.check_leases(&lease).await?;
                     return Ok(Step::Again);
                 }
-                Err(failure) => return Err(failure.into()),
+                Err(failure) => return Err(self.failed(failure)),
             },
         };
         let revision = answer.revision;
         let mut ranges = answer.txn.clone().ranges().into_iter();
         let found = ranges.next().and_then(|range| range.kvs.into_iter().next());
-        self.shared.learn_base(found.as_ref(), revision, floor).await?;
+        let learned = self.shared.learn_base(found.as_ref(), revision, floor).await;
+        // It stands in line by now, whatever becomes of this.
+        self.joined |= self.joins && learned.is_err();
+        learned?;
         if base != self.shared.base() {
             return Ok(Step::Again);
         }

@@ -6,11 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use lockkeeper_core::{Ask, Fence, Moment, Names};
+use lockkeeper_core::{Fence, Moment, Names};
 use tokio::sync::Notify;
 
 use crate::entry::Entry;
-use crate::hold::Search;
 use crate::layout::Mark;
 use crate::lease::Lease;
 use crate::seat::Seat;
@@ -135,7 +134,7 @@ impl Book {
 
     /// Notes that an ask is under way. If it is dropped before its outcome is known, what it may have got is given back
     /// when its ttl is over. The end of the entry is [`end`](Self::end).
-    pub fn begin(&self, mark: Mark, ask: &Ask, now: Moment) -> Arc<Caller> {
+    fn begin(&self, mark: Mark, names: &Names, ttl: Duration, now: Moment) -> Arc<Caller> {
         let caller = Arc::new(Caller::default());
         let mut pages = self.open();
         match pages.holds.get_mut(&mark) {
@@ -145,8 +144,7 @@ impl Book {
                 hold.expires = if hold.known.is_some() { now + hold.ttl } else { Moment::NEVER };
             }
             None => {
-                let names = ask.claim.names.clone();
-                let (ttl, expires, caller) = (ask.ttl, Moment::NEVER, Some(caller.clone()));
+                let (names, expires, caller) = (names.clone(), Moment::NEVER, Some(caller.clone()));
                 let hold = Hold { names, ttl, expires, known: None, caller, doubted: false };
                 pages.holds.insert(mark, hold);
             }
@@ -154,12 +152,39 @@ impl Book {
         caller
     }
 
+    /// Whether somebody asks for it, or has it.
+    pub fn is_wanted(&self, mark: &Mark) -> bool {
+        self.open().holds.get(mark).is_some_and(|hold| hold.known.is_some() || hold.caller.is_some())
+    }
+
+    /// When `hold.expires` is over, what there is of it is taken out, whatever that is.
+    pub fn look_after(&self, mark: Mark, hold: Hold) {
+        let mut pages = self.open();
+        match pages.holds.get_mut(&mark) {
+            // It is asked again meanwhile.
+            Some(hold) => hold.doubted = true,
+            None => {
+                pages.holds.insert(mark, Hold { known: None, caller: None, ..hold });
+                self.ring.notify_one();
+            }
+        }
+    }
+
     /// The ask is over. `nothing`: it has got nothing. If an earlier call of it was not answered, that says nothing of what that
     /// one has got, or will get.
-    pub fn end(&self, mark: Mark, caller: &Arc<Caller>, nothing: bool, now: Moment) {
+    fn end(&self, ask: &Entered<'_>, now: Moment) {
+        let (mark, nothing) = (ask.mark, ask.nothing);
         let mut pages = self.open();
-        let Some(hold) = pages.holds.get_mut(&mark) else { return };
-        if !hold.caller.as_ref().is_some_and(|one| Arc::ptr_eq(one, caller)) {
+        let Some(hold) = pages.holds.get_mut(&mark) else {
+            drop(pages);
+            if !nothing {
+                // It was given back meanwhile, perhaps before it had got what it has got.
+                let (names, ttl, caller) = (ask.names.clone(), ask.ttl, None);
+                self.look_after(mark, Hold { names, ttl, expires: now, known: None, caller, doubted: true });
+            }
+            return;
+        };
+        if !hold.caller.as_ref().is_some_and(|one| Arc::ptr_eq(one, &ask.caller)) {
             return;
         }
         hold.caller = None;
@@ -171,6 +196,30 @@ impl Book {
                 self.ring.notify_one();
             }
         }
+    }
+}
+
+/// An ask that is under way. Its entry in the book ends with this, also when the ask is dropped.
+pub struct Entered<'a> {
+    shared: &'a Shared,
+    mark: Mark,
+    names: &'a Names,
+    ttl: Duration,
+    pub caller: Arc<Caller>,
+    /// It has got nothing.
+    pub nothing: bool,
+}
+
+impl<'a> Entered<'a> {
+    pub fn new(shared: &'a Shared, mark: Mark, names: &'a Names, ttl: Duration) -> Self {
+        let caller = shared.book.begin(mark, names, ttl, shared.clock.now());
+        Entered { shared, mark, names, ttl, caller, nothing: false }
+    }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        self.shared.book.end(self, self.shared.clock.now());
     }
 }
 
@@ -206,12 +255,18 @@ impl Shared {
     /// Tells etcd that a hold is over, until it has heard.
     async fn see_off(&self, mark: Mark, hold: Hold) {
         loop {
-            if !self.book.open().ending.contains(&mark) {
+            if let Some(again) = self.book.open().holds.get_mut(&mark).filter(|again| again.known.is_some()) {
+                // It was asked again, and granted.
+                again.doubted |= hold.doubted;
                 return;
             }
             let done = match &hold.known {
                 Some(known) => self.expire(&hold, known).await,
-                None => self.take_out(&hold.names, &mark, Search::Everywhere).await.map(|_| ()),
+                None => match self.take_back(&hold.names, &mark).await {
+                    // It is left to whoever asks again.
+                    Ok(false) => return self.look_again(mark, hold),
+                    done => done.map(|_| ()),
+                },
             };
             match done {
                 Ok(()) if hold.doubted => return self.look_again(mark, hold),
@@ -228,15 +283,7 @@ impl Shared {
     /// What was never answered may still arrive after its end: it is looked for once more, when that is as good as impossible.
     pub fn look_again(&self, mark: Mark, hold: Hold) {
         let expires = self.clock.now() + self.link.timeout() * 2 + LATE;
-        let mut pages = self.book.open();
-        pages.ending.remove(&mark);
-        match pages.holds.get_mut(&mark) {
-            // It is asked again meanwhile.
-            Some(hold) => hold.doubted = true,
-            None => {
-                pages.holds.insert(mark, Hold { known: None, caller: None, doubted: false, expires, ..hold });
-                self.book.ring.notify_one();
-            }
-        }
+        self.book.open().ending.remove(&mark);
+        self.book.look_after(mark, Hold { doubted: false, expires, ..hold });
     }
 }

@@ -60,15 +60,15 @@ impl Shared {
                 ends.push(end(key, lease, State::Delayed, key.fence(base)));
             }
         }
+        touched.sort();
+        touched.dedup();
         if ends.len() > MOST {
             // Too many for one transaction: some of them now, and the rest at the next look.
             still.truncate(2 + MOST);
             ends.truncate(MOST);
-            self.lane.send(txn(still, ends, Vec::new()), vec![Topic::new(name)]).await?;
+            self.lane.send(txn(still, ends, Vec::new()), touched.iter().map(Topic::new).collect()).await?;
             return Ok(None);
         }
-        touched.sort();
-        touched.dedup();
         let (why, told) = (self.layout.why(), Why::Broken { names: touched.clone(), reason: reason.into() });
         ends.push(put(&why, told.to_bytes(), 0));
         let mut about: Vec<_> = touched.iter().map(Topic::new).collect();

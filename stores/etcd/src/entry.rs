@@ -149,6 +149,15 @@ impl One {
         Owner::from_hex(self.entry.as_ref()?.owner.as_ref()?).ok()
     }
 
+    /// What it has in the lock, if it holds.
+    pub fn stake(&self, base: u64) -> Stake {
+        Stake {
+            owner: if self.is(State::Lingering) { None } else { self.owner() },
+            mode: self.entry.as_ref().map_or(Mode::Exclusive, |entry| entry.mode),
+            fence: self.fence(base),
+        }
+    }
+
     fn holder(&self) -> Holder {
         match &self.entry {
             Some(entry) => entry.holder.clone(),
@@ -240,12 +249,8 @@ impl Line {
         self.all.iter().filter(|one| !self.holds(one) && !one.is(State::Delayed))
     }
 
-    /// What holders have in it.
-    pub fn stakes<'a>(&'a self, base: u64, but: &'a Mark) -> impl Iterator<Item = Stake> + 'a {
-        self.holders().filter(move |one| one.mark.as_ref() != Some(but)).map(move |one| Stake {
-            owner: if one.is(State::Lingering) { None } else { one.owner() },
-            mode: one.entry.as_ref().map_or(Mode::Exclusive, |entry| entry.mode),
-            fence: one.fence(base),
-        })
+    /// Those who hold, other than this one.
+    pub fn other_holders<'a>(&'a self, but: &'a Mark) -> impl Iterator<Item = &'a One> {
+        self.holders().filter(move |one| one.mark.as_ref() != Some(but))
     }
 }

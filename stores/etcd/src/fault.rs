@@ -8,7 +8,7 @@ pub enum Failure {
     Away(String),
     /// It was sent, and nobody knows what became of it.
     Unheard(String),
-    /// etcd refused it; nothing happened.
+    /// etcd refused it; nothing happened, unless there was no room for it.
     Refused(Code, String),
 }
 
@@ -33,6 +33,18 @@ impl Failure {
             | Code::Unimplemented
             | Code::Unauthenticated => Failure::Refused(status.code(), status.message().to_owned()),
             _ => Failure::Unheard(text),
+        }
+    }
+
+    /// Whether it may have happened, or may happen yet. Where there is no room etcd looks twice: before it begins, and when it is done.
+    /// What is refused at the second look has happened.
+    pub fn may_have_happened(&self) -> bool {
+        match self {
+            Failure::Away(_) => false,
+            Failure::Unheard(_) => true,
+            Failure::Refused(code, text) => {
+                *code == Code::ResourceExhausted && text.contains("space exceeded")
+            }
         }
     }
 

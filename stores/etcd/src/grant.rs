@@ -10,6 +10,7 @@ use crate::book::{Hold, Known, Place};
 use crate::entry::{Entry, Line, One, State};
 use crate::fault::Failure;
 use crate::hold::Search;
+use crate::judge;
 use crate::layout::Mark;
 use crate::lease::Lease;
 use crate::order::{Answer, Topic};
@@ -104,7 +105,8 @@ impl Asking<'_> {
     }
 
     /// Takes what was seen to be free at `revision`, unless anything was written there since. What was deleted since is
-    /// nobody's loss but our own: so our own place is looked at, where a foreign client may have moved up behind it.
+    /// nobody's loss but our own: so our own place is looked at, where a foreign client may have moved up behind it; and what an owner
+    /// enters once more, with the `fence` of it, must still be there.
     pub async fn take(
         &mut self,
         lease: &Arc<Lease>,
@@ -124,6 +126,7 @@ impl Asking<'_> {
                 still.push(created(&self.key(&line.name), place));
             }
         }
+        still.extend(fence.map_or(Vec::new(), |fence| self.still_entered(lines, base, fence)));
         let grant = self.puts(&self.mark, self.entry(State::Granted, fence), lease.id);
         let order = txn(still, grant, vec![get(&shared.layout.base())]);
         let answer = match shared.lane.send(order, self.about()).await {
@@ -131,7 +134,7 @@ impl Asking<'_> {
                 shared.check_leases(lease).await?;
                 return Ok(Step::Again);
             }
-            answer => answer?,
+            answer => answer.map_err(|failure| self.failed(failure))?,
         };
         if !answer.txn.succeeded {
             return Ok(Step::Again);
@@ -143,6 +146,21 @@ impl Asking<'_> {
         // A re-entry has the fence that it has.
         let floor = if fence.is_some() { 0 } else { floor };
         self.granted(lease, self.mark.into(), &answer, told, floor, fence).await
+    }
+
+    /// What this one enters once more is as it was. A grant of several names ends as a whole, so one of them stands for all: with
+    /// 64 names, there would be more to compare than etcd takes.
+    fn still_entered(&self, lines: &[Line], base: u64, fence: Fence) -> Vec<Compare> {
+        let entered = lines.iter().filter_map(|line| judge::entered(self.ask, &self.mark, line, base, fence));
+        let mut seen: Vec<(Option<Mark>, i64)> = Vec::new();
+        let mut still = Vec::new();
+        for one in entered {
+            if !seen.contains(&(one.place, one.written)) {
+                seen.push((one.place, one.written));
+                still.push(written(&one.key, one.written));
+            }
+        }
+        still
     }
 
     /// The same attempt has it already: its lease counts anew.
@@ -161,7 +179,9 @@ impl Asking<'_> {
         let mine: Vec<_> = lines.iter().filter_map(|line| line.mine(&self.mark)).collect();
         self.leave_behind(lines, &mine).await?;
         let (at, place) = (mine[0].written, self.place(mine[0]));
-        if mine.iter().all(|one| one.lease == lease.id && one.written == at) {
+        // Where something is in doubt, a request to end it may still be on its way: it is written anew, and that one comes to nothing.
+        let doubted = self.shared.book.open().holds.get(&self.mark).is_some_and(|hold| hold.doubted);
+        if !doubted && mine.iter().all(|one| one.lease == lease.id && one.written == at) {
             let explicit = mine[0].entry.as_ref().and_then(|entry| entry.fence);
             let answer = Answer { revision: at, ..answer.clone() };
             return self.granted(lease, place, &answer, fence, 0, explicit).await;
@@ -169,7 +189,8 @@ impl Asking<'_> {
         // Granted under a lease that is not ours, or not any more.
         let same = mine.iter().map(|one| written(&one.key, one.written)).collect();
         let grant = self.puts(&place.mark, self.entry(State::Granted, Some(fence)), lease.id);
-        let answer = self.shared.lane.send(txn(same, grant, Vec::new()), self.about()).await?;
+        let answer = self.shared.lane.send(txn(same, grant, Vec::new()), self.about()).await;
+        let answer = answer.map_err(|failure| self.failed(failure))?;
         match answer.txn.succeeded {
             true => self.granted(lease, place, &answer, fence, 0, Some(fence)).await,
             false => Ok(Step::Again),
@@ -246,7 +267,7 @@ impl Asking<'_> {
 fn seated(answer: Result<Answer, Failure>, seat: Seat) -> Result<(Answer, Option<Seat>), Failure> {
     match answer {
         Ok(answer) if answer.txn.succeeded => Ok((answer, Some(seat))),
-        Err(failure @ Failure::Unheard(_)) => Err(failure),
+        Err(failure) if failure.may_have_happened() => Err(failure),
         answer => {
             seat.leave();
             Ok((answer?, None))

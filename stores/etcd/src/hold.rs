@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use lockkeeper_core::{Fence, Grant, Moment, Names, Release, Renewal, Result};
 
-use crate::book::{Hold, Known};
+use crate::book::{Entered, Hold, Known};
 use crate::entry::{One, State};
 use crate::fault::Failure;
 use crate::layout::{self, Mark};
@@ -25,6 +25,22 @@ pub enum Search {
     Line,
     /// Also under a seat of whatever process: what was granted there at once is older than all the others in the line.
     Everywhere,
+}
+
+/// A hold that is being given back. If this is dropped before it is known to be gone, the process sees to it that it is gone in the
+/// end: nobody else may come back to it.
+struct Leaving<'a> {
+    shared: &'a Shared,
+    mark: Mark,
+    hold: Option<Hold>,
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        let Some(hold) = self.hold.take() else { return };
+        let doubted = hold.doubted || hold.known.is_none();
+        self.shared.book.look_after(self.mark, Hold { doubted, expires: self.shared.clock.now(), ..hold });
+    }
 }
 
 impl Shared {
@@ -130,8 +146,11 @@ impl Shared {
             Some(put(&one.key, value, lease.id))
         });
         let order = txn(same, puts.collect(), Vec::new());
+        // From here on it may hang on our lease, whatever is heard of it.
+        let mut entered = Entered::new(self, *mark, &grant.claim.names, grant.ttl);
         let answer = self.lane.send(order, self.about(&grant.claim.names)).await?;
-        if !answer.txn.succeeded || !self.cover(&lease, now + needed).await? {
+        entered.nothing = !answer.txn.succeeded;
+        if entered.nothing || !self.cover(&lease, now + needed).await? {
             return Ok(false);
         }
         let place = place.into();
@@ -150,29 +169,21 @@ impl Shared {
         Ok(true)
     }
 
-    /// Gives back, or leaves the line.
+    /// Gives back, or leaves the line. What is on its way to its end already goes on: this call may fail.
     pub async fn release_mark(&self, names: &Names, mark: Mark) -> Result<Release, Failure> {
-        let hold = {
-            let mut pages = self.book.open();
-            pages.ending.remove(&mark);
-            pages.holds.remove(&mark)
-        };
-        if let Some(caller) = hold.as_ref().and_then(|hold| hold.caller.as_ref()) {
+        let hold = self.book.open().holds.remove(&mark);
+        let mut leaving = Leaving { shared: self, mark, hold };
+        if let Some(caller) = leaving.hold.as_ref().and_then(|hold| hold.caller.as_ref()) {
             caller.leave();
         }
-        let done = match hold.as_ref().and_then(|hold| hold.known.as_ref()) {
+        let done = match leaving.hold.as_ref().and_then(|hold| hold.known.as_ref()) {
             Some(known) => self.give_back(names, &mark, known).await,
             None => Box::pin(self.take_out(names, &mark, Search::Everywhere)).await,
         };
-        if let Some(hold) = hold {
-            let doubted = hold.doubted || hold.known.is_none() && hold.caller.is_none();
-            let expires = self.clock.now();
-            match &done {
-                // Nobody may come back to it: the process sees to it that it is gone in the end.
-                Err(_) => self.book.write(mark, Hold { known: None, caller: None, doubted, expires, ..hold }),
-                Ok(_) if doubted => self.look_again(mark, hold),
-                Ok(_) => {}
-            }
+        if done.is_ok() {
+            let doubted = |hold: &Hold| hold.doubted || hold.known.is_none() && hold.caller.is_none();
+            let hold = leaving.hold.take().filter(doubted);
+            hold.into_iter().for_each(|hold| self.look_again(mark, hold));
         }
         done
     }
@@ -185,8 +196,9 @@ impl Shared {
         let keys = self.own_keys(names, &known.place.mark);
         let gone: Vec<RequestOp> = keys.iter().map(|key| delete(key)).collect();
         // Nobody but its holder writes a key, other than to hold the lock back for a while. Where nothing was asked for that could do
-        // that, what is there is the grant, or nothing is.
-        let plain = known.entry.lock_delay_ms == 0 && known.entry.min_hold_ms == 0;
+        // that, what is there is the grant, or nothing is. But a seat of another process may be taken by another attempt of it.
+        let ours = known.place.seat.is_some() || known.place.mark == *mark;
+        let plain = ours && known.entry.lock_delay_ms == 0 && known.entry.min_hold_ms == 0;
         let same = keys.iter().filter(|_| !plain).map(|key| written(key, known.written)).collect();
         let answer = self.lane.hope(same, gone, None, self.about(names)).await?;
         let deleted = if answer.txn.succeeded { answer.txn.deleted() } else { 0 };
@@ -227,25 +239,45 @@ impl Shared {
     /// Takes whatever an attempt has out of the lines: it is looked for first.
     pub async fn take_out(&self, names: &Names, mark: &Mark, search: Search) -> Result<Release, Failure> {
         loop {
-            let mut found = self.find_own(names, mark, search).await?;
-            found.retain(|one| one.is(State::Granted) || one.is(State::Waiting));
-            // What waits, beside what is granted, is an ask that had not heard of it.
-            let granted = found.iter().find(|one| one.is(State::Granted));
-            let Some(first) = granted.or(found.first()) else { return Ok(Release::AlreadyGone) };
-            let same = found.iter().map(|one| written(&one.key, one.written)).collect();
-            let lingers = self.lingers(first);
-            let lease = match lingers {
-                Some(time) => Some(self.link.grant_lease(seconds(time)).await?.0),
-                None => None,
-            };
-            let fence = first.fence(self.base());
-            let stays = |one: &One| lease.filter(|_| one.is(State::Granted));
-            let ends = found.iter().map(|one| end(one, stays(one), State::Lingering, fence)).collect();
-            let answer = self.lane.send(txn(same, ends, Vec::new()), self.about(names)).await?;
-            if answer.txn.succeeded {
-                return Ok(Release::Released);
+            let found = self.find_own(names, mark, search).await?;
+            if let Some(release) = self.end_all(names, found).await? {
+                return Ok(release);
             }
         }
+    }
+
+    /// The same for what nobody wants any more. False: somebody does. An ask says so in the book before it says anything to etcd, so
+    /// whatever was found there before the book was looked at is not what it has got. What hangs on a lease of another process is that one's.
+    pub async fn take_back(&self, names: &Names, mark: &Mark) -> Result<bool, Failure> {
+        loop {
+            let mut found = self.find_own(names, mark, Search::Everywhere).await?;
+            if self.book.is_wanted(mark) {
+                return Ok(false);
+            }
+            found.retain(|one| self.keeps_alive(one.lease));
+            if self.end_all(names, found).await?.is_some() {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Ends what was found of an attempt. `None`: it has changed meanwhile.
+    async fn end_all(&self, names: &Names, mut found: Vec<One>) -> Result<Option<Release>, Failure> {
+        found.retain(|one| one.is(State::Granted) || one.is(State::Waiting));
+        // What waits, beside what is granted, is an ask that had not heard of it.
+        let granted = found.iter().find(|one| one.is(State::Granted));
+        let Some(first) = granted.or(found.first()) else { return Ok(Some(Release::AlreadyGone)) };
+        let same = found.iter().map(|one| written(&one.key, one.written)).collect();
+        let lingers = self.lingers(first);
+        let lease = match lingers {
+            Some(time) => Some(self.link.grant_lease(seconds(time)).await?.0),
+            None => None,
+        };
+        let fence = first.fence(self.base());
+        let stays = |one: &One| lease.filter(|_| one.is(State::Granted));
+        let ends = found.iter().map(|one| end(one, stays(one), State::Lingering, fence)).collect();
+        let answer = self.lane.send(txn(same, ends, Vec::new()), self.about(names)).await?;
+        Ok(answer.txn.succeeded.then_some(Release::Released))
     }
 
     /// For how much longer a minimum hold lasts.

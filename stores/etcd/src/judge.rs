@@ -1,7 +1,7 @@
 //! Who may have it: the one rule of admission, applied to the lines as they were read.
 
 use lockkeeper_core::rules::{Stake, Verdict, judge, judge_all};
-use lockkeeper_core::{Ask, Busy, Error, LockName, LockView, Mode, Result};
+use lockkeeper_core::{Ask, Busy, Error, Fence, LockName, LockView, Mode, Result};
 
 use crate::entry::{Line, One, State};
 use crate::layout::{Mark, owner_mark};
@@ -10,7 +10,7 @@ use crate::layout::{Mark, owner_mark};
 #[derive(Debug)]
 pub enum Said {
     /// It may have it. `Some`: with the fence that its owner has already.
-    Yes(Option<lockkeeper_core::Fence>),
+    Yes(Option<Fence>),
     /// It must wait.
     No,
 }
@@ -20,7 +20,7 @@ pub fn say(ask: &Ask, mark: &Mark, lines: &[Line], base: u64, joined: bool) -> R
     refuse_self_wait(ask, mark, lines)?;
     let owner = ask.owner.as_ref().map(owner_mark);
     let each = lines.iter().map(|line| {
-        let verdict = judge(owner, ask.mode, line.stakes(base, mark));
+        let verdict = judge(owner, ask.mode, line.other_holders(mark).map(|one| one.stake(base)));
         match verdict {
             // Whoever is held back, or stands further in front, comes first.
             Verdict::Free if in_front(line, mark).next().is_some() => Ok(Verdict::Blocked),
@@ -39,6 +39,13 @@ pub fn say(ask: &Ask, mark: &Mark, lines: &[Line], base: u64, joined: bool) -> R
     }
 }
 
+/// The hold under which its owner may enter once more, with this fence.
+pub fn entered<'a>(ask: &Ask, mark: &'a Mark, line: &'a Line, base: u64, fence: Fence) -> Option<&'a One> {
+    let owner = ask.owner.as_ref().map(owner_mark);
+    let lets_in = |one: &&One| judge(owner, ask.mode, std::iter::once(one.stake(base)));
+    line.other_holders(mark).find(|one| lets_in(one) == Verdict::Reenter(fence))
+}
+
 /// Those who do not hold and come before it.
 fn in_front<'a>(line: &'a Line, mark: &'a Mark) -> impl Iterator<Item = &'a One> {
     let mine = line.mine(mark).map_or(i64::MAX, |one| one.created);
@@ -48,18 +55,17 @@ fn in_front<'a>(line: &'a Line, mark: &'a Mark) -> impl Iterator<Item = &'a One>
     })
 }
 
-/// The one to wait for: the last that came before it and is still there. `None`: nobody does.
-pub fn predecessor<'a>(line: &'a Line, mark: &'a Mark) -> Option<&'a One> {
-    let mine = line.mine(mark).map_or(i64::MAX, |one| one.created);
-    let not_me = |one: &&One| one.mark.as_ref() != Some(mark);
-    let before = line.all.iter().filter(not_me).rfind(|one| one.created < mine);
-    // A hold that re-entered past the line came later, and is in the way all the same.
-    let later = line
-        .all
-        .iter()
-        .filter(not_me)
-        .find(|one| one.created > mine && (line.holds(one) || one.is(State::Delayed)));
-    before.or(later)
+/// The one to wait for in this line: before it is gone, or lets others in, the ask is not served. `None`: nobody is in the way.
+pub fn in_the_way<'a>(ask: &Ask, mark: &'a Mark, line: &'a Line, base: u64) -> Option<&'a One> {
+    if let Some(before) = in_front(line, mark).last() {
+        return Some(before);
+    }
+    let owner = ask.owner.as_ref().map(owner_mark);
+    let others = || line.other_holders(mark);
+    match judge(owner, ask.mode, others().map(|one| one.stake(base))) {
+        Verdict::Blocked => others().filter(|one| !may_share(ask.mode, one)).last().or(others().last()),
+        _ => None,
+    }
 }
 
 /// Whether news of `one` that is not its end could let an ask of this mode in: its own grant, where both can hold.
@@ -85,7 +91,7 @@ fn refuse_self_wait(ask: &Ask, mark: &Mark, lines: &[Line]) -> Result<()> {
             .filter(|(_, found)| found.iter().any(|(found, _)| *found == other))
             .map(|(name, _)| name.clone())
             .collect();
-        let stake = Stake { owner: Some(owner), mode, fence: lockkeeper_core::Fence::MIN };
+        let stake = Stake { owner: Some(owner), mode, fence: Fence::MIN };
         let covers = matches!(judge(Some(owner), ask.mode, std::iter::once(stake)), Verdict::Reenter(_));
         if common.len() < ask.claim.names.count() || !covers {
             return Err(Error::Deadlock(common));
@@ -102,8 +108,8 @@ pub fn is_enough(ask: &Ask, mark: &Mark, line: &Line) -> bool {
 }
 
 /// Who is in the way, for an ask whose patience is over.
-pub fn busy(mark: &Mark, lines: &[Line], base: u64) -> Busy {
-    let blocked = lines.iter().find(|line| predecessor(line, mark).is_some()).unwrap_or(&lines[0]);
+pub fn busy(ask: &Ask, mark: &Mark, lines: &[Line], base: u64) -> Busy {
+    let blocked = lines.iter().find(|line| in_the_way(ask, mark, line, base).is_some()).unwrap_or(&lines[0]);
     let others = |one: &&One| one.mark.as_ref() != Some(mark);
     let held = blocked.holders().filter(others).take(LockView::BUSY);
     Busy {

@@ -182,7 +182,8 @@ async fn together(shared: &Shared, mut batch: Vec<Order>) -> Option<Vec<Order>> 
     let sent_at = shared.clock.now();
     match shared.link.txn(put_together(&shared.layout, &batch, Form::Hoping)).await {
         Ok(answer) if answer.succeeded => hand_out(sent_at, answer, batch, Form::Hoping),
-        Ok(_) | Err(Failure::Refused(..)) => return Some(batch),
+        Ok(_) => return Some(batch),
+        Err(failure @ Failure::Refused(..)) => return without_room(&failure, batch),
         Err(failure) => tell_all(&failure, batch),
     }
     None
@@ -193,10 +194,18 @@ async fn side_by_side(shared: &Shared, batch: Vec<Order>) -> Option<Vec<Order>> 
     let sent_at = shared.clock.now();
     match shared.link.txn(put_together(&shared.layout, &batch, Form::Apart)).await {
         Ok(answer) => hand_out(sent_at, answer, batch, Form::Apart),
-        Err(Failure::Refused(..)) => return Some(batch),
+        Err(failure @ Failure::Refused(..)) => return without_room(&failure, batch),
         Err(failure) => tell_all(&failure, batch),
     }
     None
+}
+
+/// What may be sent again after a refusal. If that was for want of room, what needs room may have happened; the rest finds enough alone.
+fn without_room(failure: &Failure, batch: Vec<Order>) -> Option<Vec<Order>> {
+    let doubted = |order: &Order| order.puts() && failure.may_have_happened();
+    let (doubted, rest): (Vec<Order>, Vec<Order>) = batch.into_iter().partition(doubted);
+    tell_all(failure, doubted);
+    Some(rest).filter(|rest| !rest.is_empty())
 }
 
 async fn alone(shared: &Shared, order: Order) {

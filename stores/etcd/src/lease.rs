@@ -17,6 +17,7 @@ use crate::proto::{
     LeaseGrantRequest, LeaseGrantResponse, LeaseKeysRequest, LeaseRequest, LeaseResponse, LeaseRevokeResponse,
 };
 use crate::store::Shared;
+use crate::turns::Turns;
 
 /// How long a lease that nobody needs is kept for the next who does: with it, a free lock costs one round trip.
 const IDLE: Duration = Duration::from_secs(60);
@@ -52,10 +53,9 @@ impl Lease {
     }
 }
 
-type Place = Arc<tokio::sync::Mutex<Option<Arc<Lease>>>>;
-
 pub struct Leases {
-    places: Mutex<HashMap<u64, Place>>,
+    /// One for each length.
+    places: Mutex<HashMap<u64, Arc<Turns<Arc<Lease>>>>>,
     /// All that live, to be kept alive.
     living: Mutex<HashMap<i64, Arc<Lease>>>,
     wishes: mpsc::UnboundedSender<i64>,
@@ -82,13 +82,14 @@ impl Shared {
             let mut places = self.leases.places.lock().unwrap_or_else(PoisonError::into_inner);
             places.entry(seconds).or_default().clone()
         };
-        let mut place = place.lock().await;
-        if let Some(lease) = place.as_ref().filter(|lease| !lease.is_dead()) {
-            lease.touch(self.clock.now());
-            return Ok(lease.clone());
-        }
+        let lease = place.get(|lease| !lease.is_dead(), || Box::pin(self.new_lease(seconds, slack))).await?;
+        lease.touch(self.clock.now());
+        Ok(lease)
+    }
+
+    async fn new_lease(&self, seconds: u64, slack: Duration) -> Result<Arc<Lease>, Failure> {
         let sent_at = self.clock.now();
-        let (id, ttl) = Box::pin(self.link.grant_lease(seconds)).await?;
+        let (id, ttl) = self.link.grant_lease(seconds).await?;
         let lease = Arc::new(Lease {
             id,
             ttl,
@@ -97,13 +98,17 @@ impl Shared {
             dead: AtomicBool::new(false),
             used: AtomicU64::new(sent_at.as_nanos()),
         });
-        *place = Some(lease.clone());
         self.living().insert(id, lease.clone());
         Ok(lease)
     }
 
     fn living(&self) -> std::sync::MutexGuard<'_, HashMap<i64, Arc<Lease>>> {
         self.leases.living.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether it is a lease of ours: any other ends without us.
+    pub fn keeps_alive(&self, id: i64) -> bool {
+        self.living().contains_key(&id)
     }
 
     /// Makes sure that the lease lasts until then at least. False: it is gone.
@@ -177,6 +182,10 @@ pub async fn attend(shared: Arc<Shared>, Wishes(mut wishes): Wishes) {
         let (send, asks) = mpsc::unbounded_channel();
         let mut stream = Alive { shared: &shared, send, sent: HashMap::new() };
         stream.ask(first);
+        if stream.sent.is_empty() {
+            // The lease is gone by now. A stream on which nothing is said would be taken for a server that is silent.
+            continue;
+        }
         dropped.mark_unchanged();
         if let Ok(session) = shared.link.session().await {
             let asks = tokio_stream::wrappers::UnboundedReceiverStream::new(asks);

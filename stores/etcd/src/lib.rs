@@ -35,6 +35,7 @@ mod script;
 mod seat;
 mod spy;
 mod store;
+mod turns;
 mod view;
 mod wait;
 mod watch;

@@ -3,6 +3,7 @@
 
 use std::marker::PhantomData;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_core::Stream;
@@ -20,6 +21,7 @@ use tonic_prost::ProstCodec;
 use crate::config::Options;
 use crate::fault::Failure;
 use crate::proto::{AuthenticateRequest, AuthenticateResponse, TxnResponse};
+use crate::turns::Turns;
 use lockkeeper_core::{Error, Result};
 
 /// A range with many values in it may be large.
@@ -31,16 +33,12 @@ pub struct Link {
     endpoints: Vec<(String, Endpoint)>,
     login: Option<(String, String)>,
     timeout: Duration,
-    state: tokio::sync::Mutex<State>,
+    /// Which of them is talked to, or tried next.
+    at: AtomicUsize,
+    channel: Turns<Session>,
     token: Mutex<Option<String>>,
     /// Counts the channels that were thrown away: streams on them look for another one.
     dropped: watch::Sender<u64>,
-}
-
-#[derive(Default)]
-struct State {
-    at: usize,
-    channel: Option<Session>,
 }
 
 /// A channel to one member.
@@ -73,7 +71,8 @@ impl Link {
             endpoints,
             login: options.login.clone(),
             timeout: options.timeout,
-            state: tokio::sync::Mutex::default(),
+            at: AtomicUsize::new(0),
+            channel: Turns::default(),
             token: Mutex::default(),
             dropped: watch::Sender::new(0),
         })
@@ -90,35 +89,33 @@ impl Link {
 
     /// A channel to a member that can be reached, whoever that is now.
     pub async fn session(&self) -> Result<Session, Failure> {
-        let mut state = self.state.lock().await;
-        if let Some(session) = &state.channel {
-            return Ok(session.clone());
-        }
+        self.channel.get(|_| true, || Box::pin(self.connect())).await
+    }
+
+    async fn connect(&self) -> Result<Session, Failure> {
         let mut last = String::new();
         for _ in 0..self.endpoints.len() {
-            let (name, endpoint) = &self.endpoints[state.at % self.endpoints.len()];
+            let (name, endpoint) = &self.endpoints[self.at.load(Ordering::Relaxed) % self.endpoints.len()];
             match tokio::time::timeout(self.timeout, endpoint.connect()).await {
                 Ok(Ok(channel)) => {
-                    let session = Session { number: *self.dropped.borrow(), name: name.clone(), channel };
-                    state.channel = Some(session.clone());
-                    return Ok(session);
+                    return Ok(Session { number: *self.dropped.borrow(), name: name.clone(), channel });
                 }
                 Ok(Err(error)) => last = format!("no etcd at {name}: {}", why(&error)),
                 Err(_) => last = format!("no etcd at {name}: no connection within {:?}", self.timeout),
             }
-            state.at += 1;
+            self.at.fetch_add(1, Ordering::Relaxed);
         }
         Err(Failure::Away(last))
     }
 
     /// This channel is no good: the next member is tried.
     pub async fn give_up(&self, session: &Session) {
-        let mut state = self.state.lock().await;
-        if state.channel.as_ref().is_some_and(|now| now.number == session.number) {
-            state.channel = None;
-            state.at += 1;
+        let same = |now: &Session| now.number == session.number;
+        let next = || {
+            self.at.fetch_add(1, Ordering::Relaxed);
             self.dropped.send_modify(|count| *count += 1);
-        }
+        };
+        self.channel.forget(same, next).await;
     }
 
     /// One question, one answer.

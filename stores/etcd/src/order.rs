@@ -39,6 +39,10 @@ pub struct Order {
     hopes: bool,
     /// What the base of the fences must be as well: the same for many, so that it is looked at once.
     base: Option<u64>,
+    /// It is about nothing: it writes nothing, and what it reads may be written by another one that travels with it.
+    looks: bool,
+    /// It needs room.
+    puts: bool,
     pub about: Vec<Topic>,
     answer: oneshot::Sender<Result<Answer, Failure>>,
 }
@@ -71,11 +75,17 @@ impl Order {
     ) -> Self {
         let operations = txn.success.len();
         let weight = if hopes { operations.max(txn.compare.len()) } else { 1 };
-        Order { written: txn.encode_to_vec(), operations, weight, hopes, base, about, answer }
+        let (looks, puts) = (about.is_empty(), txn.puts());
+        Order { written: txn.encode_to_vec(), operations, weight, hopes, base, looks, puts, about, answer }
     }
 
     pub fn hopes(&self) -> bool {
         self.hopes
+    }
+
+    /// Whether it writes anything, other than to delete.
+    pub fn puts(&self) -> bool {
+        self.puts
     }
 
     /// How many bytes it takes.
@@ -153,8 +163,11 @@ fn nest(all: &mut Vec<u8>, front: &[u8], rest: &[u8]) {
 /// Gives each its own part of the answer.
 pub fn hand_out(sent_at: Moment, answer: TxnResponse, batch: Vec<Order>, form: Form) {
     let revision = answer.revision();
+    // All of them have one revision. A look that travels in front of a write has not seen it: what it tells is of the moment before.
+    let looked = if answer.writes() { revision - 1 } else { revision };
     let mut each = answer.responses.into_iter();
     for order in batch {
+        let revision = if order.looks { looked } else { revision };
         let txn = match order.is_nested(form) {
             true => one_of(each.next()),
             false => {
@@ -177,11 +190,39 @@ fn one_of(response: Option<ResponseOp>) -> Option<TxnResponse> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::RequestOp;
+    use crate::proto::{DeleteResponse, RequestOp};
     use crate::script::{delete, get, nested, written};
 
     fn order(hopes: bool, base: Option<u64>, txn: &TxnRequest) -> Order {
         Order::new(txn, base, hopes, Vec::new(), oneshot::channel().0)
+    }
+
+    /// A waiter would else watch from the revision after the release that it has not seen, and hear of it only when it looks for itself;
+    /// and one that takes what it saw to be free would not notice who wrote there meanwhile.
+    #[test]
+    fn a_look_is_as_old_as_what_travels_with_it() {
+        let told = |writes: Response| {
+            let apart = |response| {
+                let responses = vec![ResponseOp { response: Some(response) }];
+                let txn = TxnResponse { header: None, succeeded: true, responses };
+                ResponseOp { response: Some(Response::Txn(txn)) }
+            };
+            let header = Some(crate::proto::Header { revision: 7 });
+            let responses = vec![apart(Response::Range(Default::default())), apart(writes)];
+            let (look, looked) = oneshot::channel();
+            let (write, written) = oneshot::channel();
+            let empty = txn(Vec::new(), Vec::new(), Vec::new());
+            let batch = vec![
+                Order::new(&empty, None, false, Vec::new(), look),
+                Order::new(&empty, None, false, vec![Topic::new("x")], write),
+            ];
+            hand_out(Moment::NEVER, TxnResponse { header, succeeded: true, responses }, batch, Form::Apart);
+            [looked, written].map(|mut told| told.try_recv().unwrap().unwrap().revision)
+        };
+        assert_eq!(told(Response::Put(Default::default())), [6, 7]);
+        assert_eq!(told(Response::Delete(DeleteResponse { deleted: 1 })), [6, 7]);
+        assert_eq!(told(Response::Delete(DeleteResponse { deleted: 0 })), [7, 7]);
+        assert_eq!(told(Response::Range(Default::default())), [7, 7]);
     }
 
     #[test]

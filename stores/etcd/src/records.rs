@@ -1,7 +1,10 @@
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lockkeeper_core::{Delete, Expect, LockName, Page, Record, RecordPage, Records, Result, Version, Write};
+use lockkeeper_core::{
+    Delete, Error, Expect, LockName, Page, Record, RecordPage, Records, Result, Version, Write,
+};
 
 use crate::base::base_stands;
 use crate::hold::seconds;
@@ -57,8 +60,9 @@ impl Shared {
         }
     }
 
-    /// Written with a ttl: etcd's own leases are never shorter than two seconds, so the process looks after it too.
-    fn forget_later(self: &std::sync::Arc<Self>, at: Vec<u8>, revision: i64, lease: i64, ttl: Duration) {
+    /// Written with a ttl: etcd's leases are whole seconds, and two of them at least, so where that is much too long the process looks
+    /// after it too. Not elsewhere: what waits for the end of a month would pile up.
+    fn forget_later(self: &Arc<Self>, at: Vec<u8>, revision: i64, lease: i64, ttl: Duration) {
         let shared = self.clone();
         tokio::spawn(async move {
             tokio::time::sleep(ttl).await;
@@ -69,31 +73,45 @@ impl Shared {
         });
     }
 
+    /// A lease that has nothing to end, or nothing any more: etcd would keep it until its time is over.
+    fn let_go(self: &Arc<Self>, lease: i64) {
+        if lease != 0 {
+            let shared = self.clone();
+            tokio::spawn(async move { shared.link.revoke_lease(lease).await });
+        }
+    }
+
     async fn write_record(
-        self: &std::sync::Arc<Self>,
+        self: &Arc<Self>,
         key: &LockName,
         value: Vec<u8>,
         expect: Expect,
         ttl: Option<Duration>,
     ) -> Result<Write> {
-        let lease = match ttl {
-            Some(ttl) => self.link.grant_lease(seconds(ttl)).await?.0,
-            None => 0,
+        let (lease, lasts) = match ttl {
+            Some(ttl) => self.link.grant_lease(seconds(ttl)).await?,
+            None => (0, Duration::ZERO),
         };
         let at = self.layout.record(key);
-        let answer = match self.step(key, expect, put(&at, value, lease)).await? {
-            Done::Yes(answer) => answer,
-            Done::No(found) => return Ok(Write::Conflict(found)),
+        let answer = match self.step(key, expect, put(&at, value, lease)).await {
+            Ok(Done::Yes(answer)) => answer,
+            Ok(Done::No(found)) => {
+                self.let_go(lease);
+                return Ok(Write::Conflict(found));
+            }
+            // It may have been written: then the lease is in use.
+            Err(error @ (Error::Unknown(_) | Error::Limited(_))) => return Err(error),
+            Err(error) => {
+                self.let_go(lease);
+                return Err(error);
+            }
         };
         let version = self.version(answer.revision);
-        if let Some(ttl) = ttl {
+        if let Some(ttl) = ttl.filter(|ttl| lasts > *ttl + *ttl / 8) {
             self.forget_later(at, answer.revision, lease, ttl);
         }
         // The lease of the value before has nothing to end any more.
-        if let Some(old) = answer.txn.one().map(|kv| kv.lease).filter(|old| *old != 0 && *old != lease) {
-            let shared = self.clone();
-            tokio::spawn(async move { shared.link.revoke_lease(old).await });
-        }
+        self.let_go(answer.txn.one().map_or(0, |kv| kv.lease));
         Ok(Write::Written(version))
     }
 
@@ -107,11 +125,17 @@ impl Shared {
         Ok(found.next().flatten().and_then(|kv| self.record(kv)))
     }
 
-    async fn delete_record(&self, key: &LockName, expect: Expect) -> Result<Delete> {
+    async fn delete_record(self: &Arc<Self>, key: &LockName, expect: Expect) -> Result<Delete> {
         let at = self.layout.record(key);
         match self.step(key, expect, delete(&at)).await? {
-            Done::Yes(answer) if answer.txn.clone().one().is_some() => Ok(Delete::Deleted),
-            Done::Yes(_) | Done::No(None) => Ok(Delete::Absent),
+            Done::Yes(answer) => Ok(match answer.txn.one() {
+                Some(gone) => {
+                    self.let_go(gone.lease);
+                    Delete::Deleted
+                }
+                None => Delete::Absent,
+            }),
+            Done::No(None) => Ok(Delete::Absent),
             Done::No(Some(found)) => Ok(Delete::Conflict(found)),
         }
     }

@@ -102,6 +102,17 @@ pub fn end_of(prefix: &[u8]) -> Vec<u8> {
     vec![0]
 }
 
+impl TxnRequest {
+    /// Whether there is anything to write in it.
+    pub fn puts(&self) -> bool {
+        self.success.iter().chain(&self.failure).any(|one| match &one.request {
+            Some(Request::Put(_)) => true,
+            Some(Request::Txn(txn)) => txn.puts(),
+            _ => false,
+        })
+    }
+}
+
 impl TxnResponse {
     pub fn revision(&self) -> i64 {
         self.header.as_ref().map_or(0, |header| header.revision)
@@ -112,6 +123,16 @@ impl TxnResponse {
         let mut found = Vec::new();
         collect(self.responses, &mut found);
         found
+    }
+
+    /// Whether it changed anything: then its revision is its own.
+    pub fn writes(&self) -> bool {
+        self.responses.iter().any(|one| match &one.response {
+            Some(Response::Put(_)) => true,
+            Some(Response::Delete(gone)) => gone.deleted > 0,
+            Some(Response::Txn(txn)) => txn.writes(),
+            _ => false,
+        })
     }
 
     /// How many of the keys that were to be deleted have been there.

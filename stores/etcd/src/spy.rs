@@ -14,6 +14,8 @@ use crate::proto::{Event, WatchAsk, WatchCancel, WatchCreate, WatchRequest, Watc
 use crate::store::Shared;
 
 const PAUSE: Duration = Duration::from_millis(200);
+/// How much is told at once to one who asks for all.
+const MANY: usize = 256;
 
 /// What a watch hears.
 #[derive(Debug)]
@@ -68,6 +70,19 @@ impl Spy {
 impl Watching<'_> {
     pub async fn next(&mut self) -> Heard {
         self.heard.recv().await.unwrap_or(Heard::Lost)
+    }
+
+    /// All that was heard until now, in order, and whether something may have been missed after it.
+    pub async fn all(&mut self) -> (Vec<Event>, bool) {
+        let (mut heard, mut events) = (Vec::new(), Vec::new());
+        let mut lost = self.heard.recv_many(&mut heard, MANY).await == 0;
+        for one in heard {
+            match one {
+                Heard::Events(more) => events.extend(more),
+                Heard::Lost => lost = true,
+            }
+        }
+        (events, lost)
     }
 }
 
@@ -158,13 +173,44 @@ async fn serve(
 fn pass_on(watches: &mut HashMap<i64, Watch>, answer: WatchResponse) {
     let id = answer.watch_id;
     let Some(watch) = watches.get_mut(&id) else { return };
-    if !answer.events.is_empty() {
-        let revision = answer.header.map_or(0, |header| header.revision);
-        watch.create.start_revision = watch.create.start_revision.max(revision + 1);
+    if answer.created && watch.create.start_revision == 0 {
+        // It begins now, also if it has heard of nothing when the stream ends.
+        watch.create.start_revision = answer.header.map_or(0, |header| header.revision + 1);
+    }
+    // Not the revision of the answer: to a watch that is behind, etcd tells what happened in pieces, and that is where it is itself.
+    if let Some(last) = answer.events.iter().filter_map(|event| Some(event.kv.as_ref()?.mod_revision)).max() {
+        watch.create.start_revision = watch.create.start_revision.max(last + 1);
         _ = watch.tell.send(Heard::Events(answer.events));
     }
     if answer.canceled {
         _ = watch.tell.send(Heard::Lost);
         watches.remove(&id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::{Header, Kv};
+
+    /// Where a watch that was told this would go on, after another stream.
+    fn goes_on(start_revision: i64, answer: WatchResponse) -> i64 {
+        let create = WatchCreate { start_revision, watch_id: 1, ..WatchCreate::default() };
+        let tell = mpsc::unbounded_channel().0;
+        let mut watches = HashMap::from([(1, Watch { create, tell })]);
+        let header = Some(Header { revision: 3000 });
+        pass_on(&mut watches, WatchResponse { header, watch_id: 1, ..answer });
+        watches[&1].create.start_revision
+    }
+
+    #[test]
+    fn a_watch_goes_on_after_what_it_has_heard() {
+        let event =
+            |mod_revision| Event { kv: Some(Kv { mod_revision, ..Kv::default() }), ..Event::default() };
+        let piece = WatchResponse { events: vec![event(1001), event(1999)], ..WatchResponse::default() };
+        assert_eq!(goes_on(1000, piece), 2000, "there are more pieces");
+        let created = WatchResponse { created: true, ..WatchResponse::default() };
+        assert_eq!(goes_on(0, created.clone()), 3001, "it has begun");
+        assert_eq!(goes_on(1000, created), 1000, "it has heard of nothing yet");
     }
 }

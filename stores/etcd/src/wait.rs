@@ -40,7 +40,12 @@ impl Asking<'_> {
             ..WatchCreate::default()
         };
         let mut watches = Vec::new();
-        let blocked = lines.iter().find_map(|line| Some((line, judge::predecessor(line, &self.mark)?)));
+        let base = self.shared.base();
+        let blocks = |line| judge::in_the_way(self.ask, &self.mark, line, base);
+        let blocked = lines.iter().find_map(|line| Some((line, blocks(line)?)));
+        // Where each for itself would let it in, all together do not: what its owner has of some of them is not what it asks for. Or it
+        // is what this very attempt gave back, and must stay for a while.
+        let blocked = blocked.or_else(|| lines.iter().find_map(|line| Some((line, line.holders().last()?))));
         if let Some((line, before)) = blocked {
             let counted = matches!(self.ask.mode, Mode::Permit(_));
             watches.push(if counted && line.holds(before) {

@@ -1,5 +1,6 @@
 //! Telling what happens: one watch on everything below the prefix, for as long as somebody listens.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use lockkeeper_core::{Event, EventKind, EventStream, Holder, LockName, Result};
@@ -11,7 +12,6 @@ use crate::base::fence_at;
 use crate::entry::{Entry, One, State};
 use crate::proto::{self, Kv, WatchCreate};
 use crate::script::{end_of, get, txn};
-use crate::spy::Heard;
 use crate::store::Shared;
 
 /// Written in the transaction that takes something away: a key that is gone does not say why.
@@ -61,24 +61,26 @@ impl Shared {
         Ok(events)
     }
 
+    /// All of these have happened, so what is asked about their leases now is asked once for all of them.
     async fn told(&self, events: Vec<proto::Event>) {
+        let mut leases = HashMap::new();
         let mut rest = &events[..];
         while let Some(first) = rest.first().and_then(revision) {
             let (now, later) =
                 rest.split_at(rest.iter().take_while(|event| revision(event) == Some(first)).count());
-            self.told_together(now, first).await;
+            self.told_together(now, first, &mut leases).await;
             rest = later;
         }
     }
 
     /// What one transaction did.
-    async fn told_together(&self, events: &[proto::Event], revision: i64) {
+    async fn told_together(&self, events: &[proto::Event], revision: i64, leases: &mut HashMap<i64, bool>) {
         let why = events.iter().filter(|event| event.kind == 0).filter_map(|event| event.kv.as_ref());
         let why = why
             .filter(|kv| kv.key == self.layout.why())
             .find_map(|kv| serde_json::from_slice(&kv.value).ok());
         for event in events {
-            if let Some((name, kind, holder)) = self.meaning(event, why.as_ref()).await {
+            if let Some((name, kind, holder)) = self.meaning(event, why.as_ref(), leases).await {
                 self.tell(name, kind, Some(holder));
             }
         }
@@ -97,6 +99,7 @@ impl Shared {
         &self,
         event: &proto::Event,
         why: Option<&Why>,
+        leases: &mut HashMap<i64, bool>,
     ) -> Option<(LockName, EventKind, Holder)> {
         let kv = event.kv.as_ref()?;
         let (name, _) = self.layout.name(&kv.key)?;
@@ -111,7 +114,7 @@ impl Shared {
         let ended = match why {
             Some(Why::Expired { names }) if names.contains(&name) => Some(EventKind::Expired { fence }),
             Some(Why::Broken { names, .. }) if names.contains(&name) => None,
-            _ if state.is_none() && had == Some(State::Granted) && self.lease_ended(&one).await => {
+            _ if state.is_none() && had == Some(State::Granted) && self.lease_ended(&one, leases).await => {
                 Some(EventKind::Expired { fence })
             }
             _ => Some(EventKind::Released { fence }),
@@ -127,8 +130,13 @@ impl Shared {
     }
 
     /// Nobody said why a key went. If its lease is gone as well, it went with it.
-    async fn lease_ended(&self, one: &One) -> bool {
-        matches!(self.link.look_at_lease(one.lease, false).await, Ok(None))
+    async fn lease_ended(&self, one: &One, leases: &mut HashMap<i64, bool>) -> bool {
+        if let Some(ended) = leases.get(&one.lease) {
+            return *ended;
+        }
+        let ended = matches!(self.link.look_at_lease(one.lease, false).await, Ok(None));
+        leases.insert(one.lease, ended);
+        ended
     }
 }
 
@@ -154,17 +162,15 @@ pub async fn attend(shared: Arc<Shared>) {
         let create = WatchCreate { key, range_end, start_revision, prev_kv: true, ..WatchCreate::default() };
         let mut watching = shared.spy.watch(create);
         loop {
-            match watching.next().await {
-                Heard::Events(events) => shared.told(events).await,
-                Heard::Lost => {
-                    let mut desk = shared.watch.desk();
-                    desk.feed.miss();
-                    // From now on.
-                    desk.from = 0;
-                    break;
-                }
-            }
+            let (events, lost) = watching.all().await;
+            shared.told(events).await;
             let mut desk = shared.watch.desk();
+            if lost {
+                desk.feed.miss();
+                // From now on.
+                desk.from = 0;
+                break;
+            }
             desk.feed.tidy();
             if !desk.feed.any() {
                 break;

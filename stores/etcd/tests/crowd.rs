@@ -6,8 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{handled, keeper, try_open};
-use lockkeeper_core::{Acquired, Renewal, Store, Wait};
-use lockkeeper_testkit::laws::{ask, eventually, give_back, name, set_patience, take, with};
+use futures_util::StreamExt;
+use futures_util::future::join_all;
+use lockkeeper_core::{Acquired, EventKind, Renewal, Store, Wait};
+use lockkeeper_testkit::laws::{ask, eventually, give_back, name, set_patience, soon, take, with};
 use lockkeeper_testkit::servers::{self, EtcdOptions, Server};
 
 async fn patient(server: &Server) -> Arc<dyn Store> {
@@ -72,13 +74,31 @@ async fn many_guards_are_renewed_together() {
     let store = patient(&server).await;
     let asks: Vec<_> = (0..640).map(|i| ask(&format!("guard/{i}"))).collect();
     let before = handled(server.addr(), "Txn");
-    let grants = futures_util::future::join_all(asks.iter().map(|ask| take(&store, ask))).await;
+    let grants = join_all(asks.iter().map(|ask| take(&store, ask))).await;
     let taken = handled(server.addr(), "Txn") - before;
     assert!(taken < 60, "asks that come together travel together: {taken}");
     let before = handled(server.addr(), "Txn");
     assert!(store.renew(&grants).await.unwrap().iter().all(|answer| *answer == Renewal::Renewed));
     let renewed = handled(server.addr(), "Txn") - before;
     assert!(renewed <= 24, "{renewed} transactions for 640 renewals");
+}
+
+/// A key that is gone does not say why: its lease is asked for, and all of these have the same one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn releases_that_happen_together_are_told_together() {
+    let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
+    let store = patient(&server).await;
+    let asks: Vec<_> = (0..300).map(|i| ask(&format!("guard/{i}"))).collect();
+    let grants = join_all(asks.iter().map(|ask| take(&store, ask))).await;
+    let mut events = store.watch("guard/").await.unwrap();
+    let before = handled(server.addr(), "LeaseTimeToLive");
+    join_all(grants.iter().map(|grant| give_back(&store, &grant.claim))).await;
+    for _ in &grants {
+        let event = soon("an event comes", events.next()).await.unwrap().unwrap();
+        assert!(matches!(event.kind, EventKind::Released { .. }), "{event:?}");
+    }
+    let asked = handled(server.addr(), "LeaseTimeToLive") - before;
+    assert!(asked < 60, "{asked} questions about one lease");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

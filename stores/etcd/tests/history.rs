@@ -14,7 +14,7 @@ use lockkeeper_testkit::servers::{self, EtcdOptions};
 async fn a_watch_survives_a_compaction() {
     let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
     let proxy = Proxy::start(server.addr(), Framing::Bytes);
-    let away = try_open(&format!("etcd://{}?timeout=1s", proxy.addr())).await.unwrap();
+    let away = try_open(&format!("etcd://{}?timeout=5s", proxy.addr())).await.unwrap();
     let here = open(server.addr()).await;
     let mut events = away.watch("watched/").await.unwrap();
     let first = take(&here, &ask("watched/1")).await;
@@ -30,14 +30,18 @@ async fn a_watch_survives_a_compaction() {
     ctl(server.addr(), &["compaction", &revision]);
     proxy.heal();
     // Something happens until it is told of; what it is told from there on is all of it.
-    let mut told = None;
-    while told.is_none() {
-        let held = take(&here, &ask("watched/2")).await;
-        give_back(&here, &held.claim).await;
-        let next = tokio::time::timeout(std::time::Duration::from_millis(200), events.next()).await;
-        told =
-            next.ok().flatten().and_then(|event| event.ok()).filter(|event| event.name == name("watched/2"));
-    }
+    let told = async {
+        loop {
+            let held = take(&here, &ask("watched/2")).await;
+            give_back(&here, &held.claim).await;
+            let next = tokio::time::timeout(std::time::Duration::from_millis(200), events.next()).await;
+            let next = next.ok().flatten().and_then(|event| event.ok());
+            if next.is_some_and(|event| event.name == name("watched/2")) {
+                return;
+            }
+        }
+    };
+    soon("it is told of something", told).await;
     let last = take(&here, &ask("watched/3")).await;
     let until = async {
         loop {

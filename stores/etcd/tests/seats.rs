@@ -53,6 +53,22 @@ async fn an_attempt_is_found_under_the_seat_of_another_process() {
     is_free(&third, "x").await;
 }
 
+/// An attempt that two processes have is given back by the one whose seat it is, and the seat is taken by another attempt. The release of the
+/// other process must not end that one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_seat_of_another_process_may_be_somebody_elses_by_now() {
+    let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
+    let (first, second) = (open(server.addr()).await, open(server.addr()).await);
+    let both = ask("x");
+    let held = take(&first, &both).await;
+    assert_eq!(take(&second, &both).await.fence, held.fence);
+    give_back(&first, &both.claim).await;
+    let next = take(&first, &ask("x")).await;
+    assert_eq!(give_back(&second, &both.claim).await, Release::AlreadyGone);
+    assert_eq!(first.renew(std::slice::from_ref(&next)).await.unwrap(), [Renewal::Renewed]);
+    give_back(&first, &next.claim).await;
+}
+
 /// A release deletes the key without a look at it: it is the holder's own, or it is gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_late_release_finds_its_key_gone_and_touches_nothing_else() {

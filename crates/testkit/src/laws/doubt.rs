@@ -7,7 +7,9 @@ use lockkeeper::{Error, Lockkeeper};
 use lockkeeper_core::{Ask, LockName, Store, Wait};
 use lockkeeper_host::SystemClock;
 
-use super::{ask, eventually, give_back, granted, in_line, name, refused, soon, stand_in_line, take, with};
+use super::{
+    SHORT, ask, eventually, give_back, granted, in_line, name, refused, soon, stand_in_line, take, with,
+};
 use crate::proxy::{Direction, Proxy};
 
 const TTL: Duration = Duration::from_secs(2);
@@ -36,6 +38,36 @@ pub async fn an_ask_in_doubt_leaves_nothing(proxy: &Proxy, store: &Arc<dyn Store
         let next = take(other, &ask(&text)).await;
         give_back(other, &next.claim).await;
     }
+    give_back(other, &elsewhere.claim).await;
+    give_back(store, &granted(waits).await.claim).await;
+}
+
+/// `store` talks through the proxy, `other` past it. Whoever stands in line goes away while nobody is there to be told, and stays away for
+/// longer than the library tries to give its place back. Once the store is there again the place is given up, by the process that
+/// lives on, and stands in another line.
+pub async fn a_release_that_was_given_up_leaves_nothing(
+    proxy: &Proxy,
+    store: &Arc<dyn Store>,
+    other: &Arc<dyn Store>,
+) {
+    let elsewhere = take(other, &ask("elsewhere")).await;
+    let waits = stand_in_line(store, &ask("elsewhere"), 1).await;
+    let (text, line) = ("given/up", name("given/up"));
+    let held = take(other, &ask(text)).await;
+    let keeper = Lockkeeper::with_store(store.clone(), Arc::new(SystemClock));
+    let keeper2 = keeper.clone();
+    let asks = tokio::spawn(async move { keeper2.lock(text).ttl(SHORT).acquire().await.map(drop) });
+    in_line(other, &line, 1).await;
+    proxy.cut_all();
+    asks.abort();
+    assert!(asks.await.is_err_and(|end| end.is_cancelled()), "nobody has let it in");
+    // It is over when the library has given up, because nobody can have heard of it.
+    soon("the library gives up", keeper.settle()).await;
+    proxy.heal();
+    eventually("the place in line is given up", || async { waiting(other, &line).await == 0 }).await;
+    give_back(other, &held.claim).await;
+    let next = take(other, &ask(text)).await;
+    give_back(other, &next.claim).await;
     give_back(other, &elsewhere.claim).await;
     give_back(store, &granted(waits).await.claim).await;
 }

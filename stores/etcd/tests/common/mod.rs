@@ -3,22 +3,27 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::task::{Context, Wake};
 use std::time::Duration;
 
 use lockkeeper::Lockkeeper;
 use lockkeeper_core::{Result, Store};
 use lockkeeper_etcd::{EtcdStore, Options};
 use lockkeeper_host::SystemClock;
+use lockkeeper_testkit::laws::soon;
 use lockkeeper_testkit::servers::etcd_get;
+use tokio::sync::Notify;
 
 pub async fn try_open(url: &str) -> Result<Arc<dyn Store>> {
     Ok(Arc::new(EtcdStore::open(Options::from_url(url)?).await?))
 }
 
+/// Slow disks of a busy machine are not what the tests that use this are about.
 pub async fn open(hosts: impl std::fmt::Display) -> Arc<dyn Store> {
-    try_open(&format!("etcd://{hosts}")).await.expect("it opens")
+    try_open(&format!("etcd://{hosts}?timeout=20s")).await.expect("it opens")
 }
 
 pub fn keeper(store: &Arc<dyn Store>) -> Lockkeeper {
@@ -48,6 +53,19 @@ pub fn handled(addr: SocketAddr, method: &str) -> u64 {
         .lines()
         .filter(|line| line.starts_with("grpc_server_handled_total") && line.contains(&wanted));
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as u64
+}
+
+/// Lets somebody go on until it waits for an answer, and returns when that is there: it has not been looked at yet.
+pub async fn until_answered<T>(asks: Pin<&mut impl Future<Output = T>>) {
+    struct Ring(Notify);
+    impl Wake for Ring {
+        fn wake(self: Arc<Self>) {
+            self.0.notify_one();
+        }
+    }
+    let ring = Arc::new(Ring(Notify::new()));
+    assert!(asks.poll(&mut Context::from_waker(&ring.clone().into())).is_pending(), "it has its answer");
+    soon("an answer comes", ring.0.notified()).await;
 }
 
 /// A file with a number in it that is read, and written one higher a moment later: two at once lose a count.
