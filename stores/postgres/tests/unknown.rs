@@ -222,4 +222,5 @@ async fn nothing_stays_of_what_nobody_heard_of() {
     let proxy = Proxy::start(server.addr(), Framing::Postgres);
     let (store, other) = (open(proxy.addr()).await.unwrap(), open(server.addr()).await.unwrap());
     laws::doubt::an_ask_in_doubt_leaves_nothing(&proxy, &store, &other).await;
+    laws::doubt::a_release_that_was_given_up_leaves_nothing(&proxy, &store, &other).await;
 }

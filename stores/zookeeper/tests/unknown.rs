@@ -138,12 +138,14 @@ async fn nothing_stays_of_what_nobody_heard_of() {
     // A session that outlasts the trouble: it does not help.
     let url = format!("zk://{}?timeout=500ms&poll=200ms&session=30s", proxy.addr());
     let store = try_open(&url).await.unwrap();
-    laws::doubt::an_ask_in_doubt_leaves_nothing(&proxy, &store, &open(server.addr()).await).await;
+    let other = open(server.addr()).await;
+    laws::doubt::an_ask_in_doubt_leaves_nothing(&proxy, &store, &other).await;
+    laws::doubt::a_release_that_was_given_up_leaves_nothing(&proxy, &store, &other).await;
 }
 
 /// A release that was dropped, or that failed twice, was in nobody's book: what it was to give back stayed for as long as the process lived.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_release_that_was_given_up_leaves_nothing() {
+async fn a_hold_that_was_given_back_in_vain_does_not_stay() {
     let options = ZooKeeperOptions { extra: vec!["maxSessionTimeout=90000".into()], ..Default::default() };
     let Ok(server) = servers::zookeeper(options) else { return };
     let proxy = Proxy::start(server.addr(), Framing::ZooKeeper);
