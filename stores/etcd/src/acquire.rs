@@ -87,6 +87,9 @@ impl Asking<'_> {
         loop {
             if caller.has_left() {
                 // Whoever took it back may have looked before it stood in line.
+                if self.joined {
+                    caller.gives_place_up();
+                }
                 self.leave().await?;
                 return Err(Error::Unavailable("the ask was taken back".into()));
             }

@@ -81,6 +81,7 @@ impl From<Seat> for Place {
 #[derive(Debug, Default)]
 pub struct Caller {
     left: AtomicBool,
+    placed: AtomicBool,
     ring: Notify,
 }
 
@@ -99,6 +100,15 @@ impl Caller {
     pub fn leave(&self) {
         self.left.store(true, Ordering::Relaxed);
         self.ring.notify_one();
+    }
+
+    /// Taken back, the ask is about to give its place in line up, and may be quicker than the release that wanted it so.
+    pub fn gives_place_up(&self) {
+        self.placed.store(true, Ordering::Release);
+    }
+
+    pub fn gave_place_up(&self) -> bool {
+        self.placed.load(Ordering::Acquire)
     }
 }
 

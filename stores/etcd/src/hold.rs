@@ -173,7 +173,8 @@ impl Shared {
     pub async fn release_mark(&self, names: &Names, mark: Mark) -> Result<Release, Failure> {
         let hold = self.book.open().holds.remove(&mark);
         let mut leaving = Leaving { shared: self, mark, hold };
-        if let Some(caller) = leaving.hold.as_ref().and_then(|hold| hold.caller.as_ref()) {
+        let caller = leaving.hold.as_ref().and_then(|hold| hold.caller.clone());
+        if let Some(caller) = &caller {
             caller.leave();
         }
         let done = match leaving.hold.as_ref().and_then(|hold| hold.known.as_ref()) {
@@ -185,7 +186,12 @@ impl Shared {
             let hold = leaving.hold.take().filter(doubted);
             hold.into_iter().for_each(|hold| self.look_again(mark, hold));
         }
-        done
+        match done {
+            Ok(Release::AlreadyGone) if caller.is_some_and(|caller| caller.gave_place_up()) => {
+                Ok(Release::Released)
+            }
+            done => done,
+        }
     }
 
     async fn give_back(&self, names: &Names, mark: &Mark, known: &Known) -> Result<Release, Failure> {
