@@ -58,12 +58,12 @@ impl Shared {
             let note: Option<Note> = serde_json::from_slice(&data).ok();
             let ms = note.as_ref().map_or(0, |note| note.ms);
             if note.as_ref().is_some_and(|note| note.kind == Kind::Held) {
-                let (note, now) = (note.map(|note| Note { kind: Kind::Delayed, ..note }), self);
+                let note = note.map(|note| Note { kind: Kind::Delayed, ..note });
                 let data = note.as_ref().map(|note| note.of_kind(Kind::Delayed)).unwrap_or_default();
                 match session.set(&path, &data, stat.version).await {
                     Ok(stat) => {
-                        now.link.heard(stat.mtime);
-                        now.sights.left(&path, stat.mzxid, ms, now.clock.now());
+                        self.link.heard(stat.mtime);
+                        self.sights.left(&path, stat.mzxid, ms, self.clock.now());
                     }
                     Err(Failure::Refused(_, zk::Error::BadVersion | zk::Error::NoNode)) => {}
                     Err(failure) => return Err(failure),

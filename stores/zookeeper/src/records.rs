@@ -19,6 +19,8 @@ use crate::store::{Shared, ZooKeeperStore};
 const TOGETHER: usize = 64;
 /// A record is taken away when it is surely over.
 const LATER: Duration = Duration::from_millis(5);
+/// How long until a value is looked for again whose parts were not there.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// A record as it was found.
 struct Found {
@@ -29,9 +31,6 @@ struct Found {
     /// Its time is over.
     over: bool,
 }
-
-/// How long until a value is looked for again whose parts were not there.
-const PAUSE: Duration = Duration::from_millis(100);
 
 /// What is there, and which write of the node above it that is: that one is written whenever a record is deleted, so that
 /// one that was made again is not taken for the one that was read.
