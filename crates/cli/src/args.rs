@@ -1,22 +1,27 @@
 //! The command line: what is common to several subcommands. Each one's own part is in its file.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Parser};
 use lockkeeper::{Fence, Holder, LockBuilder, LockName, Lockkeeper, Outcome};
-use lockkeeper_core::Names;
+use lockkeeper_core::{Names, Secret};
 
 use crate::commands::Command;
 use crate::exit::Failure;
 use crate::span;
+use crate::store::{self, Address};
 
 /// Exactly one process at a time: run a command under a lock, see who holds what, take a lock away.
 #[derive(Debug, Parser)]
 #[command(name = "lockkeeper", version, max_term_width = 100, subcommand_required = true)]
-#[command(arg_required_else_help = true, disable_help_subcommand = true, after_help = TOP)]
+#[command(arg_required_else_help = true, after_help = TOP)]
 pub struct Cli {
+    /// The store, as after every command that has one
+    #[arg(long, value_name = "URL", value_parser = secret_url())]
+    pub store: Option<SecretUrl>,
     #[command(subcommand)]
     pub command: Command,
 }
@@ -28,16 +33,19 @@ Examples:
   lockkeeper ls                                            who holds what
   lockkeeper break backup --reason 'host 7 is on fire'     take it away
 
-Locks are kept in one file per user (for root: per machine), unless --store or LOCKKEEPER_STORE
-names another store. Exit codes: the command's own; 75 busy, 76 lost, 64 bad call, 69 store
-unavailable. `lockkeeper man` has them all.";
+Locks are kept in one file per user (for root: per machine), unless --store, --store-file,
+LOCKKEEPER_STORE or LOCKKEEPER_STORE_FILE names another store. Exit codes: the command's own; 75
+busy, 76 lost, 64 bad call, 69 store unavailable. `lockkeeper man` has them all.";
 
 /// Which store, and for whom the output is.
 #[derive(Args, Debug)]
 pub struct Common {
-    /// The store, for instance sqlite:/srv/locks.db or redis://HOST [default: a file per user]
-    #[arg(long, value_name = "URL", env = "LOCKKEEPER_STORE", hide_env_values = true, value_parser = utf8("store URL"))]
-    pub store: Option<String>,
+    /// The store, for instance sqlite:/srv/locks.db or redis://HOST [default: a file per user] [env: LOCKKEEPER_STORE]
+    #[arg(long, value_name = "URL", value_parser = secret_url())]
+    pub store: Option<SecretUrl>,
+    /// A file with the URL of the store in it, so that no password is on the command line [env: LOCKKEEPER_STORE_FILE]
+    #[arg(long, value_name = "FILE", conflicts_with = "store")]
+    pub store_file: Option<PathBuf>,
     /// Write JSON, for machines
     #[arg(long)]
     pub json: bool,
@@ -45,26 +53,51 @@ pub struct Common {
 
 impl Common {
     /// The store that was asked for, else the default one.
-    pub fn url(&self) -> Result<String, Failure> {
-        match &self.store {
-            Some(url) => Ok(url.clone()),
-            None => Ok(lockkeeper::default_url()?),
-        }
+    pub fn url(&self) -> Result<Secret, Failure> {
+        Ok(self.address()?.url)
+    }
+
+    /// The same, and where it was said.
+    pub fn address(&self) -> Result<Address, Failure> {
+        store::address(self.store.as_ref(), self.store_file.as_deref())
     }
 
     pub async fn open(&self) -> Result<Lockkeeper, Failure> {
-        Ok(Lockkeeper::open(&self.url()?).await?)
+        Ok(Lockkeeper::open(self.url()?.expose()).await?)
     }
+}
+
+/// The name of a lock, also one that begins with a dash.
+#[derive(Args, Debug)]
+pub struct Named {
+    /// The name: any text of 1 to 512 bytes (448 for once, elect and cron); if it begins with a dash, --name=-x
+    #[arg(value_parser = lock_name(), required_unless_present = "named", conflicts_with = "named")]
+    name: Option<LockName>,
+    #[arg(long = "name", id = "named", value_name = "NAME", value_parser = lock_name(), allow_hyphen_values = true, hide = true)]
+    named: Option<LockName>,
+}
+
+impl Named {
+    pub fn get(&self) -> &LockName {
+        self.name.as_ref().or(self.named.as_ref()).expect("one of them is required")
+    }
+}
+
+/// What a command sees of the store that its lock is in.
+#[derive(Args, Debug)]
+pub struct Inherited {
+    /// Do not tell the command which store it is: no LOCKKEEPER_STORE and no LOCKKEEPER_STORE_FILE
+    #[arg(long)]
+    pub hide_store: bool,
 }
 
 /// What is asked for, and how.
 #[derive(Args, Debug)]
 pub struct Ask {
-    /// What to lock: any text of 1 to 512 bytes
-    #[arg(value_parser = lock_name())]
-    pub name: LockName,
+    #[command(flatten)]
+    pub named: Named,
     /// Lock this too: all of them or none; may be repeated
-    #[arg(long, value_name = "NAME", value_parser = lock_name())]
+    #[arg(long, value_name = "NAME", value_parser = lock_name(), allow_hyphen_values = true)]
     pub also: Vec<LockName>,
     /// How long our silence may last before others get the lock
     #[arg(long, value_name = "SPAN", default_value = "30s", value_parser = span::ttl, allow_hyphen_values = true)]
@@ -99,9 +132,13 @@ pub struct Ask {
 }
 
 impl Ask {
+    pub fn name(&self) -> &LockName {
+        self.named.get()
+    }
+
     /// All names, the main one first.
     pub fn names(&self) -> impl Iterator<Item = &LockName> {
-        std::iter::once(&self.name).chain(&self.also)
+        std::iter::once(self.name()).chain(&self.also)
     }
 
     /// What can be wrong without asking a store: told before one is opened, so that nothing is written.
@@ -120,10 +157,10 @@ impl Ask {
         }
     }
 
-    /// The ask in the library's words. `label` is for one who gave none.
-    pub fn builder(&self, keeper: &Lockkeeper, label: Option<String>) -> LockBuilder {
+    /// The lock request in the library's words. `label` is for one who gave none, `wait` is what is left of the wait.
+    pub fn builder(&self, keeper: &Lockkeeper, label: Option<String>, wait: Option<Duration>) -> LockBuilder {
         let mut builder = keeper.lock_all(self.names()).ttl(self.ttl);
-        if let Some(wait) = self.wait {
+        if let Some(wait) = wait {
             builder = builder.wait(wait);
         }
         if self.shared {
@@ -163,6 +200,24 @@ pub fn lock_name() -> impl TypedValueParser<Value = LockName> {
 pub fn utf8(what: &'static str) -> impl TypedValueParser<Value = String> {
     OsStringValueParser::new()
         .try_map(move |text: OsString| text.into_string().map_err(|_| format!("the {what} is not UTF-8")))
+}
+
+/// An address that may contain a password. Whatever is wrong with it, the text is not repeated: `clap` would repeat the
+/// value of an argument that its parser refuses, so this parser refuses none, and [`SecretUrl::expose`] does.
+#[derive(Clone, Debug)]
+pub struct SecretUrl(Option<Secret>);
+
+impl SecretUrl {
+    /// The address, for the store that is opened with it.
+    pub fn expose(&self) -> Result<&str, Failure> {
+        let text = self.0.as_ref().map(Secret::expose);
+        text.ok_or_else(|| Failure::new(Outcome::Invalid, "the store URL is not UTF-8"))
+    }
+}
+
+/// Reads a [`SecretUrl`].
+pub fn secret_url() -> impl TypedValueParser<Value = SecretUrl> {
+    OsStringValueParser::new().map(|text: OsString| SecretUrl(text.into_string().ok().map(Secret::from)))
 }
 
 /// A fence: a whole number that a store could have given.

@@ -1,12 +1,11 @@
 //! Every exit code, in one place. The table itself is [`Outcome`]; a child's own code takes the place of zero.
 
-use std::io::Write;
-
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use lockkeeper::{Error, Outcome};
 use serde_json::json;
 
-use crate::text::plain;
+use crate::outlet;
+use crate::text::{self, plain};
 
 /// All is well.
 pub const OK: i32 = 0;
@@ -14,6 +13,11 @@ pub const OK: i32 = 0;
 pub const CANNOT_START: i32 = 126;
 /// The command was not found; the number every shell uses.
 pub const NOT_FOUND: i32 = 127;
+
+/// Stands for the command that shows the lock, whose name is not known everywhere.
+const SHOW: &str = ": lockkeeper show NAME";
+/// As much of a bad value as is quoted.
+const QUOTED: usize = 60;
 
 /// The code for an end by a signal, as shells count.
 pub fn by_signal(number: i32) -> i32 {
@@ -51,12 +55,21 @@ impl Failure {
         self
     }
 
+    /// Names the lock in what to do next; without one, no command is named that would need it.
+    pub fn about(mut self, name: Option<&str>) -> Self {
+        self.next = self.next.map(|next| match name {
+            Some(name) => next.replace(SHOW, &format!(": lockkeeper show {}", text::shell(name))),
+            None => next.replace(SHOW, ""),
+        });
+        self
+    }
+
     /// Says it on stderr, for people or for machines.
     pub fn tell(&self, json: bool) {
         if self.message.is_empty() {
             return;
         }
-        let mut text = String::new();
+        let mut line = String::new();
         if json {
             let mut error = json!({
                 "outcome": self.outcome.word(), "message": self.message, "exit_code": self.code,
@@ -64,15 +77,15 @@ impl Failure {
             if let Some(next) = &self.next {
                 error["next"] = json!(next);
             }
-            text += &json!({ "error": error }).to_string();
+            line += &json!({ "error": error }).to_string();
         } else {
-            text = format!("lockkeeper: {}", self.message);
+            // What others have written may be quoted in it.
+            line = format!("lockkeeper: {}", plain(&self.message));
             if let Some(next) = &self.next {
-                text += &format!("\n  next: {next}");
+                line += &format!("\n  next: {}", plain(next));
             }
         }
-        // Nobody is left to tell if stderr is gone.
-        let _ = writeln!(std::io::stderr(), "{text}");
+        outlet::ERR.post(line + "\n");
     }
 }
 
@@ -80,8 +93,8 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         let failure = Failure::new(error.outcome(), error.to_string());
         match error.outcome() {
-            Outcome::Busy => failure.next("wait with --wait, or see who it is with: lockkeeper show NAME"),
-            Outcome::Unknown => failure.next("look before you try again: lockkeeper show NAME"),
+            Outcome::Busy => failure.next(format!("wait longer, or look who has it{SHOW}")),
+            Outcome::Unknown => failure.next(format!("look before you try again{SHOW}")),
             Outcome::Unavailable => failure.next("nothing happened; try again, or check the store"),
             _ => failure,
         }
@@ -89,7 +102,7 @@ impl From<Error> for Failure {
 }
 
 /// What clap has to say: help and version are fine, everything else is a bad call.
-pub fn usage(error: &clap::Error) -> i32 {
+pub fn usage(mut error: clap::Error) -> i32 {
     if !error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         let _ = error.print();
         return OK;
@@ -97,17 +110,40 @@ pub fn usage(error: &clap::Error) -> i32 {
     let code = Outcome::Invalid.exit_code().into();
     let wants_json = std::env::args_os().take_while(|word| word != "--").any(|word| word == "--json");
     // A name with an escape sequence in it is quoted in the message.
-    let text = error.render().to_string();
-    let text: String = text.lines().map(|line| format!("{}\n", plain(line))).collect();
+    for kind in [ContextKind::InvalidValue, ContextKind::InvalidArg] {
+        if let Some(ContextValue::String(value)) = error.get(kind) {
+            let quoted = text::cut(&plain(value), QUOTED);
+            error.insert(kind, ContextValue::String(quoted));
+        }
+    }
+    let rendered = error.render().to_string();
+    let shown: String = rendered.lines().map(|line| format!("{}\n", plain(line))).collect();
     if wants_json {
         // The first line says what is wrong; the rest is usage.
-        let first = text.lines().next().unwrap_or_default();
-        Failure::new(Outcome::Invalid, first.trim_start_matches("error: ")).tell(true);
+        let first = shown.lines().next().unwrap_or_default();
+        let failure = Failure::new(Outcome::Invalid, first.trim_start_matches("error: "));
+        match dashes_missing(&error) {
+            true => failure.next(DASHES).tell(true),
+            false => failure.tell(true),
+        }
     } else if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         let _ = error.print();
     } else {
-        let text = text.strip_prefix("error: ").unwrap_or(&text);
-        let _ = write!(std::io::stderr(), "lockkeeper: {text}");
+        let shown = shown.strip_prefix("error: ").unwrap_or(&shown);
+        outlet::ERR.post(format!("lockkeeper: {shown}"));
+        if dashes_missing(&error) {
+            outlet::ERR.post(format!("  next: {DASHES}\n"));
+        }
     }
     code
+}
+
+const DASHES: &str = "put -- before the command: lockkeeper run NAME -- CMD";
+
+/// Whether a command was to be run, and nothing separates it from our own words.
+fn dashes_missing(error: &clap::Error) -> bool {
+    let words: Vec<_> = std::env::args_os().skip(1).collect();
+    let runs = ["run", "once", "elect", "cron"].iter().any(|word| words.iter().any(|w| w == word));
+    let kinds = [ErrorKind::UnknownArgument, ErrorKind::MissingRequiredArgument];
+    runs && kinds.contains(&error.kind()) && !words.iter().any(|word| word == "--")
 }

@@ -2,15 +2,16 @@
 //! and worse. `LOCKKEEPER_LOG=debug` (or `info`, `error`, `off`) changes that.
 
 use std::fmt::{Debug, Write as _};
-use std::io::Write;
+use std::sync::atomic::Ordering;
 
 use serde_json::{Map, Value, json};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
+use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::text::plain;
+use crate::{daily, outlet};
 
 /// Begins to pass it on. Small on purpose: a command that runs a thousand times an hour should not pay for a logger.
 pub fn start(json: bool, quiet: bool) {
@@ -19,6 +20,7 @@ pub fn start(json: bool, quiet: bool) {
         None if quiet => LevelFilter::ERROR,
         None => LevelFilter::WARN,
     };
+    outlet::JSON.store(json, Ordering::Relaxed);
     // Only fails if there is one already, and nobody else makes one here.
     let _ = tracing::subscriber::set_global_default(Stderr { json, level });
 }
@@ -61,6 +63,13 @@ impl Subscriber for Stderr {
     fn event(&self, event: &Event<'_>) {
         let mut words = Words::default();
         event.record(&mut words);
+        // What a store found when it was opened is the same at every call.
+        if *event.metadata().level() == Level::WARN
+            && event.metadata().target().ends_with("::open")
+            && daily::was_said(&words.message)
+        {
+            return;
+        }
         let level = event.metadata().level().as_str().to_lowercase();
         let line = if self.json {
             json!({ "event": "log", "level": level, "message": words.message, "fields": words.fields })
@@ -72,8 +81,8 @@ impl Subscriber for Stderr {
             }
             plain(&line).into_owned()
         };
-        // Nobody is left to tell if stderr is gone.
-        let _ = writeln!(std::io::stderr(), "{line}");
+        // Called on the thread that renews, too: a full pipe must not stop it.
+        outlet::ERR.post(line + "\n");
     }
 
     // Spans are of no use on a few lines of stderr.

@@ -5,14 +5,17 @@
 mod args;
 mod child;
 mod commands;
+mod daily;
 mod exit;
 mod log;
+mod outlet;
 mod output;
 mod report;
 mod resume;
 mod schedule;
 mod signals;
 mod span;
+mod store;
 mod text;
 mod waiting;
 mod windows;
@@ -29,9 +32,17 @@ fn main() {
         Some(child::watchdog::WORD) => end(child::watchdog::main(words)),
         _ => {}
     }
+    // A parent may have left signals blocked, that of a child's end among them: then nothing would ever be noticed.
+    let _ = nix::sys::signal::SigSet::empty().thread_set_mask();
+    let code = match args::Cli::try_parse() {
+        Ok(cli) => {
+            cli.store.into_iter().for_each(|url| drop(store::BEFORE.set(url)));
+            commands::run(cli.command)
+        }
+        Err(error) => exit::usage(error),
+    };
+    outlet::OUT.flush(outlet::AT_THE_END);
+    outlet::ERR.flush(outlet::AT_THE_END);
     // Ends the process at once: nothing is left to do, and joining threads would only cost time.
-    end(match args::Cli::try_parse() {
-        Ok(cli) => commands::run(cli.command),
-        Err(error) => exit::usage(&error),
-    })
+    end(code)
 }

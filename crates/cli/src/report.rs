@@ -1,13 +1,13 @@
 //! What `run` and `hold` say about themselves: lines for people, or JSON lines for machines.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::time::Duration;
 
-use lockkeeper::{Guard, LockName, LockView};
+use lockkeeper::{Clock, Guard, LockName, LockView, SystemClock};
 use serde_json::{Value, json};
 
-use crate::span;
 use crate::text::{self, plain, quoted};
+use crate::{outlet, span};
 
 /// Where the JSON lines go. The stdout of `run` belongs to its command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +39,16 @@ impl Report {
         self.json.is_none() && !self.quiet && std::io::stderr().is_terminal()
     }
 
+    /// Whether everything is said in JSON.
+    pub fn is_json(&self) -> bool {
+        self.json.is_some()
+    }
+
+    /// Whether nothing but errors is wanted.
+    pub fn is_quiet(&self) -> bool {
+        self.quiet && self.json.is_none()
+    }
+
     /// What is locked, for messages.
     pub fn what(&self) -> String {
         let names: Vec<String> = self.names.iter().map(|n| quoted(n.as_str())).collect();
@@ -48,7 +58,8 @@ impl Report {
     /// One line for a person, on stderr.
     pub fn say(&self, line: &str) {
         if self.json.is_none() && !self.quiet {
-            let _ = writeln!(std::io::stderr(), "lockkeeper: {line}");
+            // What others have written may be quoted in it.
+            outlet::ERR.post(format!("lockkeeper: {}\n", plain(line)));
         }
     }
 
@@ -62,11 +73,12 @@ impl Report {
         if let (Some(object), Value::Object(more)) = (object.as_object_mut(), more) {
             object.extend(more);
         }
-        // A reader that went away must not end the command's protection.
-        let _ = match to {
-            Events::Stdout => writeln!(std::io::stdout(), "{object}"),
-            Events::Stderr => writeln!(std::io::stderr(), "{object}"),
+        // A reader that went away or is slow must not end the command's protection.
+        let outlet = match to {
+            Events::Stdout => &outlet::OUT,
+            Events::Stderr => &outlet::ERR,
         };
+        outlet.post(format!("{object}\n"));
     }
 
     pub fn waiting(&self, view: &LockView, position: Option<usize>, live: bool) {
@@ -81,7 +93,13 @@ impl Report {
     }
 
     pub fn granted(&self, guard: &Guard) {
-        self.event("granted", json!({ "fence": guard.fence(), "ttl_ms": millis(guard.ttl()) }));
+        let left = guard.remaining();
+        let deadline = SystemClock.wall().as_micros() + u64::try_from(left.as_micros()).unwrap_or(0);
+        let more = json!({
+            "fence": guard.fence(), "sequencer": guard.sequencer().to_string(), "ttl_ms": millis(guard.ttl()),
+            "deadline_us": deadline, "deadline_in_ms": millis(left),
+        });
+        self.event("granted", more);
     }
 }
 
@@ -114,6 +132,9 @@ pub fn held_line(view: &LockView) -> String {
     } else {
         format!("held by {who} since {since} ago, fence {}", held.fence)
     };
+    if let Some(reason) = &held.revoked {
+        line += &format!(", told to stop because: {}", plain(reason));
+    }
     if view.held.len() > 1 {
         line += &format!(", and by {} more", view.held.len() - 1);
     }

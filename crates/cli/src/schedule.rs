@@ -3,9 +3,15 @@
 //! Our own parser, because it is this one page, and because what happens when clocks are changed must be exactly this: a
 //! time that does not exist is due at the moment the clocks are set forward; a time that exists twice is due the first time.
 
-use jiff::civil::Date;
+use std::time::Duration;
+
+use jiff::civil::{Date, DateTime};
 use jiff::tz::{AmbiguousOffset, TimeZone};
 use jiff::{SignedDuration, Timestamp, ToSpan};
+use lockkeeper::Outcome;
+
+use crate::exit::Failure;
+use crate::text::plain;
 
 /// The longest that two runs can be apart: 29 February, over a year that is no leap year. Beyond it there is no such day.
 const YEARS: i16 = 9;
@@ -105,20 +111,76 @@ impl Schedule {
 
     /// The moments of this day at which it is due.
     fn times(&self, date: Date) -> impl Iterator<Item = Timestamp> {
-        let at = move |(hour, minute): (i8, i8)| {
-            let ambiguous = self.zone.to_ambiguous_timestamp(date.at(hour, minute, 0, 0));
-            match ambiguous.offset() {
-                AmbiguousOffset::Gap { .. } => {
-                    // Where the clocks were set forward: the last change before the time that comes after the gap.
-                    let beyond = ambiguous.compatible().ok()?.checked_add(1.nanosecond()).ok()?;
-                    self.zone.preceding(beyond).next().map(|change| change.timestamp())
-                }
-                _ => ambiguous.earlier().ok(),
-            }
-        };
+        let at = move |(hour, minute): (i8, i8)| moment(&self.zone, date.at(hour, minute, 0, 0));
         self.hours.iter().flat_map(|h| self.minutes.iter().map(|m| (*h, *m))).filter_map(at)
     }
 }
+
+/// When a clock on the wall shows this. A time that does not exist is the moment at which the clocks are set forward; one that
+/// exists twice is the first.
+fn moment(zone: &TimeZone, time: DateTime) -> Option<Timestamp> {
+    let ambiguous = zone.to_ambiguous_timestamp(time);
+    match ambiguous.offset() {
+        AmbiguousOffset::Gap { .. } => {
+            // Where the clocks were set forward: the last change before the time that comes after the gap.
+            let beyond = ambiguous.compatible().ok()?.checked_add(1.nanosecond()).ok()?;
+            zone.preceding(beyond).next().map(|change| change.timestamp())
+        }
+        _ => ambiguous.earlier().ok(),
+    }
+}
+
+/// A zone by its name; what is wrong with it, and what to do, otherwise.
+pub fn zone(name: &str) -> Result<TimeZone, Failure> {
+    TimeZone::get(name).map_err(|e| {
+        Failure::new(Outcome::Invalid, format!("--zone {}: {e}", plain(name)))
+            .next("name one of /usr/share/zoneinfo (Debian package tzdata), or UTC")
+    })
+}
+
+/// Windows of whole days in a zone, counted from 1 January 1970 there: each begins at midnight.
+#[derive(Clone, Debug)]
+pub struct Days {
+    count: i32,
+    zone: TimeZone,
+}
+
+impl Days {
+    /// `None` if a window of this length is not one of whole days.
+    pub fn new(window: Duration, zone: TimeZone) -> Option<Days> {
+        let (day, secs) = (24 * 60 * 60, window.as_secs());
+        let whole = secs > 0 && secs % day == 0 && window.subsec_nanos() == 0;
+        let count = i32::try_from(secs / day).ok().filter(|_| whole)?;
+        Some(Days { count, zone })
+    }
+
+    /// When the window begins that `at` is in.
+    pub fn begin(&self, at: Timestamp) -> Option<Timestamp> {
+        self.midnight(self.number(at)?)
+    }
+
+    /// The windows between the two, oldest first.
+    pub fn between(&self, after: Timestamp, before: Timestamp) -> Vec<Timestamp> {
+        let (Some(first), Some(last)) = (self.number(after), self.number(before)) else { return Vec::new() };
+        let all = (first..=last).filter_map(|number| self.midnight(number));
+        all.filter(|begin| *begin > after && *begin < before).collect()
+    }
+
+    /// The how-manieth window `at` is in.
+    fn number(&self, at: Timestamp) -> Option<i32> {
+        let date = at.to_zoned(self.zone.clone()).date();
+        let days = date.since((jiff::Unit::Day, EPOCH)).ok()?.get_days();
+        Some(days.div_euclid(self.count))
+    }
+
+    fn midnight(&self, number: i32) -> Option<Timestamp> {
+        let date = EPOCH.checked_add(number.checked_mul(self.count)?.days()).ok()?;
+        moment(&self.zone, date.at(0, 0, 0, 0))
+    }
+}
+
+/// The day that windows are counted from.
+const EPOCH: Date = Date::constant(1970, 1, 1);
 
 fn field(what: &str, text: &str, least: i8, most: i8, names: &[&str], first: i8) -> Result<Field, String> {
     let bad = |part: &str| format!("{part:?} is no {what}: {least} to {most}, as in 5, 1-5, */10 or 1,15");
@@ -236,5 +298,33 @@ mod tests {
             due("30 2 * * *", &berlin(), "2026-10-24T12:00:00Z", 2),
             ["2026-10-25T00:30:00Z", "2026-10-26T01:30:00Z"]
         );
+    }
+
+    /// When the windows of the days around `at` begin, in UTC.
+    fn days(count: u64, at: &str) -> Vec<String> {
+        let days = Days::new(Duration::from_secs(count * 86_400), berlin()).unwrap();
+        let at: Timestamp = at.parse().unwrap();
+        let around = (at - SignedDuration::from_hours(36), at + SignedDuration::from_hours(36));
+        days.between(around.0, around.1).iter().map(Timestamp::to_string).collect()
+    }
+
+    #[test]
+    fn a_day_of_a_zone_begins_at_its_midnight_also_when_clocks_are_changed() {
+        // 23 hours, and 25.
+        assert_eq!(
+            days(1, "2026-03-29T12:00:00Z"),
+            ["2026-03-28T23:00:00Z", "2026-03-29T22:00:00Z", "2026-03-30T22:00:00Z"]
+        );
+        assert_eq!(
+            days(1, "2026-10-25T12:00:00Z"),
+            ["2026-10-24T22:00:00Z", "2026-10-25T23:00:00Z", "2026-10-26T23:00:00Z"]
+        );
+        // Half past one in the night: by UTC two of these three are on one day.
+        let one = Days::new(Duration::from_secs(86_400), berlin()).unwrap();
+        let nights = ["2026-03-28T00:30:00Z", "2026-03-29T00:30:00Z", "2026-03-29T23:30:00Z"];
+        let begins = nights.map(|at| one.begin(at.parse().unwrap()).unwrap().to_string());
+        assert_eq!(begins, ["2026-03-27T23:00:00Z", "2026-03-28T23:00:00Z", "2026-03-29T22:00:00Z"]);
+        assert!(Days::new(Duration::from_secs(3600), berlin()).is_none());
+        assert_eq!(days(7, "2026-11-19T12:00:00Z"), ["2026-11-18T23:00:00Z"]);
     }
 }

@@ -1,11 +1,13 @@
 //! The signals that are ours to pass on.
 
 use std::task::Poll;
+use std::time::Duration;
 
+use lockkeeper::Lockkeeper;
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::exit::Failure;
+use crate::exit::{self, Failure};
 
 /// What is passed on to the command, and what ends a wait.
 const FORWARDED: [Signal; 9] = [
@@ -19,6 +21,9 @@ const FORWARDED: [Signal; 9] = [
     Signal::WINCH,
     Signal::CONT,
 ];
+
+/// How long what was asked for is given back after a signal. A store that does not answer until then has a ttl.
+const LEAVING: Duration = Duration::from_secs(2);
 
 /// A stream of the signals that reach this process.
 pub struct Signals(Vec<(Signal, tokio::signal::unix::Signal)>);
@@ -58,6 +63,26 @@ impl Signals {
         .await
     }
 
+    /// What `work` gives, unless a signal that ends programs comes first: then `work` is dropped.
+    pub async fn or_end<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Signal> {
+        tokio::select! {
+            biased;
+            value = work => Ok(value),
+            signal = self.end() => Err(signal),
+        }
+    }
+
+    /// Gives back what was asked for, after a signal, and returns the exit code. Neither an unreachable store nor a second
+    /// signal is waited for.
+    pub async fn leave(&mut self, keeper: &Lockkeeper, ended: Signal) -> i32 {
+        tokio::select! {
+            () = keeper.settle() => {}
+            _ = self.end() => {}
+            () = tokio::time::sleep(LEAVING) => {}
+        }
+        exit::by_signal(ended.as_raw())
+    }
+
     /// The next one that ends a program which does nothing about it.
     pub async fn end(&mut self) -> Signal {
         loop {
@@ -67,7 +92,7 @@ impl Signals {
             }
             if signal == Signal::TSTP {
                 // Caught for the command's sake; without one it means what it always means.
-                let _ = rustix::process::kill_process(rustix::process::getpid(), Signal::STOP);
+                lockkeeper_host::stop_this_process();
             }
         }
     }

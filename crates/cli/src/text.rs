@@ -30,6 +30,16 @@ pub fn quoted(name: &str) -> String {
     format!("\"{}\"", plain(name))
 }
 
+/// A name as it can be typed into a shell.
+pub fn shell(name: &str) -> String {
+    let safe = |c: char| c.is_ascii_alphanumeric() || "_./:@%+=,-".contains(c);
+    if name.chars().all(safe) && !name.starts_with('-') {
+        return name.to_owned();
+    }
+    let dashes = if name.starts_with('-') { "-- " } else { "" };
+    format!("{dashes}'{}'", plain(name).replace('\'', "'\\''"))
+}
+
 /// As much of `text` as fits into `width` columns.
 pub fn cut(text: &str, width: usize) -> String {
     if text.width() <= width {
@@ -86,6 +96,14 @@ mod tests {
     fn nothing_invisible_gets_through() {
         assert_eq!(plain("orders/42 ключ"), "orders/42 ключ");
         assert_eq!(plain("a\u{202e}b\u{200b}\u{1b}[31m"), "a\\u{202e}b\\u{200b}\\u{1b}[31m");
+    }
+
+    #[test]
+    fn names_can_be_typed_into_a_shell() {
+        assert_eq!(shell("orders/42"), "orders/42");
+        assert_eq!(shell("my lock"), "'my lock'");
+        assert_eq!(shell("it's"), "'it'\\''s'");
+        assert_eq!(shell("-x"), "-- '-x'");
     }
 
     #[test]

@@ -1,18 +1,19 @@
 //! Getting the lock: at once if it is free, else with a word about who has it and where in line we are.
 
-use std::io::Write;
 use std::pin::pin;
 use std::time::Duration;
 
-use lockkeeper::{Guard, LockName, LockView, Lockkeeper, Outcome};
+use lockkeeper::{Clock, Guard, LockName, LockView, Lockkeeper, Outcome, SystemClock};
 use rustix::process::Signal;
 use serde_json::json;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::args::Ask;
-use crate::exit::{self, Failure};
+use crate::exit::Failure;
+use crate::outlet;
 use crate::report::{Report, held_line, waiting_line};
 use crate::signals::Signals;
+use crate::store;
 use crate::text::quoted;
 
 /// A free lock answers long before this; nobody is asked about before.
@@ -21,58 +22,71 @@ const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 const FRAME: Duration = Duration::from_millis(120);
 const FRAMES: [&str; 8] = ["⠋", "⠙", "⠸", "⢰", "⣠", "⣄", "⡆", "⠇"];
 
-/// Gets what was asked for, or says why not.
+/// Gets what was asked for, or says why not. With a `wait`, a store that is unreachable for a while is asked again, within it.
 pub async fn acquire(
     keeper: &Lockkeeper,
     ask: &Ask,
     label: Option<String>,
+    wait: Option<Duration>,
     report: &Report,
     signals: &mut Signals,
 ) -> Result<Guard, Failure> {
-    let builder = ask.builder(keeper, label);
     if ask.skip {
-        return match builder.try_acquire().await? {
+        return match ask.builder(keeper, label, wait).try_acquire().await? {
             Some(guard) => Ok(guard),
             None => Err(skipped(keeper, ask, report).await),
         };
     }
-    let ended = {
-        let mut acquire = pin!(builder.acquire());
-        let mut wait = pin!(wait(keeper, ask, report));
-        tokio::select! {
-            biased;
-            answer = &mut acquire => return answer.map_err(|error| {
-                if error.outcome() == Outcome::Busy {
-                    report.event("busy", json!({ "outcome": "busy", "exit_code": Outcome::Busy.exit_code() }));
+    let end = wait.map(|wait| SystemClock.now() + wait);
+    let mut told = false;
+    loop {
+        let builder = ask.builder(keeper, label.clone(), end.map(store::left));
+        let answer = {
+            let look = pin!(tell_while_waiting(keeper, ask, report));
+            let acquire = async {
+                tokio::select! {
+                    biased;
+                    answer = builder.acquire() => answer,
+                    never = look => never,
                 }
-                error.into()
-            }),
-            signal = signals.end() => signal,
-            never = &mut wait => never,
+            };
+            signals.or_end(acquire).await
+            // Dropped here, the lock request leaves the queue in the background.
+        };
+        let error = match answer {
+            Ok(Ok(guard)) => return Ok(guard),
+            Ok(Err(error)) => error,
+            Err(signal) => return Err(left(keeper, report, signals, signal).await),
+        };
+        let passes = matches!(error.outcome(), Outcome::Unavailable | Outcome::Unknown);
+        let over = end.is_none_or(|end| SystemClock.now() >= end);
+        if !passes || over {
+            if error.outcome() == Outcome::Busy {
+                report.event("busy", json!({ "outcome": "busy", "exit_code": Outcome::Busy.exit_code() }));
+            }
+            return Err(error.into());
         }
-        // Dropped here, the ask leaves the line in the background.
-    };
-    leave(keeper, report, signals, ended).await
+        if !told {
+            report.say(&format!("{error}; asking again"));
+            told = true;
+        }
+        report.event("retry", json!({ "why": error.to_string() }));
+        let pause = BETWEEN_LOOKS.min(end.map(store::left).unwrap_or_default());
+        if let Err(signal) = signals.or_end(sleep(pause)).await {
+            return Err(left(keeper, report, signals, signal).await);
+        }
+    }
 }
 
-/// Leaves the line cleanly. A second signal is an order to leave it at that.
-async fn leave<T>(
-    keeper: &Lockkeeper,
-    report: &Report,
-    signals: &mut Signals,
-    ended: Signal,
-) -> Result<T, Failure> {
-    tokio::select! {
-        () = keeper.settle() => {}
-        _ = signals.end() => {}
-    }
-    let code = exit::by_signal(ended.as_raw());
-    report.event("left", json!({ "signal": ended.as_raw(), "exit_code": code }));
-    Err(Failure::silent(code))
+/// A signal ended the wait.
+async fn left(keeper: &Lockkeeper, report: &Report, signals: &mut Signals, signal: Signal) -> Failure {
+    let code = signals.leave(keeper, signal).await;
+    report.event("left", json!({ "signal": signal.as_raw(), "exit_code": code }));
+    Failure::silent(code)
 }
 
 /// Tells who is in the way for as long as somebody is. Never ends; it is dropped when the lock is there.
-async fn wait(keeper: &Lockkeeper, ask: &Ask, report: &Report) -> Signal {
+async fn tell_while_waiting<T>(keeper: &Lockkeeper, ask: &Ask, report: &Report) -> T {
     sleep(BEFORE_LOOKING).await;
     let spinner = report.is_live().then(Spinner::new);
     let mut told = None;
@@ -122,7 +136,8 @@ async fn skipped(keeper: &Lockkeeper, ask: &Ask, report: &Report) -> Failure {
         _ => (format!("skipped: somebody else had {} a moment ago", report.what()), json!([])),
     };
     report.event("skipped", json!({ "held_by": held, "outcome": "busy", "exit_code": code }));
-    Failure::new(Outcome::Busy, message)
+    // That somebody else has it is no error to one who said --skip and --quiet: the exit code says it.
+    if report.is_quiet() { Failure::silent(code.into()) } else { Failure::new(Outcome::Busy, message) }
 }
 
 /// One line on the terminal that is drawn over and over, and wiped away at the end.
@@ -151,12 +166,12 @@ impl Spinner {
         let width = if size == 0 { 80 } else { size.max(20) };
         // A line that wraps could not be drawn over.
         let fits: String = crate::text::cut(line, usize::from(width) - 1);
-        let _ = write!(std::io::stderr(), "\r\x1b[2K{fits}");
+        outlet::ERR.post_if_idle(format!("\r\x1b[2K{fits}"));
     }
 }
 
 impl Drop for Spinner {
     fn drop(&mut self) {
-        let _ = write!(std::io::stderr(), "\r\x1b[2K");
+        outlet::ERR.post("\r\x1b[2K".into());
     }
 }

@@ -1,8 +1,10 @@
 //! The small scheduler: each time that is due is run by one of many.
 
 mod common;
+use std::io::{BufRead, BufReader};
+
 use common::*;
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 
 #[test]
 fn bad_calls_are_told_and_leave_nothing() {
@@ -35,6 +37,36 @@ fn a_signal_ends_the_wait_for_the_next_time() {
     std::thread::sleep(std::time::Duration::from_millis(300));
     running.signal(Signal::TERM);
     assert_eq!(running.end().0, 143);
+}
+
+/// What counts is the signal. An exit code of 143 ended the scheduler, and TERM did not end it if the command ended cleanly.
+/// Takes up to a minute: that is the shortest schedule there is.
+#[test]
+fn a_signal_ends_the_scheduler_and_an_exit_code_does_not() {
+    let place = Place::new("cron_ends");
+    let start = |job: &str, script: &str| {
+        let mut cron = place.lk(["cron", job, "--json", "--every", "* * * * *", "--", "sh", "-c", script]);
+        // The events of the scheduler and the lines of its command, in one stream.
+        cron.stderr(std::process::Stdio::piped()).stdout(std::process::Stdio::piped()).spawn().unwrap()
+    };
+    let mut by_code = start("code", "exit 143");
+    let mut by_signal = start("signal", "trap 'exit 0' TERM; echo up; while :; do sleep 0.02; done");
+    let mut events = BufReader::new(by_code.stderr.take().unwrap()).lines().map(Result::unwrap);
+    let mut until = |event: &str| {
+        let wanted = format!("\"event\":\"{event}\"");
+        events.find(|line| line.contains(&wanted)).unwrap_or_else(|| panic!("it ended without {event}"))
+    };
+    until("next");
+    assert!(until("window").contains("143"));
+    until("next");
+    let pid = |child: &std::process::Child| Pid::from_raw(child.id() as i32).unwrap();
+    kill_process(pid(&by_code), Signal::TERM).unwrap();
+    assert_eq!(code(by_code.wait().unwrap()), 143);
+    let mut line = String::new();
+    BufReader::new(by_signal.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "up\n");
+    kill_process(pid(&by_signal), Signal::TERM).unwrap();
+    assert_eq!(code(by_signal.wait().unwrap()), 143);
 }
 
 /// Takes two minutes and a bit: a minute is the shortest schedule there is.

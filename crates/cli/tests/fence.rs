@@ -31,7 +31,7 @@ fn a_sequencer_is_good_for_as_long_as_the_grant_and_not_longer() {
     let (ended, _, err) = check(&place, &sequencer, &[]);
     assert_eq!((ended, err.contains("stale")), (65, true), "{err}");
     assert_eq!(check(&place, &newer, &[]).0, 0);
-    let broken = place.run("break orders/42 --reason test --yes");
+    let broken = place.run("break orders/42 --now --reason test --yes");
     assert_eq!(code(broken.status), 0);
     assert_eq!(check(&place, &newer, &[]).0, 76, "its holder may not know yet");
     drop(second);

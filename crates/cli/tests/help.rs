@@ -3,12 +3,13 @@
 mod common;
 use common::*;
 
-const COMMANDS: [&str; 28] = [
+const COMMANDS: [&str; 29] = [
     "",
     "run",
     "hold",
     "ls",
     "show",
+    "status",
     "watch",
     "break",
     "cron",

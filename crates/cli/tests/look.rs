@@ -105,7 +105,7 @@ fn watch_prints_what_happens() {
     let at: &str = line.split("  ").next().unwrap();
     assert!(at.len() == 24 && at.ends_with('Z') && at.contains('T'), "{line}");
     place.run("run y -- true");
-    place.run("break x --yes --reason because");
+    place.run("break x --now --yes --reason because");
     let broken = loop {
         let event: Value = serde_json::from_str(&machines.line()).unwrap();
         assert_eq!(event["name"], "x");
@@ -121,14 +121,20 @@ fn watch_prints_what_happens() {
 }
 
 #[test]
-fn break_says_who_was_thrown_out() {
+fn break_says_who_is_told_to_stop_or_thrown_out() {
     let place = Place::new("break");
-    let held = place.hold("x --label boss --ttl 2s");
+    let mut held = place.hold("x --label boss --ttl 2s");
     let fence = place.show("x")["lock"]["held"][0]["fence"].as_u64().unwrap();
     let output = place.run("break x --reason because");
     assert_eq!(code(output.status), 0, "no terminal: nobody to ask");
     let said = text(&output);
-    assert!(said.contains("thrown out: boss (") && said.contains(&format!("fence {fence}")), "{said}");
+    assert!(said.contains("told to stop: boss (") && said.contains(&format!("fence {fence}")), "{said}");
+    // Its stdin stays open, which waiting would close: only the loss can end it.
+    let _open = held.child.stdin.take();
+    assert_eq!(code(held.child.wait().unwrap()), 76);
+    let held = place.hold("x --label boss --ttl 2s");
+    let output = text(&place.run("break x --now --reason because"));
+    assert!(output.contains("thrown out: boss (") && output.contains("beside them"), "{output}");
     assert_eq!(held.end().0, 76);
     let output = json(&place.run("break x --reason again --json"));
     assert!(output["fence"].as_u64().unwrap() > fence && output["thrown_out"] == json!([]), "{output}");

@@ -57,6 +57,28 @@ fn a_broken_lock_ends_everything_before_its_deadline() {
     assert!(last < expiry, "the last beat was at {last}, the lock was gone at {expiry}");
 }
 
+// `break` used to let the next one in at once, beside a command that took its time to end.
+#[test]
+fn a_broken_lock_goes_to_the_next_when_its_command_has_ended() {
+    let place = Place::new("break_waits");
+    let script = "trap 'sleep 0.5; read -r up _ </proc/uptime; echo $up >ended; exit 0' TERM; echo up; while :; do sleep 0.02; done";
+    let mut running = place.start("x --ttl 4s", script);
+    running.line();
+    let next = place.start("x", "read -r up _ </proc/uptime; echo $up >entered");
+    place.until("x", |seen| seen["lock"]["waiting"] == 1);
+    let said = text(&place.run("break x --reason 'drained' --yes"));
+    assert!(said.contains("told to stop") && said.contains("when they have stopped"), "{said}");
+    let (code, _, err) = running.end();
+    assert_eq!(code, 76, "{err}");
+    assert!(err.contains("it was broken: 'drained'"), "{err}");
+    assert_eq!(next.end().0, 0);
+    let (ended, entered) = (place.read("ended"), place.read("entered"));
+    assert!(
+        seconds(&ended) <= seconds(&entered),
+        "the next one entered at {entered}, the first ended at {ended}"
+    );
+}
+
 #[test]
 fn term_comes_first() {
     let place = Place::new("term_first");
@@ -129,7 +151,55 @@ fn a_maximum_hold_ends_the_command() {
     assert_eq!(running.line(), "up");
     let (code, _, err) = running.end();
     assert_eq!(code, 76, "{err}");
+    assert!(err.contains("max-hold") && !err.contains("renewed"), "{err}");
     nobody_runs(&place);
+}
+
+// Without a file descriptor for its timer the clock's thread ended silently: nothing was renewed, no deadline was kept, and the command
+// ran on beside the next holder. Whatever the limit is, a command has its lock for as long as it runs, or does not run.
+#[test]
+fn whatever_the_limit_of_descriptors_is_nothing_runs_without_its_lock() {
+    let ran: Vec<bool> = std::thread::scope(|scope| {
+        let all: Vec<_> = (8..=20).map(|limit| scope.spawn(move || runs_under_limit(limit))).collect();
+        all.into_iter().map(|one| one.join().unwrap()).collect()
+    });
+    assert!(!ran[0] && ran[12], "the limits are not those between too few and enough: {ran:?}");
+}
+
+/// Whether the command was started with so few descriptors.
+fn runs_under_limit(limit: u32) -> bool {
+    let place = Place::new(&format!("descriptors-{limit}"));
+    assert_eq!(
+        code(place.run("run x -- true").status),
+        0,
+        "a new store needs more descriptors than one that is there"
+    );
+    let script = "for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25; do
+        read -r up _ </proc/uptime; echo $up >>beats; sleep 0.1; done";
+    let limited = format!("ulimit -n {limit}; exec {PROGRAM} run x --ttl 1s -- sh -c '{script}'");
+    let mut command = with_default_signals("sh");
+    command.args(["-c", &limited]).current_dir(&place.dir).env("LOCKKEEPER_STORE", place.url());
+    let mut running = Running::new(command);
+    let started = std::time::Instant::now();
+    while place.read("beats").is_empty() && running.child.try_wait().unwrap().is_none() {
+        assert!(started.elapsed() < LONG, "neither started nor refused");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    if place.read("beats").is_empty() {
+        let (code, _, err) = running.end();
+        assert!([69, 74, 126].contains(&code), "{limit} descriptors: {code}: {err}");
+        return false;
+    }
+    let rival =
+        place.lk(["run", "x", "--", "sh", "-c", "read -r up _ </proc/uptime; echo $up >rival"]).output();
+    assert!(rival.unwrap().status.success());
+    let (code, _, err) = running.end();
+    assert!([0, 76].contains(&code), "{limit} descriptors: {code}: {err}");
+    let beats = place.read("beats");
+    let last = beats.lines().map(seconds).fold(0.0, f64::max);
+    let entered = seconds(place.read("rival").trim());
+    assert!(last <= entered, "{limit} descriptors: two for {:.2} s", last - entered);
+    true
 }
 
 #[test]

@@ -128,3 +128,53 @@ fn bad_calls_are_told_and_leave_nothing() {
     assert!(errors(&output).contains("448 are allowed"), "{}", errors(&output));
     assert_eq!(text(&place.run("record ls")), "");
 }
+
+/// A reader that goes away, as in `| head -1`, used to leave a truncated result that looked whole.
+#[test]
+fn a_reader_that_goes_away_does_not_shorten_the_result() {
+    let place = Place::new("once_head");
+    let script =
+        "trap '' PIPE; echo one; while ! test -e go; do sleep 0.01; done; echo two; sleep 0.2; echo three
+         echo x >>runs; exit 0";
+    let mut first = once(&place, &["k"], script).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    let mut reader = std::io::BufReader::new(first.stdout.take().unwrap());
+    std::io::BufRead::read_line(&mut reader, &mut line).unwrap();
+    assert_eq!(line, "one\n");
+    drop(reader);
+    std::fs::write(place.dir.join("go"), "").unwrap();
+    assert_eq!(code(first.wait().unwrap()), 0);
+    let again = run(&place, &["k"], script);
+    assert_eq!((code(again.status), text(&again).as_str()), (0, "one\ntwo\nthree\n"));
+    assert_eq!(place.read("runs"), "x\n");
+}
+
+#[test]
+fn a_full_disk_does_not_shorten_the_result() {
+    let place = Place::new("once_full");
+    let script = "echo one; sleep 0.2; echo two; echo x >>runs; exit 0";
+    let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let first =
+        once(&place, &["k"], script).stdout(full()).stderr(std::process::Stdio::piped()).output().unwrap();
+    assert_eq!(code(first.status), 74, "{}", errors(&first));
+    assert!(errors(&first).contains("the result is kept"), "{}", errors(&first));
+    let again = run(&place, &["k"], script);
+    assert_eq!((code(again.status), text(&again).as_str()), (0, "one\ntwo\n"));
+    // And one who cannot be shown it later hears of that, too.
+    let later =
+        once(&place, &["k"], script).stdout(full()).stderr(std::process::Stdio::piped()).output().unwrap();
+    assert_eq!(code(later.status), 74, "{}", errors(&later));
+    assert_eq!(place.read("runs"), "x\n");
+}
+
+#[test]
+fn a_command_that_asks_for_its_own_key_is_told_deadlock() {
+    let place = Place::new("once_nested");
+    let again = format!("{PROGRAM} once k -- true; echo $?");
+    let nested = run(&place, &["k"], &again);
+    assert_eq!((code(nested.status), text(&nested).as_str()), (0, "73\n"), "{}", errors(&nested));
+    assert!(errors(&nested).contains("a part of what runs under the key"), "{}", errors(&nested));
+    // Another key is fine, and so is the same one when it is done.
+    let other = format!("{PROGRAM} once other -- echo inner");
+    assert_eq!(text(&run(&place, &["outer"], &other)), "inner\n");
+}

@@ -1,6 +1,9 @@
 //! One run per window: by whichever host comes first, and by another if that one dies.
 
 mod common;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+
 use common::*;
 use rustix::process::Signal;
 use serde_json::Value;
@@ -51,9 +54,135 @@ fn a_window_whose_runner_was_killed_is_run_by_another() {
 fn set_back(place: &Place, windows: u64) -> u64 {
     let page: Value = serde_json::from_str(&text(&place.run("record get window/nightly"))).unwrap();
     let at = page["at_ms"].as_u64().unwrap() - windows * 3_600_000;
-    let older = format!(r#"{{"at_ms":{at},"fence":{},"done":true}}"#, page["fence"]);
-    assert!(place.lk(["record", "set", "window/nightly", &older]).output().unwrap().status.success());
+    set(place, &format!(r#"{{"at_ms":{at},"fence":{},"done":true}}"#, page["fence"]));
     at
+}
+
+/// Makes the record say this.
+fn set(place: &Place, record: &str) {
+    assert!(place.lk(["record", "set", "window/nightly", record]).output().unwrap().status.success());
+}
+
+fn record(place: &Place) -> Value {
+    serde_json::from_str(&text(&place.run("record get window/nightly"))).unwrap()
+}
+
+/// The exit code of `status`, and what it says.
+fn status(place: &Place, options: &str) -> (i32, String) {
+    let output = place.run(format!("status nightly {options}").trim());
+    (code(output.status), text(&output))
+}
+
+/// A window of a second after a run in 1970 had 1.7 billion before it, and each was made.
+#[test]
+fn missed_windows_are_counted_and_not_made() {
+    let place = Place::new("window_1970");
+    set(&place, r#"{"at_ms":1000,"fence":5,"done":true}"#);
+    let ran = run(&place, "--window 1s --catch-up 2", NOTE);
+    assert_eq!(code(ran.status), 0, "{}", errors(&ran));
+    assert!(errors(&ran).contains("windows were missed, 1970-01-01T00:00:02"), "{}", errors(&ran));
+    assert_eq!(place.read("runs").lines().count(), 3);
+}
+
+#[test]
+fn the_record_says_how_a_run_ended_and_status_tells_it() {
+    let place = Place::new("window_status");
+    assert_eq!(status(&place, "").0, 2, "it never ran");
+    assert_eq!(code(run(&place, LONG_WINDOW, "exit 3").status), 3);
+    let (host, seen) = (lockkeeper_host::host_name(), record(&place));
+    assert_eq!((&seen["ended"]["exit_code"], &seen["ended"]["host"]), (&3.into(), &host.as_str().into()));
+    assert!(seen["ended"]["ended_ms"].as_u64() >= seen["ended"]["started_ms"].as_u64());
+    assert_eq!(seen["zone"], "UTC");
+    let (code2, said) = status(&place, "");
+    assert!(code2 == 2 && said.contains("failed with 3") && said.contains(&host), "{said}");
+    // A host that comes later finds it done, and says that it failed.
+    let late = run(&place, LONG_WINDOW, NOTE);
+    assert!(errors(&late).contains("failed with 3"), "{}", errors(&late));
+    assert_eq!(place.read("runs"), "");
+    let shown = text(&place.run("show nightly"));
+    assert!(shown.contains("last run:") && shown.contains("failed with 3"), "{shown}");
+    assert_eq!(place.show("nightly")["window"]["ended"]["exit_code"], 3);
+    // With retries it is run again, by the next who comes.
+    assert_eq!(code(run(&place, &format!("{LONG_WINDOW} --retry-failed 1"), NOTE).status), 0);
+    assert_eq!(place.read("runs").lines().count(), 1);
+    let (code0, said) = status(&place, "--max-age 1h");
+    assert!(code0 == 0 && said.contains("went well"), "{said}");
+    let json: Value = serde_json::from_str(&status(&place, "--json").1).unwrap();
+    assert_eq!((&json["status"], &json["window"]["succeeded"]["exit_code"]), (&"ok".into(), &0.into()));
+    // Long ago it went well, and it has not run since.
+    let mut old = record(&place);
+    old["succeeded"]["ended_ms"] = 1_000_000.into();
+    old["ended"]["ended_ms"] = 1_000_000.into();
+    set(&place, &old.to_string());
+    assert_eq!(status(&place, "").0, 0);
+    let (code2, said) = status(&place, "--max-age 26h");
+    assert!(code2 == 2 && said.contains("within 26h"), "{said}");
+    // Who cannot be asked is not well.
+    let away = place.lk(["status", "nightly", "--store", "redis://127.0.0.1:1"]).output().unwrap();
+    assert_eq!(code(away.status), 3, "{}", errors(&away));
+}
+
+#[test]
+fn a_window_that_fails_is_run_again_as_often_as_it_may() {
+    let place = Place::new("window_retry");
+    let script = format!("{NOTE}; test $(wc -l < runs) -gt 2");
+    let ran = run(&place, &format!("{LONG_WINDOW} --retry-failed 5"), &script);
+    assert_eq!(code(ran.status), 0, "{}", errors(&ran));
+    assert_eq!(place.read("runs").lines().count(), 3);
+    assert_eq!((&record(&place)["failures"], status(&place, "").0), (&2.into(), 0));
+    let other = Place::new("window_retry_in_vain");
+    let ran = run(&other, &format!("{LONG_WINDOW} --retry-failed 2"), &format!("{NOTE}; exit 9"));
+    assert_eq!(code(ran.status), 9);
+    assert_eq!(other.read("runs").lines().count(), 3);
+}
+
+#[test]
+fn a_window_whose_host_died_is_told_as_missed() {
+    let place = Place::new("window_died");
+    run(&place, "--window 1h", "true");
+    let fence = &record(&place)["fence"];
+    let at = set_back(&place, 1);
+    set(&place, &format!(r#"{{"at_ms":{at},"fence":{fence},"done":false,"host":"host-7"}}"#));
+    let (code2, said) = status(&place, "");
+    assert!(code2 == 2 && said.contains("did not end") && said.contains("host-7"), "{said}");
+    let next = run(&place, "--window 1h", NOTE);
+    assert!(errors(&next).contains("was missed: host-7 began it"), "{}", errors(&next));
+    assert_eq!(status(&place, "").0, 0);
+}
+
+#[test]
+fn windows_of_two_zones_are_not_mixed() {
+    let place = Place::new("window_zones");
+    let berlin = |options: &str| run(&place, &format!("--window 365d --zone Europe/Berlin{options}"), NOTE);
+    let first = berlin("");
+    assert_eq!(code(first.status), 0, "{}", errors(&first));
+    assert_eq!(record(&place)["zone"], "Europe/Berlin");
+    let at = place.read("runs");
+    assert!(at.contains("T22:00:00") || at.contains("T23:00:00"), "midnight in Berlin: {at}");
+    let utc = run(&place, LONG_WINDOW, NOTE);
+    assert_eq!(code(utc.status), 64);
+    assert!(errors(&utc).contains("counted in Europe/Berlin"), "{}", errors(&utc));
+    assert_eq!(code(berlin("").status), 0);
+    assert_eq!(place.read("runs").lines().count(), 1);
+}
+
+#[test]
+fn a_job_for_many_hosts_without_a_store_is_warned_of() {
+    let place = Place::new("window_no_store");
+    let run = |words: &[&str]| {
+        let mut command = place.lk(words);
+        command.env_remove("LOCKKEEPER_STORE").env("XDG_STATE_HOME", &place.dir).env("HOME", &place.dir);
+        if rustix::process::geteuid().is_root() {
+            // Root's locks are in the machine's own file, which tests keep out of.
+            std::fs::set_permissions(&place.dir, std::fs::Permissions::from_mode(0o777)).unwrap();
+            command.uid(65534).gid(65534);
+        }
+        command.output().unwrap()
+    };
+    let told = run(&["run", "nightly", "--window", "1d", "--", "true"]);
+    assert!(errors(&told).contains("every other host runs this, too"), "{}", errors(&told));
+    let quiet = run(&["run", "nightly", "--quiet", "--window", "1d", "--", "true"]);
+    assert_eq!(errors(&quiet), "");
 }
 
 #[test]
@@ -87,6 +216,10 @@ fn bad_calls_are_told_and_leave_nothing() {
         ("--window 1h --shared", "cannot be used with"),
         ("--catch-up 3", "required"),
         ("--window 1h --catch-up 0", "0 is not in"),
+        ("--zone UTC", "required"),
+        ("--window 1h --zone Europe/Berlin", "whole days"),
+        ("--window 1d --zone Mars/Base", "--zone Mars/Base"),
+        ("--retry-failed 1", "required"),
     ] {
         let output = run(&place, options, "true");
         assert_eq!(code(output.status), 64, "{options}: {}", errors(&output));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{Error, Result};
+use crate::{Error, Result, Secret};
 
 /// `scheme://user:password@host:port,host:port/path?option=value`, taken apart and percent-decoded.
 ///
@@ -13,7 +13,7 @@ use crate::{Error, Result};
 /// # use lockkeeper_core::Address;
 /// let mut address = Address::parse("redis://:s%40fe@10.0.0.7,[::1]:7000/2?prefix=lock:")?;
 /// assert_eq!(address.hosts, [("10.0.0.7".to_owned(), None), ("::1".to_owned(), Some(7000))]);
-/// assert_eq!((address.password.as_deref(), address.path.as_str()), (Some("s@fe"), "2"));
+/// assert_eq!((address.password.as_ref().map(|password| password.expose()), address.path.as_str()), (Some("s@fe"), "2"));
 /// assert_eq!(address.option("prefix").as_deref(), Some("lock:"));
 /// address.finish(&["prefix"])?;
 /// # Ok::<(), lockkeeper_core::Error>(())
@@ -25,7 +25,7 @@ pub struct Address {
     /// The user, if there is one.
     pub user: Option<String>,
     /// The password, if there is one.
-    pub password: Option<String>,
+    pub password: Option<Secret>,
     /// The hosts with their ports, in the order given.
     pub hosts: Vec<(String, Option<u16>)>,
     /// What follows the hosts, without the slash in front.
@@ -52,7 +52,8 @@ impl Address {
     /// Takes a text apart.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with what is wrong; a password in it is not repeated.
+    /// [`Error::Invalid`] with what is wrong. It repeats nothing of the text: a part of a password may stand anywhere in an
+    /// address that is wrong, as the port of `redis://:sec/ret@host`.
     pub fn parse(text: &str) -> Result<Self> {
         let Some((scheme, rest)) = text.split_once("://") else {
             return Err(Error::invalid(
@@ -61,21 +62,29 @@ impl Address {
         };
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        if path.contains('@') || query.contains('@') {
+            return Err(Error::invalid(
+                "an @ stands only before the hosts: in a user or password write / as %2F and ? as %3F, and behind the hosts \
+                 write @ as %40",
+            ));
+        }
         let (user, password, hosts) = match authority.rsplit_once('@') {
             None => (None, None, authority),
             Some((who, hosts)) => {
                 let (user, password) = who.split_once(':').map_or((who, None), |(u, p)| (u, Some(p)));
                 let user = decode(user)?;
-                ((!user.is_empty()).then_some(user), password.map(decode).transpose()?, hosts)
+                (
+                    (!user.is_empty()).then_some(user),
+                    password.map(decode).transpose()?.map(Secret::from),
+                    hosts,
+                )
             }
         };
         let hosts = hosts.split(',').filter(|host| !host.is_empty()).map(host).collect::<Result<_>>()?;
         let mut options = Vec::new();
         for option in query.split('&').filter(|option| !option.is_empty()) {
             let Some((key, value)) = option.split_once('=') else {
-                return Err(Error::invalid(format!(
-                    "the option {option:?} has no value: {option}=… is needed"
-                )));
+                return Err(Error::invalid("an option behind the ? has no value: OPTION=VALUE is needed"));
             };
             options.push((decode(key)?, decode(value)?));
         }
@@ -139,10 +148,13 @@ fn host(text: &str) -> Result<(String, Option<u16>)> {
         Some(rest) => rest.split_once(']').map(|(host, port)| (host, port.strip_prefix(':'))),
         None => Some(text.split_once(':').map_or((text, None), |(host, port)| (host, Some(port)))),
     }
-    .ok_or_else(|| Error::invalid(format!("{text:?} is no host: the bracket is not closed")))?;
+    .ok_or_else(|| Error::invalid("the bracket around a host is not closed"))?;
     let port = port.map(|port| {
         port.parse::<u16>().ok().filter(|port| *port > 0).ok_or_else(|| {
-            Error::invalid(format!("{port:?} is no port (an IPv6 address needs brackets around it)"))
+            Error::invalid(
+                "what follows the colon of a host is no port: 1 to 65535 (an IPv6 address needs brackets around it; after a \
+                 password comes @HOST, and in a password write / as %2F and ? as %3F)",
+            )
         })
     });
     Ok((decode(host)?, port.transpose()?))
@@ -196,5 +208,25 @@ mod tests {
     fn a_password_is_never_shown() {
         let address = Address::parse("redis://me:secret@h:1,i/0?ca=x").unwrap();
         assert_eq!(format!("{address:?}"), "redis://me:***@h:1,i/0");
+        let canary = "c4n4ry";
+        for bad in [
+            "redis://:c4n4ry",
+            "redis://me:c4n4ry/0",
+            "redis://:c4n4ry/ret@h",
+            "redis://:sec/c4n4ry@h",
+            "redis://:12/c4n4ry@h",
+            "redis://:12?c4n4ry@h",
+            "redis://:12?c4n4ry",
+            "redis://:12?a=b&c4n4ry",
+            "redis://:p@ss?c4n4ry@h",
+            "redis://:c4n4ry%@h",
+            "redis://:c4n4ry@[h",
+            "redis://[c4n4ry",
+            "redis://:x@h:c4n4ry",
+            ":c4n4ry@h",
+        ] {
+            let error = Address::parse(bad).expect_err(bad).to_string();
+            assert!(!error.contains(canary), "{bad}: {error}");
+        }
     }
 }

@@ -63,6 +63,17 @@ pub enum Wait {
     Forever,
 }
 
+impl Wait {
+    /// When a wait that begins at `now` is over.
+    pub fn deadline(self, now: Moment) -> Moment {
+        match self {
+            Wait::No => now,
+            Wait::For(time) => now + time,
+            Wait::Forever => Moment::NEVER,
+        }
+    }
+}
+
 /// Which grant or place in line is meant: the attempt proves the right to it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Claim {
@@ -181,12 +192,15 @@ impl std::fmt::Display for Busy {
 }
 
 /// The answer to a renewal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Renewal {
     /// The lease counts anew from the moment the renewal was sent.
     Renewed,
     /// The grant is gone: expired, broken, or never there.
     Lost,
+    /// The lock is to be given back, for this reason (see [`crate::Locks::revoke`]). The grant is still there, and keeps others out until it
+    /// is released or its lease is over; the lease was not counted anew.
+    Revoked(Arc<str>),
     /// This one was not answered, though others of the same call were: it may have been renewed, and is tried again.
     Unknown,
 }

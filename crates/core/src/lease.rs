@@ -4,12 +4,13 @@
 //! started counting before that. A margin covers clocks that run at slightly different rates. Once lost, always lost.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::{Moment, Renewal};
 
 /// What a holder may believe.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum State {
     /// It is yours until the deadline, and the deadline keeps moving.
     Valid,
@@ -20,34 +21,43 @@ pub enum State {
 }
 
 /// Why a lock was lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Why {
     /// The store says that it is somebody else's, or nobody's: it expired there, or was broken.
     Taken,
+    /// It was revoked, for this reason: the holder is to stop and to give it back. Until it does, or its deadline is over, nobody else has it.
+    Revoked(Arc<str>),
     /// The deadline came and no renewal had been answered.
     Silence,
+    /// The deadline came and every renewal had failed; the last one with this error.
+    Unreachable(Arc<str>),
     /// It was held for as long as it may be.
     MaxHold,
     /// Its holder showed no progress for too long, so it was not renewed.
     Stalled,
     /// The part of the program that renews it is gone.
     Abandoned,
+    /// It belongs to another process, of which this one is a fork.
+    Forked,
 }
 
 impl std::fmt::Display for Why {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Why::Taken => "the store gave it away: it had expired there, or was broken",
-            Why::Silence => "no renewal was answered before the deadline",
+            Why::Revoked(reason) => return write!(f, "it was broken: {reason}"),
+            Why::Silence => "no renewal was answered in time",
+            Why::Unreachable(error) => return write!(f, "it could not be renewed in time: {error}"),
             Why::MaxHold => "it was held for as long as max-hold allows",
             Why::Stalled => "no progress was shown, so it was not renewed",
             Why::Abandoned => "the renewing thread has ended",
+            Why::Forked => "it belongs to another process, of which this one is a fork",
         })
     }
 }
 
 /// Something the driver has to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Send a renewal now, and report its answer with the moment it was sent.
     SendRenew,
@@ -87,6 +97,8 @@ pub struct Lease {
     /// When a renewal that is under way counts as unanswered.
     give_up_at: Option<Moment>,
     unanswered: u32,
+    /// How the last renewal failed, if that was reported.
+    failure: Option<Arc<str>>,
     progress: Moment,
     effects: VecDeque<Effect>,
 }
@@ -104,6 +116,7 @@ impl Lease {
             parked: false,
             give_up_at: None,
             unanswered: 0,
+            failure: None,
             progress: sent_at,
             effects: VecDeque::new(),
         };
@@ -123,10 +136,10 @@ impl Lease {
 
     /// What the holder may believe, if it is `now` and nothing else has been heard.
     pub fn state(&self, now: Moment) -> State {
-        match self.state {
-            State::Lost(_) => self.state,
+        match &self.state {
+            State::Lost(why) => State::Lost(why.clone()),
             _ if now >= self.deadline => State::Lost(self.why_at_deadline()),
-            state => state,
+            state => state.clone(),
         }
     }
 
@@ -157,6 +170,7 @@ impl Lease {
             return;
         }
         if self.give_up_at.is_some_and(|at| now >= at) {
+            self.failure = None;
             self.unanswered(now);
         }
         if self.give_up_at.is_some() || now < self.renew_at {
@@ -194,12 +208,26 @@ impl Lease {
             Some(Renewal::Renewed) => {
                 self.give_up_at = None;
                 self.unanswered = 0;
+                self.failure = None;
                 self.count_from(sent_at, self.terms.ttl);
                 self.enter(State::Valid);
             }
             Some(Renewal::Lost) => self.enter(State::Lost(Why::Taken)),
-            Some(Renewal::Unknown) | None => self.unanswered(now),
+            Some(Renewal::Revoked(reason)) => self.enter(State::Lost(Why::Revoked(reason))),
+            Some(Renewal::Unknown) | None => {
+                self.failure = None;
+                self.unanswered(now);
+            }
         }
+    }
+
+    /// A renewal failed with `error`: it is tried again until the deadline.
+    pub fn handle_failure(&mut self, now: Moment, error: Arc<str>) {
+        if matches!(self.state(now), State::Lost(_)) {
+            return self.handle_timeout(now);
+        }
+        self.failure = Some(error);
+        self.unanswered(now);
     }
 
     fn unanswered(&mut self, now: Moment) {
@@ -237,19 +265,20 @@ impl Lease {
         self.terms.progress_within.is_some_and(|within| now.since(self.progress) > within)
     }
 
-    fn why_at_deadline(&self) -> Why {
+    /// The reason for which the lock is lost at its deadline, if nothing is heard until then.
+    pub fn why_at_deadline(&self) -> Why {
         if self.deadline == self.end {
             Why::MaxHold
         } else if self.stalled(self.deadline) {
             Why::Stalled
         } else {
-            Why::Silence
+            self.failure.clone().map_or(Why::Silence, Why::Unreachable)
         }
     }
 
     fn enter(&mut self, state: State) {
         if self.state != state && !matches!(self.state, State::Lost(_)) {
-            self.state = state;
+            self.state = state.clone();
             self.effects.push_back(Effect::Tell(state));
         }
     }
@@ -331,6 +360,22 @@ mod tests {
         lease.handle_renewal(at(20_625), at(29_651), Some(Renewal::Renewed));
         assert_eq!(lease.state(at(29_651)), State::Lost(Why::Silence));
         assert_eq!(effects(&mut lease), []);
+    }
+
+    #[test]
+    fn a_renewal_that_failed_says_how_and_one_that_was_not_answered_does_not() {
+        let mut cut_off = lease(|_| ());
+        cut_off.handle_timeout(at(10_000));
+        cut_off.handle_failure(at(10_100), "nobody is there".into());
+        let unreachable = State::Lost(Why::Unreachable("nobody is there".into()));
+        assert_eq!(cut_off.state(at(29_650)), unreachable);
+        cut_off.handle_timeout(at(10_725));
+        cut_off.handle_timeout(at(20_725));
+        assert_eq!(cut_off.state(at(29_650)), State::Lost(Why::Silence), "the last one was not answered");
+        cut_off.handle_failure(at(21_000), "nobody is there".into());
+        cut_off.handle_timeout(at(29_650));
+        cut_off.handle_failure(at(29_651), "still nobody".into());
+        assert_eq!(cut_off.state(at(29_651)), unreachable, "once lost, always lost, for one reason");
     }
 
     #[test]

@@ -50,7 +50,8 @@ pub struct Profile {
     pub durable: Promise,
     /// How asks wait.
     pub waiting: Waiting,
-    /// W: how long after a lock became free the next waiter is let in, at most.
+    /// W: how long after a lock became free the next waiter is let in, at most; also if a message was lost, and however many dead waiters
+    /// stand in front of it.
     #[serde(rename = "wake_ms", with = "millis")]
     pub wake: Duration,
     /// Shared locks.
@@ -69,6 +70,8 @@ pub struct Profile {
     pub min_hold: bool,
     /// Watching changes as they happen.
     pub watch: bool,
+    /// A lock can be revoked: broken without letting the next one in before the holder has stopped.
+    pub revoke: bool,
     /// Records.
     pub records: bool,
     /// What a user of this store should know: what it does not promise, and what was found amiss at open. The gravest
@@ -77,6 +80,13 @@ pub struct Profile {
 }
 
 impl Profile {
+    /// What a store without [`Profile::revoke`] returns for [`crate::Locks::revoke`].
+    pub fn cannot_revoke(store: &str) -> Error {
+        Error::Unsupported(format!(
+            "the {store} store cannot ask a holder to give its lock back: it can only break the lock, which lets the next one in at once"
+        ))
+    }
+
     /// Whether the store may be used for `purpose`; if not, the reason and what to use instead.
     pub fn allows(&self, purpose: Purpose) -> Result<()> {
         let missing = match (purpose, self.fence, self.durable) {
@@ -84,7 +94,8 @@ impl Profile {
             (_, Promise::Kept, _) => "it can forget a grant when it crashes",
             _ => "its fences can go back when it crashes",
         };
-        let why = self.notes.first().map_or(String::new(), |note| format!(" ({note})"));
+        // All that was found: one thing at a time, each would be learnt of by another attempt.
+        let why = if self.notes.is_empty() { String::new() } else { format!(" ({})", self.notes.join("; ")) };
         Err(Error::Unsupported(format!(
             "the {} store, as it is, is not for correctness: {missing}{why}. Use sqlite:PATH on one host or etcd://HOSTS for \
              a fleet, or ask for efficiency",

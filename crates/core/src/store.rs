@@ -44,7 +44,18 @@ pub trait Locks: Send + Sync {
     /// What happens from now on to locks whose names begin with `prefix`.
     async fn watch(&self, prefix: &str) -> Result<EventStream>;
 
-    /// Takes a lock away from whoever holds it. The fence moves on: the one returned is newer than every grant before.
+    /// Asks the holders of a lock to give it back, without letting anybody else in before they have: the next renewal of each returns
+    /// [`Renewal::Revoked`] with the reason, and no lease of theirs is counted anew. So the next waiter is let in when the holders have
+    /// released the lock, or their leases are over. Returns a fence that is newer than every grant before.
+    ///
+    /// The same attempt asked again, and re-entry by the same owner, return [`crate::Error::Lost`]. A grant of several names is revoked as a
+    /// whole. A minimum hold is not waited for. A lock that is only held back is freed.
+    ///
+    /// [`crate::Error::Unsupported`], and nothing changed, where [`Profile::revoke`] is false.
+    async fn revoke(&self, name: &LockName, reason: &str) -> Result<Fence>;
+
+    /// Takes a lock away from whoever holds it, and lets the next one in at once: the holder learns of it at its next renewal, and may
+    /// write until then. The fence moves on: the one returned is newer than every grant before.
     /// A grant of several names is lost as a whole.
     async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence>;
 }

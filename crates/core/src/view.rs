@@ -19,6 +19,9 @@ pub struct Held {
     /// Released by its holder; kept only for the rest of its minimum hold.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lingering: bool,
+    /// Why its holder is to give it back: the lock was revoked, and its lease is not renewed any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revoked: Option<String>,
 }
 
 /// Someone who stands in line.
@@ -124,6 +127,13 @@ pub enum EventKind {
         /// The fence of the grant.
         fence: Fence,
     },
+    /// An operator asks its holders to give it back: see [`crate::Locks::revoke`].
+    Revoked {
+        /// Newer than everything granted before.
+        fence: Fence,
+        /// Why.
+        reason: String,
+    },
     /// An operator took it away.
     Broken {
         /// The fence that moved on: everything granted before is older than this.
@@ -146,6 +156,7 @@ impl EventKind {
             EventKind::Granted { .. } => "granted",
             EventKind::Released { .. } => "released",
             EventKind::Expired { .. } => "expired",
+            EventKind::Revoked { .. } => "revoked",
             EventKind::Broken { .. } => "broken",
             EventKind::Waiting => "waiting",
             EventKind::Left => "left",
@@ -159,7 +170,7 @@ impl EventKind {
             EventKind::Granted { fence } | EventKind::Released { fence } | EventKind::Expired { fence } => {
                 Some(*fence)
             }
-            EventKind::Broken { fence, .. } => Some(*fence),
+            EventKind::Revoked { fence, .. } | EventKind::Broken { fence, .. } => Some(*fence),
             EventKind::Waiting | EventKind::Left | EventKind::Missed => None,
         }
     }

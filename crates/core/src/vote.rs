@@ -252,7 +252,11 @@ impl Vote {
         if let Some(fence) = self.fence.filter(|_| written >= self.quorum) {
             self.verdict = Some(Verdict::Granted(fence));
         } else if written + locked + open < self.quorum {
-            self.verdict = Some(self.loss());
+            // It is lost. Too few answers to say why are no reason to say that nobody answers, while answers still come.
+            let loss = self.loss();
+            if loss != Verdict::Silent || open == 0 || last {
+                self.verdict = Some(loss);
+            }
         }
     }
 

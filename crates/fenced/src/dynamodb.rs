@@ -1,11 +1,12 @@
 //! DynamoDB: the mark is an attribute of your own item, checked and raised by the condition of your own write.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use async_trait::async_trait;
 // What the helpers are called with.
 pub use aws_sdk_dynamodb;
-use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::error::{DisplayErrorContext, ProvideErrorMetadata, SdkError};
 use aws_sdk_dynamodb::operation::delete_item::DeleteItemError;
 use aws_sdk_dynamodb::operation::delete_item::builders::DeleteItemFluentBuilder;
@@ -16,6 +17,7 @@ use aws_sdk_dynamodb::operation::update_item::builders::UpdateItemFluentBuilder;
 use aws_sdk_dynamodb::primitives::Blob;
 use aws_sdk_dynamodb::types::AttributeValue;
 use aws_sdk_dynamodb::types::ReturnValuesOnConditionCheckFailure::AllOld;
+use aws_sdk_dynamodb::{Client, Config};
 use lockkeeper_core::{Error, Fence, Result};
 
 use crate::{Fenced, Seen};
@@ -144,8 +146,8 @@ pub struct DynamoFenced {
 }
 
 impl DynamoFenced {
-    /// The values in this table, whose only key is the text attribute `key`. Credentials, time-outs and retries are the client's: a write
-    /// that is sent twice does no harm.
+    /// The values in this table, whose only key is the text attribute `key`. Credentials and time-outs are the client's. Retries are our
+    /// own: the SDK's say nothing of a try before the last, which may have been done.
     pub fn new(client: Client, table: impl Into<String>, key: impl Into<String>) -> Self {
         DynamoFenced { client, table: table.into(), key: key.into() }
     }
@@ -156,9 +158,29 @@ impl DynamoFenced {
             Some(value) => put.item("value", AttributeValue::B(Blob::new(value))),
             None => put,
         };
-        verdict(put.fenced(fence).send().await, fence)?.map(|_| ()).map_err(fault)
+        let put = put.fenced(fence);
+        let (mut unknown, mut pauses) = (None, PAUSES.iter());
+        loop {
+            let once = Config::builder().retry_config(RetryConfig::disabled());
+            let answer = put.clone().customize().config_override(once).send().await;
+            let Err(error) = verdict(answer, fence)? else { return Ok(()) };
+            let error = fault(error);
+            let passes = matches!(error, Error::Unknown(_) | Error::Limited(_) | Error::Unavailable(_));
+            if let Error::Unknown(text) = &error {
+                unknown = Some(text.clone());
+            }
+            match pauses.next().filter(|_| passes) {
+                Some(pause) => tokio::time::sleep(*pause).await,
+                // Whatever the last try says, one before it may have been done.
+                None => return Err(unknown.map_or(error, Error::Unknown)),
+            }
+        }
     }
 }
+
+/// The pauses between the tries of a write.
+const PAUSES: [Duration; 3] =
+    [Duration::from_millis(50), Duration::from_millis(200), Duration::from_millis(800)];
 
 fn text(resource: &str) -> Result<AttributeValue> {
     match resource.len() {

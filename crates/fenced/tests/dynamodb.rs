@@ -215,3 +215,40 @@ async fn the_users_own_writes_are_checked() {
     verdict(delete().fenced(fence(9)).send().await, fence(9)).unwrap().unwrap();
     assert_eq!(order(&client).await, None);
 }
+
+/// A server that takes a write and hangs up without an answer, and then says each time that it is too busy.
+fn hangs_up_once() -> std::net::SocketAddr {
+    use std::io::{Read, Write};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for (nth, stream) in listener.incoming().enumerate() {
+            let (mut stream, mut heard, mut some) = (stream.unwrap(), Vec::new(), [0; 4096]);
+            // The body is JSON, and nothing follows it.
+            while !heard.ends_with(b"}") {
+                match stream.read(&mut some) {
+                    Ok(0) | Err(_) => break,
+                    Ok(n) => heard.extend_from_slice(&some[..n]),
+                }
+            }
+            if nth > 0 {
+                let body =
+                    r#"{"__type":"com.amazonaws.dynamodb.v20120810#ThrottlingException","message":"busy"}"#;
+                let head = "HTTP/1.1 400 Bad Request\r\nContent-Type: application/x-amz-json-1.0\r\nConnection: close";
+                let _ = write!(stream, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+            }
+        }
+    });
+    addr
+}
+
+/// The SDK sent it again by itself, and the last answer said that nothing had happened.
+#[tokio::test]
+async fn a_write_that_may_have_been_done_is_unknown_whatever_the_last_try_says() {
+    let values = DynamoFenced::new(client(&hangs_up_once().to_string()), "orders", "id");
+    let told = values.put("a", fence(5), b"x").await;
+    assert!(matches!(told, Err(Error::Unknown(_))), "{told:?}");
+    // Each later one is refused from the first try on.
+    let told = values.put("a", fence(5), b"x").await;
+    assert!(matches!(told, Err(Error::Limited(_))), "{told:?}");
+}

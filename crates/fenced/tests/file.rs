@@ -146,3 +146,39 @@ fn a_reader_never_sees_half_of_it() {
         }
     });
 }
+
+/// Contents that look, while they are read, at who else could read what was written of them so far.
+struct Watching<'a>(&'a std::path::Path, usize);
+
+impl std::io::Read for Watching<'_> {
+    fn read(&mut self, to: &mut [u8]) -> std::io::Result<usize> {
+        let new = fs::read_dir(self.0)?
+            .flatten()
+            .find(|entry| entry.path().extension().is_some_and(|e| e == "new"));
+        let mode = new.expect("it is written beside the old one").metadata()?.mode() & 0o777;
+        assert_eq!(mode & 0o077, 0, "others can read the new contents of a private file: {mode:o}");
+        self.1 += 1;
+        let part: &[u8] = if self.1 < 3 { b"secret" } else { b"" };
+        to[..part.len()].copy_from_slice(part);
+        Ok(part.len())
+    }
+}
+
+#[test]
+fn the_new_contents_of_a_private_file_are_private_while_they_are_written() {
+    let dir = TempDir::new("private");
+    let path = dir.join("key");
+    fs::write(&path, "old").unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    let file = FencedFile::new(&path);
+    assert_eq!(file.write_from(fence(5), Watching(dir.path(), 0)).unwrap(), 12);
+    assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+    // One for all stays one for all, and a new one is as the process makes its files.
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+    file.write(fence(6), b"open").unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o644);
+    fs::write(dir.join("usual"), "").unwrap();
+    FencedFile::new(dir.join("new")).write(fence(1), b"x").unwrap();
+    let mode = |name: &str| fs::metadata(dir.join(name)).unwrap().mode() & 0o777;
+    assert_eq!(mode("new"), mode("usual"));
+}

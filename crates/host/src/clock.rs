@@ -1,4 +1,5 @@
 use std::fmt::Debug;
+use std::io;
 
 use lockkeeper_core::{Moment, Wall};
 use tokio::sync::oneshot;
@@ -11,8 +12,18 @@ pub trait Clock: Send + Sync + Debug {
     /// Now, on the wall clock.
     fn wall(&self) -> Wall;
 
+    /// Makes what [`Clock::call_at`] needs, if it is not there: a thread and file descriptors. Call it before anything depends on a
+    /// deadline, when there is still somebody to take the error.
+    ///
+    /// # Errors
+    /// If the operating system gives no thread or no file descriptor.
+    fn start(&self) -> io::Result<()>;
+
     /// Calls `then` once, at `at` or soon after, on a thread of the clock's. It must not block. Dropping the timer
     /// before then cancels the call.
+    ///
+    /// # Panics
+    /// If [`Clock::start`] was not called in this process, and would return an error now.
     fn call_at(&self, at: Moment, then: Box<dyn FnOnce() + Send>) -> Timer;
 }
 

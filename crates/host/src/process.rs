@@ -1,9 +1,12 @@
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::OnceLock;
+use std::path::Path;
 
+use rustix::fs::{AtFlags, PROC_SUPER_MAGIC, StatxAttributes, StatxFlags, fstatfs, statx};
 use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
+
+use crate::per_process::PerProcess;
 
 /// A process, told apart from every other one of this boot: a pid alone is used again.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -30,21 +33,28 @@ pub enum Life {
 }
 
 impl Process {
-    /// This process.
-    pub fn this() -> &'static Process {
-        static THIS: OnceLock<Process> = OnceLock::new();
-        THIS.get_or_init(|| {
+    /// This process; in the child of a fork the child.
+    ///
+    /// # Errors
+    /// If /proc cannot be read now, for instance because no file descriptor is left. A later call may succeed.
+    pub fn this() -> io::Result<&'static Process> {
+        static THIS: PerProcess<Process> = PerProcess::new();
+        THIS.get_or_try_init(|| {
             let pid = std::process::id();
-            let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+            let stat = match fs::read_to_string("/proc/self/stat") {
+                // Without /proc nothing can be said about other processes.
+                Err(error) if is_absent(&error) => String::new(),
+                read => read?,
+            };
             // A /proc of another namespace calls this process by another number: then nothing can be said about others.
             let namespace = if stat.split(' ').next() == Some(&*pid.to_string()) { namespaces() } else { 0 };
-            Process { pid, start: parse(&stat).map_or(0, |s| s.start), namespace }
+            Ok(Process { pid, start: parse(&stat).map_or(0, |s| s.start), namespace })
         })
     }
 
     /// Whether it still runs, as far as can be seen from this process. In doubt it may.
     pub fn life(&self) -> Life {
-        let this = Process::this();
+        let Ok(this) = Process::this() else { return Life::Unknown };
         if self.namespace != this.namespace || this.namespace == 0 {
             return Life::Unknown;
         }
@@ -78,6 +88,12 @@ impl Process {
     fn number(&self) -> Option<Pid> {
         i32::try_from(self.pid).ok().and_then(Pid::from_raw)
     }
+}
+
+/// There is no such file here, and will not be: no kernel support, no /proc, or a sandbox that keeps it from us. Anything else, such as want of
+/// descriptors, passes.
+pub(crate) fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied)
 }
 
 fn vanished(e: &io::Error) -> bool {
@@ -114,9 +130,27 @@ fn namespaces() -> u64 {
     }
 }
 
-/// The identity of this boot of the machine: moments of two boots cannot be compared.
-pub fn boot_id() -> io::Result<String> {
-    Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+/// The identity of this boot of the machine: moments of two boots cannot be compared. `None`: it is masked. LXC and
+/// systemd-nspawn mount a file of their own over it, with an identity of the container: by that, a container would take
+/// what the rest of the machine wrote for the work of another boot.
+///
+/// # Errors
+/// If it cannot be read at all.
+pub fn boot_id() -> io::Result<Option<String>> {
+    boot_id_at(Path::new("/proc/sys/kernel/random/boot_id"))
+}
+
+fn boot_id_at(path: &Path) -> io::Result<Option<String>> {
+    let file = fs::File::open(path)?;
+    let of_the_kernel = fstatfs(&file)?.f_type == PROC_SUPER_MAGIC && !is_mounted_over(&file);
+    let text = io::read_to_string(file)?;
+    Ok(of_the_kernel.then(|| text.trim().to_owned()))
+}
+
+/// Whether a file is mounted by itself, as far as the kernel says so (since Linux 5.8).
+fn is_mounted_over(file: &fs::File) -> bool {
+    statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
+        .is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
 }
 
 /// What this machine is called, for people to read.
@@ -132,11 +166,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_boot_id_that_is_no_file_of_the_kernel_is_masked() {
+        assert_eq!(boot_id().unwrap().unwrap().len(), 36);
+        let mask = std::env::temp_dir().join(format!("lockkeeper-boot-{}", std::process::id()));
+        fs::write(&mask, boot_id().unwrap().unwrap()).unwrap();
+        assert_eq!(boot_id_at(&mask).unwrap(), None);
+        fs::remove_file(&mask).unwrap();
+        assert!(boot_id_at(&mask).is_err());
+    }
+
+    #[test]
     fn a_child_is_alive_then_a_zombie_then_gone_and_its_pid_is_not_it() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
         let start = parse(&stat).unwrap().start;
-        let process = Process { pid: child.id(), start, namespace: Process::this().namespace };
+        let process = Process { pid: child.id(), start, namespace: Process::this().unwrap().namespace };
         assert_eq!(process.life(), Life::Alive);
         let reused = Process { start: start + 1, ..process.clone() };
         assert_eq!(reused.life(), Life::Gone);

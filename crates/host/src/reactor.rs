@@ -7,6 +7,8 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::{JoinError, JoinHandle};
 
+use crate::{Clock, SystemClock, log_elsewhere};
+
 /// A thread with a runtime of its own, for the sockets and timers of one store: a busy, stopped or absent runtime of the
 /// user's does not keep a store from talking to its server. It ends when this is dropped, and what ran on it with it.
 /// Or a runtime of the user's, if that is wanted ([`Reactor::on`]).
@@ -18,15 +20,21 @@ pub struct Reactor {
 }
 
 impl Reactor {
-    /// Starts the thread; `name` is what tools show for it.
+    /// Starts the thread, and the timers of this process if they are not there yet: a store that is open needs nothing that may fail
+    /// later. `name` is what tools show for it.
     ///
     /// # Errors
     /// If the operating system gives no thread or no file descriptors.
     pub fn start(name: &str) -> io::Result<Self> {
+        SystemClock.start()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel::<()>();
-        std::thread::Builder::new().name(name.into()).spawn(move || _ = runtime.block_on(stopped))?;
+        let run = move || {
+            let _log = log_elsewhere();
+            let _ = runtime.block_on(stopped);
+        };
+        std::thread::Builder::new().name(name.into()).spawn(run)?;
         Ok(Reactor { handle, _stop: Some(stop) })
     }
 

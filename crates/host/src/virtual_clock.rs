@@ -94,6 +94,10 @@ impl Clock for VirtualClock {
         self.hands().wall
     }
 
+    fn start(&self) -> std::io::Result<()> {
+        Ok(())
+    }
+
     fn call_at(&self, at: Moment, then: Box<dyn FnOnce() + Send>) -> Timer {
         let mut hands = self.hands();
         hands.count += 1;

@@ -3,13 +3,18 @@ use std::time::Duration;
 
 use lockkeeper_core::lease::{State, Terms, Why};
 use lockkeeper_core::{
-    Acquired, Ask, Attempt, Busy, Claim, Error, Grant, Holder, Mode, Names, Owner, Purpose, Result, Wait,
-    limits,
+    Acquired, Ask, Attempt, Busy, Claim, Error, Grant, Holder, Mode, Moment, Names, Owner, Purpose, Result,
+    Wait, limits,
 };
 use lockkeeper_host::{random_128, sleep_until};
 
 use crate::guard::Guard;
 use crate::keeper::Lockkeeper;
+
+/// The longest pause before a request whose outcome is unknown is sent again.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// A call that lasted this long was queued: the store was reachable meanwhile, and an unknown outcome is the first of a new series.
+const QUEUED: Duration = Duration::from_secs(30);
 
 /// An ask in the making. Nothing happens before [`LockBuilder::acquire`] or [`LockBuilder::try_acquire`].
 #[must_use = "nothing is asked for until acquire() or try_acquire()"]
@@ -184,6 +189,8 @@ impl LockBuilder {
     async fn ask(self) -> Result<Result<Guard, Busy>> {
         self.check()?;
         let inner = self.keeper.0.clone();
+        // Before anything is asked for: what cannot be renewed or given back is not wanted.
+        inner.driver()?;
         let holder = Holder::new(inner.host.clone(), std::process::id(), self.label)?;
         let ask = Ask {
             claim: Claim {
@@ -246,39 +253,72 @@ struct Pending<'a> {
 }
 
 impl Pending<'_> {
-    /// The store's answer. An unknown outcome is asked for again with the same attempt, which changes nothing if it
-    /// had been granted; after a ttl of that it is left to the background. Once it is unknown, a store that is away says
-    /// nothing about what went before.
+    /// The store's answer. After an unknown outcome the same attempt is sent again: that changes nothing if the earlier request was
+    /// granted, and keeps its position if the request is queued. A retry waits for what is left of the wait. The retries end with
+    /// the wait, or a ttl after the first unknown outcome; the driver then releases in the background what may have been granted.
+    /// Once an outcome is unknown, a store that is unreachable says nothing about the earlier request.
     async fn answer(&mut self) -> Result<Acquired> {
         let inner = &self.keeper.0;
-        let give_up = inner.clock.now() + self.ask.ttl;
-        let mut pause = Duration::from_millis(10);
-        let mut doubt = None;
+        let clock = &*inner.clock;
+        let mut ask = self.ask.clone();
+        // A request that does not wait has no wait that could end.
+        let wait_ends = match ask.wait {
+            Wait::No => Moment::NEVER,
+            wait => wait.deadline(clock.now()),
+        };
+        let mut unknown: Option<Unknown> = None;
         loop {
-            match inner.store.acquire(self.ask).await {
-                Err(Error::Unknown(why)) => doubt = Some(why),
-                Err(Error::Unavailable(_)) if doubt.is_some() => {}
-                // Everything else that is not unknown did not happen.
+            let sent_at = clock.now();
+            let error = match inner.store.acquire(&ask).await {
+                Err(error @ Error::Unknown(_)) => error,
+                Err(error @ Error::Unavailable(_)) if unknown.is_some() => error,
+                // Every other error means that this request did not happen. A resumed attempt that is revoked still holds: it is given back.
                 Err(error) => {
-                    self.open = doubt.is_some();
+                    self.open = unknown.is_some() || matches!(error, Error::Lost(_));
                     return Err(error);
                 }
                 Ok(answer) => return Ok(answer),
+            };
+            let now = clock.now();
+            if now.since(sent_at) > ask.ttl.max(QUEUED) {
+                unknown = None;
             }
-            if inner.clock.now() >= give_up {
-                return Err(Error::Unknown(doubt.unwrap_or_default()));
+            let unknown = unknown.get_or_insert_with(|| Unknown::new(now + ask.ttl));
+            if let Error::Unknown(why) = error {
+                unknown.why = why;
             }
-            sleep_until(&*inner.clock, inner.clock.now() + pause).await;
-            pause = (pause * 2).min(self.ask.ttl / 10);
+            if now >= wait_ends.min(unknown.give_up) {
+                return Err(Error::Unknown(std::mem::take(&mut unknown.why)));
+            }
+            sleep_until(clock, (now + unknown.pause).min(wait_ends)).await;
+            unknown.pause = (unknown.pause * 2).min(ask.ttl / 10).min(PAUSE_MAX);
+            if let Wait::For(_) = ask.wait {
+                ask.wait = Wait::For(wait_ends.since(clock.now()));
+            }
         }
+    }
+}
+
+/// A series of calls for one request whose outcome is unknown.
+struct Unknown {
+    /// When the library stops to ask again.
+    give_up: Moment,
+    /// How long it pauses before it asks again.
+    pause: Duration,
+    /// What the store said last.
+    why: String,
+}
+
+impl Unknown {
+    fn new(give_up: Moment) -> Self {
+        Unknown { give_up, pause: Duration::from_millis(10), why: String::new() }
     }
 }
 
 impl Drop for Pending<'_> {
     fn drop(&mut self) {
-        if self.open {
-            let driver = self.keeper.0.driver();
-            driver.release_later(self.ask.claim.clone(), self.ask.ttl);
+        if let (true, Ok(driver)) = (self.open, self.keeper.0.driver()) {
+            driver.withdraw_later(self.ask.claim.clone(), self.ask.ttl);
         }
     }
 }

@@ -12,7 +12,7 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use lockkeeper_core::lease::{Effect, Lease, State, Why};
 use lockkeeper_core::{Claim, Grant, Moment, Renewal, Store};
-use lockkeeper_host::{Clock, Timer, sleep_until};
+use lockkeeper_host::{Clock, Timer, log_elsewhere, sleep_until};
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::guard::Pulse;
@@ -21,15 +21,33 @@ use crate::guard::Pulse;
 pub(crate) struct Driver {
     orders: mpsc::UnboundedSender<Order>,
     ids: AtomicU64,
+    pid: u32,
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        // In a fork the thread does not exist, and whoever woke it might wait for it.
+        if self.pid != std::process::id() {
+            std::mem::forget(self.orders.clone());
+        }
+    }
 }
 
 enum Order {
     Add(u64, Box<Ward>),
     Progress(u64),
     Remove(u64),
-    Release(Claim, Duration),
+    Release(Giving),
     Settle(oneshot::Sender<()>),
     Quiesce(oneshot::Sender<()>),
+}
+
+/// A release that was left to the driver.
+struct Giving {
+    claim: Claim,
+    ttl: Duration,
+    /// The request may be queued.
+    queued: bool,
 }
 
 /// One guard in the driver's care.
@@ -41,8 +59,17 @@ struct Ward {
     due: Option<Moment>,
 }
 
+impl Drop for Ward {
+    /// However the driver ends, also by a panic, and wherever the guard is then, also if its order was never read: nobody goes on
+    /// believing in a lock that is not renewed any more.
+    fn drop(&mut self) {
+        self.pulse.tell(State::Lost(Why::Abandoned));
+    }
+}
+
 impl Driver {
-    pub fn start(store: Arc<dyn Store>, clock: Arc<dyn Clock>) -> Self {
+    /// Starts the thread; nothing that it needs is made later.
+    pub fn start(store: Arc<dyn Store>, clock: Arc<dyn Clock>) -> std::io::Result<Self> {
         let (orders, inbox) = mpsc::unbounded_channel();
         let care = Care {
             store,
@@ -51,23 +78,27 @@ impl Driver {
             timetable: BTreeSet::new(),
             renewals: FuturesUnordered::new(),
             releases: FuturesUnordered::new(),
+            withdrawals: FuturesUnordered::new(),
             settling: Vec::new(),
             alarm: None,
             ring: Arc::new(Notify::new()),
         };
+        let runtime = tokio::runtime::Builder::new_current_thread().build()?;
         let run = move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().build();
-            runtime.expect("a runtime can be built").block_on(care.run(inbox));
+            // Also what the store has to say when it renews: a subscriber that blocks must not keep locks from being renewed.
+            let _log = log_elsewhere();
+            runtime.block_on(care.run(inbox));
         };
-        let thread = std::thread::Builder::new().name("lockkeeper".into()).spawn(run);
-        thread.expect("a thread can be started");
-        Driver { orders, ids: AtomicU64::new(0) }
+        std::thread::Builder::new().name("lockkeeper".into()).spawn(run)?;
+        Ok(Driver { orders, ids: AtomicU64::new(0), pid: std::process::id() })
     }
 
     pub fn add(&self, grant: Grant, lease: Lease, pulse: Arc<Pulse>) -> u64 {
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
         let ward = Ward { grant, lease, pulse: pulse.clone(), due: None };
-        if self.orders.send(Order::Add(id, Box::new(ward))).is_err() {
+        self.order(Order::Add(id, Box::new(ward)));
+        // A driver that ends later than this reads the order, or drops it and so loses the guard.
+        if self.orders.is_closed() {
             pulse.tell(State::Lost(Why::Abandoned));
         }
         id
@@ -86,11 +117,18 @@ impl Driver {
         self.order(Order::Remove(id));
     }
 
+    /// Releases a grant in the background, for as long as its lease may last.
     pub fn release_later(&self, claim: Claim, ttl: Duration) {
-        self.order(Order::Release(claim, ttl));
+        self.order(Order::Release(Giving { claim, ttl, queued: false }));
     }
 
-    /// Waits until every release that was left to the driver is done or given up.
+    /// Releases a request that may be queued, or granted, in the background. A ttl does not end a queue entry, so the driver tries for
+    /// as long as it runs; the store ends the entries of a process that has gone silent.
+    pub fn withdraw_later(&self, claim: Claim, ttl: Duration) {
+        self.order(Order::Release(Giving { claim, ttl, queued: true }));
+    }
+
+    /// Waits until every release that was left to the driver is done, or has failed for a ttl.
     pub async fn settle(&self) {
         let (done, told) = oneshot::channel();
         self.order(Order::Settle(done));
@@ -105,7 +143,8 @@ impl Driver {
     }
 }
 
-type Batch = (Vec<u64>, Moment, Option<Vec<Renewal>>);
+/// What became of the renewals of these guards, which were sent then.
+type Batch = (Vec<u64>, Moment, Result<Vec<Renewal>, Option<Arc<str>>>);
 
 struct Care {
     store: Arc<dyn Store>,
@@ -113,7 +152,10 @@ struct Care {
     wards: HashMap<u64, Ward>,
     timetable: BTreeSet<(Moment, u64)>,
     renewals: FuturesUnordered<Pin<Box<dyn Future<Output = Batch> + Send>>>,
-    releases: FuturesUnordered<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    /// Releases that are tried until the ttl is over.
+    releases: FuturesUnordered<Pin<Box<dyn Future<Output = Option<Giving>> + Send>>>,
+    /// Releases of requests that may be queued, after that. [`Driver::settle`] does not wait for them, nor does the end of the thread.
+    withdrawals: FuturesUnordered<Pin<Box<dyn Future<Output = ()> + Send>>>,
     settling: Vec<oneshot::Sender<()>>,
     alarm: Option<(Moment, Timer)>,
     ring: Arc<Notify>,
@@ -130,7 +172,11 @@ impl Care {
                 // to do at this moment is answered last.
                 biased;
                 Some(batch) = self.renewals.next() => self.take_answers(batch),
-                Some(()) = self.releases.next() => {}
+                Some(failed) = self.releases.next() => {
+                    let (store, clock) = (self.store.clone(), self.clock.clone());
+                    self.withdrawals.extend(failed.map(|giving| Box::pin(withdraw(store, clock, giving)) as _));
+                }
+                Some(()) = self.withdrawals.next() => {}
                 () = ring.notified() => {}
                 order = inbox.recv(), if open => match order {
                     Some(order) => self.take_order(order),
@@ -170,9 +216,9 @@ impl Care {
                     ward.due.map(|due| self.timetable.remove(&(due, id)));
                 }
             }
-            Order::Release(claim, ttl) => {
+            Order::Release(giving) => {
                 let (store, clock) = (self.store.clone(), self.clock.clone());
-                self.releases.push(Box::pin(release(store, clock, claim, ttl)));
+                self.releases.push(Box::pin(release(store, clock, giving)));
             }
             Order::Settle(told) => self.settling.push(told),
             // Orders come last, so everything that could be done at this moment has been done.
@@ -235,17 +281,17 @@ impl Care {
             let answer = tokio::select! {
                 answer = store.renew(&grants) => answer,
                 // The leases have given up on it long before; this only keeps a hung call from staying for ever.
-                () = sleep_until(&*clock, sent_at + patience) => return (ids, sent_at, None),
+                () = sleep_until(&*clock, sent_at + patience) => return (ids, sent_at, Err(None)),
             };
             match answer {
-                Ok(answers) if answers.len() == ids.len() => (ids, sent_at, Some(answers)),
+                Ok(answers) if answers.len() == ids.len() => (ids, sent_at, Ok(answers)),
                 Ok(_) => {
                     tracing::error!("the store gave another number of answers than there were renewals");
-                    (ids, sent_at, None)
+                    (ids, sent_at, Err(None))
                 }
                 Err(error) => {
                     tracing::warn!(%error, guards = ids.len(), "renewal failed, will be tried again");
-                    (ids, sent_at, None)
+                    (ids, sent_at, Err(Some(error.to_string().into())))
                 }
             }
         }));
@@ -253,38 +299,51 @@ impl Care {
 
     fn take_answers(&mut self, (ids, sent_at, answers): Batch) {
         for (i, id) in ids.into_iter().enumerate() {
-            let answer = answers.as_ref().map(|all| all[i]);
-            self.attend(id, |lease, now| lease.handle_renewal(sent_at, now, answer));
+            self.attend(id, |lease, now| match &answers {
+                Ok(all) => lease.handle_renewal(sent_at, now, Some(all[i].clone())),
+                Err(Some(error)) => lease.handle_failure(now, error.clone()),
+                Err(None) => lease.handle_renewal(sent_at, now, None),
+            });
         }
     }
 }
 
-impl Drop for Care {
-    /// However the thread ends, also by a panic: nobody goes on believing in a lock that is not renewed any more.
-    fn drop(&mut self) {
-        for ward in self.wards.values() {
-            ward.pulse.tell(State::Lost(Why::Abandoned));
-        }
+/// The longest pause between two tries to release.
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// Releases, and tries again for a ttl. Returns a request that may be queued if that did not help; the lease of a grant is over by
+/// then.
+async fn release(store: Arc<dyn Store>, clock: Arc<dyn Clock>, giving: Giving) -> Option<Giving> {
+    let give_up = clock.now() + giving.ttl;
+    let released = release_until(&*store, &*clock, &giving, give_up).await;
+    if released {
+        return None;
     }
+    let (names, queued) = (&giving.claim.names, giving.queued);
+    tracing::warn!(%names, queued, "could not be released for a ttl; a grant has expired, a queued request is tried again");
+    giving.queued.then_some(giving)
 }
 
-/// Releases, and tries again until the lease would be over anyway.
-async fn release(store: Arc<dyn Store>, clock: Arc<dyn Clock>, claim: Claim, ttl: Duration) {
-    let give_up = clock.now() + ttl;
+/// Releases, and tries again without end.
+async fn withdraw(store: Arc<dyn Store>, clock: Arc<dyn Clock>, giving: Giving) {
+    release_until(&*store, &*clock, &giving, Moment::NEVER).await;
+}
+
+async fn release_until(store: &dyn Store, clock: &dyn Clock, giving: &Giving, give_up: Moment) -> bool {
     let mut pause = Duration::from_millis(10);
     loop {
-        let error = tokio::select! {
-            answer = store.release(&claim) => match answer {
-                Ok(_) => return,
-                Err(error) => error,
-            },
-            () = sleep_until(&*clock, give_up) => return,
+        let answer = tokio::select! {
+            answer = store.release(&giving.claim) => answer,
+            () = sleep_until(clock, give_up) => return false,
         };
-        if clock.now() >= give_up {
-            tracing::warn!(%error, names = %claim.names, "could not be released; its ttl ends it");
-            return;
+        match answer {
+            Ok(_) => return true,
+            Err(error) => tracing::debug!(%error, names = %giving.claim.names, "release failed"),
         }
-        sleep_until(&*clock, (clock.now() + pause).min(give_up)).await;
-        pause = (pause * 2).min(ttl / 10);
+        if clock.now() >= give_up {
+            return false;
+        }
+        sleep_until(clock, (clock.now() + pause).min(give_up)).await;
+        pause = (pause * 2).min(giving.ttl / 10).min(PAUSE_MAX);
     }
 }

@@ -1,7 +1,6 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use lockkeeper_core::lease::{Lease, State, Terms, Why};
@@ -13,29 +12,45 @@ use crate::keeper::Lockkeeper;
 
 /// What the guard and the thread that renews it both see.
 #[derive(Debug)]
-pub(crate) struct Pulse {
-    deadline: AtomicU64,
-    state: watch::Sender<State>,
+pub(crate) struct Pulse(watch::Sender<Belief>);
+
+/// What may be believed of a lock.
+#[derive(Clone, Debug)]
+struct Belief {
+    /// As the driver last reported it. A deadline that has passed since counts for more.
+    state: State,
+    deadline: Moment,
+    /// The reason for which the lock is lost at the deadline.
+    at_deadline: Why,
 }
 
 impl Pulse {
+    fn new(lease: &Lease) -> Self {
+        let (deadline, at_deadline) = (lease.deadline(), lease.why_at_deadline());
+        Pulse(watch::Sender::new(Belief { state: State::Valid, deadline, at_deadline }))
+    }
+
     pub fn set(&self, lease: &Lease) {
-        self.deadline.store(lease.deadline().as_nanos(), Ordering::Release);
+        self.0.send_if_modified(|now| {
+            (now.deadline, now.at_deadline) = (lease.deadline(), lease.why_at_deadline());
+            // Readers look at the clock and at the deadline themselves.
+            false
+        });
     }
 
     pub fn tell(&self, state: State) {
         // Once lost, always lost.
-        self.state.send_if_modified(|now| {
-            let news = *now != state && !matches!(now, State::Lost(_));
+        self.0.send_if_modified(|now| {
+            let news = now.state != state && !matches!(now.state, State::Lost(_));
             if news {
-                *now = state;
+                now.state = state;
             }
             news
         });
     }
 
-    fn deadline(&self) -> Moment {
-        Moment::from_nanos(self.deadline.load(Ordering::Acquire))
+    fn belief(&self) -> Belief {
+        self.0.borrow().clone()
     }
 }
 
@@ -43,6 +58,8 @@ impl Pulse {
 ///
 /// Dropping it ends it at once; the release is sent in the background, and the ttl is the last resort. To know that it
 /// was released, call [`Guard::release`].
+///
+/// It belongs to the process that acquired it. In a fork of that process it is lost, and dropping it there releases nothing.
 #[must_use = "a guard that is dropped releases its lock"]
 pub struct Guard {
     keeper: Lockkeeper,
@@ -64,9 +81,14 @@ impl Guard {
     pub(crate) fn new(keeper: Lockkeeper, grant: Grant, terms: Terms) -> Self {
         let lease = Lease::new(grant.sent_at, grant.lease, terms);
         let first_deadline = lease.deadline();
-        let deadline = AtomicU64::new(first_deadline.as_nanos());
-        let pulse = Arc::new(Pulse { deadline, state: watch::Sender::new(State::Valid) });
-        let id = keeper.0.driver().add(grant.clone(), lease, pulse.clone());
+        let pulse = Arc::new(Pulse::new(&lease));
+        let id = match keeper.0.driver() {
+            Ok(driver) => driver.add(grant.clone(), lease, pulse.clone()),
+            Err(_) => {
+                pulse.tell(State::Lost(Why::Abandoned));
+                0
+            }
+        };
         Guard { keeper, grant, pulse, first_deadline, id, released: false }
     }
 
@@ -97,13 +119,25 @@ impl Guard {
     }
 
     /// What may be believed now: a comparison with the deadline, no IO. Right even in the first instruction after the
-    /// process was stopped for a minute.
+    /// process was stopped for a minute, and whatever has become of the thread that renews.
     pub fn state(&self) -> State {
-        let now = self.keeper.0.clock.now();
-        match *self.pulse.state.borrow() {
+        // Before anything that is shared with threads, which a fork does not have.
+        if self.keeper.0.forked() {
+            return State::Lost(Why::Forked);
+        }
+        let belief = self.pulse.belief();
+        match belief.state {
             State::Lost(why) => State::Lost(why),
-            _ if now >= self.pulse.deadline() => State::Lost(Why::Silence),
+            _ if self.keeper.0.clock.now() >= belief.deadline => State::Lost(belief.at_deadline),
             state => state,
+        }
+    }
+
+    /// Why the lock is lost. While it is held: why it will be at the deadline, if nothing is heard from the store until then.
+    pub fn loss_reason(&self) -> Why {
+        match self.state() {
+            State::Lost(why) => why,
+            _ => self.pulse.belief().at_deadline,
         }
     }
 
@@ -114,7 +148,7 @@ impl Guard {
 
     /// Until when the lock may be believed held, as things stand. Renewals move it on.
     pub fn deadline(&self) -> Moment {
-        self.pulse.deadline()
+        self.pulse.belief().deadline
     }
 
     /// How long it is until the deadline; zero if the lock is lost.
@@ -124,17 +158,27 @@ impl Guard {
 
     /// Shows that the work gets on. Only of interest with [`crate::LockBuilder::progress_within`].
     pub fn progress(&self) {
-        self.keeper.0.driver().progress(self.id);
+        if let Ok(driver) = self.keeper.0.driver() {
+            driver.progress(self.id);
+        }
     }
 
     /// Ends when the lock is lost, with the reason as [`Error::Lost`]; at the deadline at the latest, whatever the store
     /// is doing. Stop then; do not hurry to finish.
     pub async fn lost(&self) -> Error {
-        let mut state = self.pulse.state.subscribe();
-        let lost = state.wait_for(|state| matches!(state, State::Lost(_)));
-        match lost.await.as_deref() {
-            Ok(State::Lost(why)) => Error::Lost(why.to_string()),
-            _ => Error::Lost(Why::Abandoned.to_string()),
+        if let State::Lost(why) = self.state() {
+            return Error::Lost(why.to_string());
+        }
+        let mut news = self.pulse.0.subscribe();
+        loop {
+            if let State::Lost(why) = self.state() {
+                return Error::Lost(why.to_string());
+            }
+            // The clock is asked here too: a driver that hangs tells nobody.
+            tokio::select! {
+                _ = news.changed() => {}
+                () = sleep_until(&*self.keeper.0.clock, self.deadline()) => {}
+            }
         }
     }
 
@@ -143,11 +187,11 @@ impl Guard {
     /// A first [lease](Guard::lease) may be shorter than `lead`: until the first renewal a quarter of it is the most that is kept
     /// as a lead.
     pub async fn nearly_lost(&self, lead: Duration) {
-        loop {
+        while self.is_held() {
             let lead = if self.lease() < self.grant.ttl { lead.min(self.lease() / 4) } else { lead };
             let at = self.deadline().before(lead);
             let clock = &self.keeper.0.clock;
-            if clock.now() >= at || !self.is_held() {
+            if clock.now() >= at {
                 return;
             }
             tokio::select! {
@@ -158,15 +202,19 @@ impl Guard {
     }
 
     /// Runs `work` for as long as the lock is held. If it is about to be lost, `work` is dropped a twentieth of the ttl
-    /// *before* the deadline, and the answer is [`Error::Lost`]. Work that blocks its thread cannot be dropped in time.
+    /// *before* the deadline, and the answer is [`Error::Lost`]. Work that blocks its thread cannot be dropped in time: if it ends after
+    /// the lock was lost, the answer is [`Error::Lost`] as well, and its output is dropped.
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
         tokio::select! {
             biased;
             () = self.nearly_lost(self.grant.ttl / 20) => Err(match self.state() {
                 State::Lost(why) => Error::Lost(why.to_string()),
-                _ => Error::Lost("it could not be renewed, and the work was ended before the deadline".into()),
+                _ => Error::Lost(format!("{}; the work was ended before the deadline", self.loss_reason())),
             }),
-            done = work => Ok(done),
+            done = work => match self.state() {
+                State::Lost(why) => Err(Error::Lost(why.to_string())),
+                _ => Ok(done),
+            },
         }
     }
 
@@ -175,8 +223,13 @@ impl Guard {
     /// From the call on the lock counts as given back. If the store cannot be reached the error says so, and the
     /// release is tried again in the background until the ttl is over; the same if the future is dropped.
     pub async fn release(mut self) -> Result<Release> {
+        if self.keeper.0.forked() {
+            return Err(Error::Lost(Why::Forked.to_string()));
+        }
         // First stop believing, then tell the store.
-        self.keeper.0.driver().remove(self.id);
+        if let Ok(driver) = self.keeper.0.driver() {
+            driver.remove(self.id);
+        }
         let answer = self.keeper.0.store.release(&self.grant.claim).await;
         self.released = answer.is_ok();
         answer
@@ -185,8 +238,8 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if !self.released {
-            let driver = self.keeper.0.driver();
+        // In a fork there is no driver, and the lock is the parent's.
+        if let (false, Ok(driver)) = (self.released, self.keeper.0.driver()) {
             driver.remove(self.id);
             driver.release_later(self.grant.claim.clone(), self.grant.ttl);
         }

@@ -1,5 +1,5 @@
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use lockkeeper_core::{
     Attempt, Error, EventStream, Fence, LockName, LockPage, LockView, Names, Owner, Page, Profile, Result,
@@ -10,8 +10,12 @@ use lockkeeper_host::{Clock, SystemClock, host_name, random_128};
 use crate::builder::LockBuilder;
 use crate::driver::Driver;
 use crate::open;
+use crate::own_process::{self, OwnProcess};
 
 /// The door to one store: asks for locks, and keeps the ones it was given. Clones share everything.
+///
+/// It belongs to the process that opened it. In a fork of that process it refuses everything with [`Error::Unavailable`], and its guards are
+/// lost: open the store anew there.
 #[derive(Clone)]
 pub struct Lockkeeper(pub(crate) Arc<Inner>);
 
@@ -23,14 +27,35 @@ pub(crate) struct Inner {
     /// For what only this store can do.
     #[cfg(feature = "postgres")]
     pub postgres: Option<lockkeeper_postgres::PostgresStore>,
-    driver: OnceLock<Driver>,
+    /// The process that opened it.
+    pid: u32,
+    driver: Result<Driver>,
 }
 
 impl Inner {
-    /// The thread that renews and releases, started when the first lock is asked for.
-    pub fn driver(&self) -> &Driver {
-        self.driver.get_or_init(|| Driver::start(self.store.clone(), self.clock.clone()))
+    /// The thread that renews and releases. An error if it or the timers could not be started, or if this is a fork of the process that
+    /// has them: then no lock may be asked for.
+    pub fn driver(&self) -> Result<&Driver> {
+        own_process::check(self.pid)?;
+        self.driver.as_ref().map_err(Clone::clone)
     }
+
+    /// Whether this is a fork of the process that opened it.
+    pub fn forked(&self) -> bool {
+        own_process::check(self.pid).is_err()
+    }
+}
+
+/// Starts what a keeper depends on: nothing that the truth about a lock hangs on is made later, when nobody would take an error.
+fn start(store: &Arc<dyn Store>, clock: &Arc<dyn Clock>) -> Result<Driver> {
+    let started = clock.start().and_then(|()| Driver::start(store.clone(), clock.clone()));
+    started.map_err(no_timers)
+}
+
+fn no_timers(error: std::io::Error) -> Error {
+    Error::Unavailable(format!(
+        "no thread or no file descriptor is left to renew locks and to keep deadlines with: {error}"
+    ))
 }
 
 impl fmt::Debug for Lockkeeper {
@@ -43,15 +68,22 @@ impl Lockkeeper {
     /// Opens the store that `url` names and checks that it can be used. See [`crate::schemes`] for the ones known.
     pub async fn open(url: &str) -> Result<Self> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        clock.start().map_err(no_timers)?;
         #[cfg(feature = "postgres")]
         if crate::postgres::is(url) {
-            return Ok(Self::with_postgres(crate::postgres::open(url, clock.clone()).await?, clock));
+            return Self::with_postgres(crate::postgres::open(url, clock.clone()).await?, clock).started();
         }
         let store = open::open(url, clock.clone()).await?;
-        Ok(Self::with_store(store, clock))
+        Self::with_store(store, clock).started()
     }
 
-    /// A keeper of a store that is open already, going by `clock`.
+    fn started(self) -> Result<Self> {
+        self.0.driver()?;
+        Ok(self)
+    }
+
+    /// A keeper of a store that is open already, going by `clock`. If its thread or its timers cannot be started, every lock that is asked
+    /// for is refused with [`Error::Unavailable`].
     pub fn with_store(store: Arc<dyn Store>, clock: Arc<dyn Clock>) -> Self {
         Lockkeeper(Arc::new(Inner::new(store, clock)))
     }
@@ -63,14 +95,16 @@ impl Inner {
         for note in &profile.notes {
             tracing::debug!(store = profile.store, "{note}");
         }
+        let driver = start(&store, &clock);
         Inner {
-            store,
+            store: Arc::new(OwnProcess::new(store)),
             clock,
             profile,
             host: host_name(),
             #[cfg(feature = "postgres")]
             postgres: None,
-            driver: OnceLock::new(),
+            pid: std::process::id(),
+            driver,
         }
     }
 }
@@ -126,8 +160,18 @@ impl Lockkeeper {
         self.0.store.watch(prefix).await
     }
 
-    /// Takes a lock away from whoever holds it, and returns the fence that moved on. Whoever held it learns of it at
-    /// its next renewal; until then only a resource that checks the fence is safe from it.
+    /// Asks the holders of a lock to give it back, without letting anybody else in before they have stopped. Each is told `reason` at its next
+    /// renewal, within a third of its ttl: its guard is lost, its work ends, and it releases the lock. A holder that does not keeps it until
+    /// its lease is over, which is not renewed any more. Returns a fence that is newer than every grant before.
+    ///
+    /// [`Error::Unsupported`] on a store that cannot ([`Profile::revoke`]): there is only [`Lockkeeper::break_lock`].
+    pub async fn revoke(&self, name: impl AsRef<str>, reason: &str) -> Result<Fence> {
+        limits::check_reason(reason)?;
+        self.0.store.revoke(&LockName::new(name)?, reason).await
+    }
+
+    /// Takes a lock away from whoever holds it, and lets the next one in at once; returns the fence that moved on. Whoever held it learns of it
+    /// at its next renewal, and runs beside the next one until then: only a resource that checks the fence is safe from it.
     pub async fn break_lock(&self, name: impl AsRef<str>, reason: &str) -> Result<Fence> {
         limits::check_reason(reason)?;
         self.0.store.break_lock(&LockName::new(name)?, reason).await
@@ -136,7 +180,7 @@ impl Lockkeeper {
     /// Waits until everything that was handed to the background is done: releases of dropped guards, above all. Worth
     /// calling before the process ends, because what is not released then is held until its ttl.
     pub async fn settle(&self) {
-        if let Some(driver) = self.0.driver.get() {
+        if let Ok(driver) = self.0.driver() {
             driver.settle().await;
         }
     }
@@ -144,7 +188,7 @@ impl Lockkeeper {
     /// For tests on a virtual clock: waits until nothing is left to do before that clock goes on.
     #[doc(hidden)]
     pub async fn quiesce(&self) {
-        if let Some(driver) = self.0.driver.get() {
+        if let Ok(driver) = self.0.driver() {
             driver.quiesce().await;
         }
     }

@@ -43,6 +43,7 @@ mod guard;
 pub mod idempotency;
 mod keeper;
 mod open;
+mod own_process;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 mod recipes;
@@ -64,7 +65,7 @@ pub use recipes::cell::VALUE_BYTES;
 pub use recipes::election::{Election, Leader, Proclamation};
 pub use recipes::once::{Claim, Done, OnFailure, Once, Stored, Turn};
 pub use recipes::register::{Entry, Register, Swap, Updated};
-pub use recipes::windows::{Run, Window, Windows};
+pub use recipes::windows::{EndedRun, Run, Window, WindowRecord, Windows};
 pub use sequencer::Sequencer;
 
 /// The README's Rust compiles and runs.

@@ -38,7 +38,7 @@ pub fn schemes() -> Vec<&'static str> {
 pub(crate) async fn open(url: &str, clock: Arc<dyn Clock>) -> Result<Arc<dyn Store>> {
     let Some((scheme, rest)) = url.split_once(':') else {
         return Err(Error::invalid(format!(
-            "{url:?} is not the URL of a store: a scheme and a colon are missing. Known are {}",
+            "this is not the URL of a store: a scheme and a colon are missing. Known are {}",
             schemes().join(", ")
         )));
     };
@@ -47,7 +47,7 @@ pub(crate) async fn open(url: &str, clock: Arc<dyn Clock>) -> Result<Arc<dyn Sto
         "memory" if rest.is_empty() => Ok(Arc::new(lockkeeper_memory::MemoryStore::new(clock))),
         #[cfg(feature = "memory")]
         "memory" => {
-            Err(Error::invalid(format!("memory: takes nothing after the colon, and {rest:?} is there")))
+            Err(Error::invalid("memory: takes nothing after the colon"))
         }
         #[cfg(feature = "sqlite")]
         "sqlite" => {
@@ -96,8 +96,10 @@ pub(crate) async fn open(url: &str, clock: Arc<dyn Clock>) -> Result<Arc<dyn Sto
              the library"
                 .into(),
         )),
+        // Repeated only if it is a scheme for certain: of an address without one, this may be a part of the password.
         _ => Err(Error::invalid(format!(
-            "there is no store {scheme:?} in this build. Known are {}",
+            "there is no store {} in this build. Known are {}",
+            if rest.starts_with("//") { format!("{scheme:?}") } else { "of this kind".into() },
             schemes().join(", ")
         ))),
     }
@@ -132,15 +134,26 @@ pub async fn init(url: &str) -> Result<Init> {
     Ok(Init::Opened)
 }
 
+/// The directory in an environment variable.
+fn absolute(variable: &str) -> Option<std::path::PathBuf> {
+    std::env::var_os(variable).map(std::path::PathBuf::from).filter(|dir| dir.is_absolute())
+}
+
 /// Where locks go when nobody says where: an embedded file that all processes of this user share, or, for root, of the
 /// machine: `/var/lib/lockkeeper`, else `$XDG_STATE_HOME/lockkeeper`, else `~/.local/state/lockkeeper`.
 pub fn default_url() -> Result<String> {
     let dir = if rustix::process::geteuid().is_root() {
         "/var/lib".into()
-    } else if let Some(state) = std::env::var_os("XDG_STATE_HOME").filter(|dir| !dir.is_empty()) {
-        std::path::PathBuf::from(state)
+    } else if let Some(state) = absolute("XDG_STATE_HOME") {
+        // Its specification says that a relative path is to be ignored.
+        state
+    } else if let Some(home) = absolute("HOME") {
+        home.join(".local/state")
     } else if let Some(home) = std::env::var_os("HOME").filter(|dir| !dir.is_empty()) {
-        std::path::PathBuf::from(home).join(".local/state")
+        return Err(Error::invalid(format!(
+            "HOME is {home:?}, which is not an absolute path: each directory would have locks of its own. Name a store, for \
+             instance sqlite:PATH"
+        )));
     } else {
         return Err(Error::invalid(
             "there is no HOME to keep locks in: name a store, for instance sqlite:PATH",

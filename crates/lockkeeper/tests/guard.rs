@@ -19,6 +19,8 @@ struct Moody {
     attempts: Mutex<Vec<Attempt>>,
     releases: AtomicUsize,
     hang: AtomicBool,
+    /// Renewals keep their thread.
+    block: AtomicBool,
     panic: AtomicBool,
     /// How many answers get lost after the deed was done.
     lose_answers: AtomicUsize,
@@ -55,6 +57,9 @@ lockkeeper_testkit::forward!(Moody, {
     async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
         self.renewals.lock().unwrap().push(grants.iter().map(|grant| grant.claim.attempt).collect());
         assert!(!self.panic.load(SeqCst), "planted");
+        while self.block.load(SeqCst) {
+            std::thread::park();
+        }
         if self.hang.load(SeqCst) {
             std::future::pending::<()>().await;
         }
@@ -77,6 +82,7 @@ fn moody() -> (VirtualClock, Arc<Moody>, Lockkeeper) {
         attempts: Mutex::default(),
         releases: AtomicUsize::new(0),
         hang: AtomicBool::new(false),
+        block: AtomicBool::new(false),
         panic: AtomicBool::new(false),
         lose_answers: AtomicUsize::new(0),
         late: AtomicBool::new(false),
@@ -141,7 +147,45 @@ async fn a_blip_is_jeopardy_and_then_valid_again() {
     assert!(guard.is_held());
     rehearsal.cut();
     rehearsal.pass(TTL).await;
-    assert_eq!(guard.state(), State::Lost(Why::Silence));
+    assert!(matches!(guard.state(), State::Lost(Why::Unreachable(_))), "{guard:?}");
+}
+
+// A process that was killed starts again with the attempt that it had written down, and finds that an operator wants the lock back.
+#[tokio::test]
+async fn an_attempt_that_was_revoked_meanwhile_is_given_back_and_not_resumed() {
+    let (_clock, moody, keeper) = moody();
+    let attempt = Lockkeeper::new_attempt();
+    std::mem::forget(keeper.lock("x").ttl(TTL).attempt(attempt).acquire().await.unwrap());
+    keeper.revoke("x", "the host is drained").await.unwrap();
+    let resumed = keeper.lock("x").ttl(TTL).attempt(attempt).acquire().await;
+    assert!(matches!(&resumed, Err(Error::Lost(why)) if why.contains("drained")), "{resumed:?}");
+    soon(keeper.settle()).await;
+    assert_eq!(moody.store.inspect(&"x".parse().unwrap()).await.unwrap(), None);
+}
+
+// Work that keeps its thread busy cannot be dropped in time; then at least it is not called a success.
+#[tokio::test]
+async fn work_that_ends_after_the_deadline_is_no_success() {
+    let (clock, _moody, keeper) = moody();
+    let guard = keeper.lock("x").ttl(TTL).max_hold(TTL / 2).acquire().await.unwrap();
+    let ran = guard.run(async { clock.jump(TTL) }).await;
+    assert!(matches!(&ran, Err(Error::Lost(why)) if why.contains("max-hold")), "{ran:?}");
+}
+
+// A store that blocks the thread that renews: it can neither renew nor report anything. The deadline passes all the same.
+#[tokio::test]
+async fn a_loss_is_told_though_the_renewing_thread_is_stuck() {
+    let (clock, moody, keeper) = moody();
+    let guard = keeper.lock("x").ttl(TTL).acquire().await.unwrap();
+    keeper.quiesce().await;
+    moody.block.store(true, SeqCst);
+    let lost = tokio::spawn(async move { guard.lost().await });
+    while moody.renewals.lock().unwrap().is_empty() {
+        clock.advance(TTL / 30);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    clock.advance(TTL);
+    assert!(matches!(soon(lost).await.unwrap(), Error::Lost(_)));
 }
 
 #[tokio::test]

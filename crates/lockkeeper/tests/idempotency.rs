@@ -43,6 +43,15 @@ async fn handle(dir: PathBuf, fence: Option<Extension<Fence>>, request: Request)
             return (StatusCode::SERVICE_UNAVAILABLE, [("x-receipt", receipt)], "not now").into_response();
         }
         "large" => return vec![b'x'; (1 << 20) + 1].into_response(),
+        "large-later" => {
+            return (StatusCode::SERVICE_UNAVAILABLE, vec![b'x'; (1 << 20) + 1]).into_response();
+        }
+        "breaks" | "breaks-later" => {
+            let chunks = [Ok("paid"), Err(std::io::Error::other("on demand"))];
+            let body = axum::body::Body::from_stream(futures_util::stream::iter(chunks));
+            let status = if path.ends_with("later") { 503 } else { 200 };
+            return (StatusCode::from_u16(status).unwrap(), body).into_response();
+        }
         "panic" => panic!("on demand"),
         _ => {}
     }
@@ -53,7 +62,11 @@ async fn handle(dir: PathBuf, fence: Option<Extension<Fence>>, request: Request)
 async fn serve(store: &str, dir: PathBuf) {
     let keeper = Lockkeeper::open(store).await.unwrap();
     let layer = IdempotencyLayer::new(&keeper, |request| {
-        request.headers.get("x-customer").map_or(String::new(), |name| format!("{name:?}"))
+        match request.headers.get("x-customer").map(|name| name.as_bytes()) {
+            // A service whose credentials are checked further inside than the keys.
+            Some(b"nobody") => None,
+            name => Some(format!("{name:?}")),
+        }
     });
     let layer = layer.ttl(Duration::from_secs(2));
     let handler =
@@ -465,4 +478,41 @@ fn without_the_store_nothing_is_done() {
         }
     };
     assert_eq!((back.status, effects(&dir).len()), (201, 3));
+}
+
+/// One key, three charges: an answer that broke off was forgotten, because we said 504 for it ourselves.
+#[test]
+fn an_answer_that_cannot_be_had_is_judged_by_the_status_of_the_service() {
+    let Some((dir, server)) = one() else { return };
+    for (path, status, kind) in [("/breaks", 500, "answer-broken-off"), ("/large", 500, "answer-too-large")] {
+        for _ in 0..3 {
+            let told = server.post(path, path, "10");
+            assert_eq!((told.status, told.problem()), (status, kind.to_owned()));
+        }
+        assert_eq!(
+            effects(&dir).iter().filter(|line| line.starts_with(path)).count(),
+            1,
+            "it was done again"
+        );
+    }
+    // The service says that nothing came of it: the next request under the key runs.
+    for path in ["/breaks-later", "/large-later"] {
+        for runs in 1..=2 {
+            assert_eq!(server.post(path, path, "10").status, 503);
+            let all = effects(&dir);
+            let done = all.iter().filter(|line| line.starts_with(path)).count();
+            assert_eq!(done, runs, "a 503 was kept: {all:?}");
+        }
+    }
+}
+
+/// A layer on the wrong side of the one that checks credentials would mix up the answers of all customers.
+#[test]
+fn a_request_that_is_nobodys_is_refused_and_not_done() {
+    let Some((dir, server)) = one() else { return };
+    for _ in 0..2 {
+        let told = server.ask("/pay", "10", &["-H", "idempotency-key: k", "-H", "x-customer: nobody"]);
+        assert_eq!((told.status, told.problem().as_str()), (500, "no-scope"));
+    }
+    assert_eq!(effects(&dir).len(), 0);
 }

@@ -79,3 +79,22 @@ async fn a_store_that_stays_away_is_told_and_the_next_one_runs() {
     let Claim::Turn(next) = keeper.once("k").claim().await.unwrap() else { panic!("nothing was kept") };
     assert!(next.fence() > old);
 }
+
+#[tokio::test]
+async fn work_that_asks_for_its_own_key_is_told_deadlock() {
+    let keeper = Lockkeeper::open("memory:").await.unwrap();
+    let (other, inner) = (keeper.clone(), keeper.clone());
+    let nested = keeper.once("k").run(|_| async move {
+        // Another key is another thing.
+        let beside = other.once("j").run(|_| async { Ok::<u64, String>(1) }).await;
+        assert!(beside.is_ok(), "{beside:?}");
+        let again = inner.once("k").run(|_| async { Ok::<u64, String>(2) }).await;
+        Ok::<String, String>(format!("{:?}", again.map(|done| done.result)))
+    });
+    let told = tokio::time::timeout(Duration::from_secs(20), nested).await.expect("it waits for itself");
+    let told = told.unwrap().result.unwrap();
+    assert!(told.contains("Deadlock"), "{told}");
+    // It is over by now, and has left nothing behind in this task.
+    let after = keeper.once("k").run(|_| async { Ok::<String, String>("no".into()) }).await.unwrap();
+    assert!(after.replayed && after.result.unwrap() == told);
+}

@@ -5,7 +5,7 @@ use std::time::Duration;
 use lockkeeper_core::rules::{Verdict, judge, judge_all};
 use lockkeeper_core::{Busy, Error, Fence, LockView, Mode, Result};
 
-use crate::book::{Hold, Intent, millis};
+use crate::book::{Hold, Intent, millis, millis_up};
 use crate::layout::owner_mark;
 use crate::sight::Phase;
 use crate::step::{Slot, Step, after};
@@ -96,7 +96,7 @@ impl Shared {
                 owner: ask.owner.as_ref().map(|owner| owner_mark(owner).to_hex()),
                 mode: ask.mode,
                 fence,
-                span: slot.span(millis(ask.ttl)),
+                span: slot.span(millis_up(ask.ttl)),
                 lock_delay_ms: millis(ask.lock_delay),
                 min_hold_ms: millis(ask.min_hold),
                 since: slot.sight.wall,
@@ -105,7 +105,7 @@ impl Shared {
             };
             slot.page.book.add(hold);
         }
-        Got::Granted { fence, mode: ask.mode, ttl: Duration::from_millis(millis(ask.ttl)) }
+        Got::Granted { fence, mode: ask.mode, ttl: ask.ttl }
     }
 
     /// Whoever waits to have a lock alone says so, or those who share it could go on for ever.

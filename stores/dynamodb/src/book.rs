@@ -68,6 +68,7 @@ impl Hold {
             since: self.since,
             expires_in_ms: left.min(self.span.ms),
             lingering: self.lingers(),
+            revoked: None,
         }
     }
 }
@@ -179,4 +180,9 @@ impl Page {
 
 pub fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The same, rounded up: a lease that is stored must not end before the one that the holder counts.
+pub fn millis_up(time: Duration) -> u64 {
+    u64::try_from(time.as_micros().div_ceil(1000)).unwrap_or(u64::MAX)
 }

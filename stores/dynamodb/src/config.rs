@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{Address, Error, Result};
+use lockkeeper_core::{Address, Error, Result, Secret};
 use lockkeeper_host::{Clock, SystemClock};
 
 /// How to open a store.
@@ -21,7 +21,7 @@ pub struct Options {
     /// Where to ask, if not at Amazon's own address for the region: `http://127.0.0.1:8000`.
     pub endpoint: Option<String>,
     /// An access key and its secret. Without them the usual places are searched: environment, profile, SSO, web identity, ECS, EC2.
-    pub login: Option<(String, String)>,
+    pub login: Option<(String, Secret)>,
     /// How long an answer may take.
     pub timeout: Duration,
     /// How often whoever waits looks again, at least.

@@ -26,9 +26,13 @@ pub async fn connect(options: &Options, wall: &WallClock) -> Script {
         .stalled_stream_protection(StalledStreamProtectionConfig::disabled())
         .timeout_config(timeouts);
     let shared = match &options.login {
-        Some((key, secret)) => {
-            shared.credentials_provider(Credentials::new(key, secret, None, None, "the address of the store"))
-        }
+        Some((key, secret)) => shared.credentials_provider(Credentials::new(
+            key,
+            secret.expose(),
+            None,
+            None,
+            "the address of the store",
+        )),
         None => shared,
     };
     let mut config = aws_sdk_dynamodb::config::Builder::from(&shared.load().await).interceptor(wall.clone());

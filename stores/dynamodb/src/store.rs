@@ -6,7 +6,7 @@ use lockkeeper_core::{
     Acquired, Ask, Claim, Error, EventStream, Fence, Grant, LockName, LockPage, LockView, Locks, Page,
     Profile, Release, Renewal, Result, limits,
 };
-use lockkeeper_host::{Reactor, boot_id};
+use lockkeeper_host::{Reactor, boot_id, random_128};
 
 use crate::config::Options;
 use crate::errand::Errands;
@@ -80,9 +80,11 @@ impl DynamoStore {
     }
 }
 
-/// A container may have a boot-time clock of its own.
+/// A container may have a boot-time clock of its own. Where the boot cannot be told, no other process shares it: two
+/// machines would else take each other's moments for their own.
 fn boot() -> String {
-    let boot = boot_id().unwrap_or_default();
+    let boot = boot_id().ok().flatten();
+    let boot = boot.unwrap_or_else(|| format!("{:032x}", u128::from_be_bytes(random_128())));
     let clock = std::fs::read_link("/proc/self/ns/time").unwrap_or_default();
     format!("{boot} {}", clock.display())
 }
@@ -118,6 +120,11 @@ impl Locks for DynamoStore {
         Err(Error::Unsupported(
             "the dynamodb store has no events to watch: look again and again, or use another store".into(),
         ))
+    }
+
+    async fn revoke(&self, _: &LockName, reason: &str) -> Result<Fence> {
+        limits::check_reason(reason)?;
+        Err(Profile::cannot_revoke(&self.profile().store))
     }
 
     async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {

@@ -6,6 +6,7 @@ use lockkeeper_core::{Acquired, Ask, Busy, Error, Grant, Mode, Moment, Result, W
 use lockkeeper_host::sleep_until;
 
 use crate::acquire::Got;
+use crate::book::millis_up;
 use crate::errand::Errand;
 use crate::layout::mark;
 use crate::step::{Slot, Step, jitter};
@@ -113,6 +114,9 @@ impl Shared {
         match got {
             Got::Busy(busy, lasts) => Ok(Err((busy, lasts))),
             Got::Granted { fence, mode, ttl } => {
+                // The item has whole milliseconds; the holder keeps the ttl that it asked for.
+                let same = ttl == Duration::from_millis(millis_up(ask.ttl));
+                let ttl = if same { ask.ttl } else { ttl };
                 self.mine.granted(&asking.mark, sent_at, ttl);
                 let claim = ask.claim.clone();
                 Ok(Ok(Grant { claim, fence, mode, ttl, sent_at, lease: ttl }))

@@ -28,6 +28,10 @@ impl Clock for Off {
             SystemClock.wall().as_micros().saturating_add_signed(self.0.load(Ordering::Relaxed)),
         )
     }
+    fn start(&self) -> std::io::Result<()> {
+        SystemClock.start()
+    }
+
     fn call_at(&self, at: Moment, then: Box<dyn FnOnce() + Send>) -> Timer {
         SystemClock.call_at(at, then)
     }

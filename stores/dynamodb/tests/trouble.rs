@@ -42,7 +42,10 @@ async fn what_is_throttled_is_asked_again_more_slowly() {
         let (one, two) = (format!("{i}/a"), format!("{i}/b"));
         let grant = take(&store, &ask_all(&[&one, &two])).await;
         let single = take(&store, &ask(&format!("{i}/c"))).await;
-        assert_eq!(store.renew(&[grant.clone(), single.clone()]).await.unwrap(), [Renewal::Renewed; 2]);
+        assert_eq!(
+            store.renew(&[grant.clone(), single.clone()]).await.unwrap(),
+            [Renewal::Renewed, Renewal::Renewed]
+        );
         give_back(&store, &grant.claim).await;
         give_back(&store, &single.claim).await;
         assert_eq!(front.refused.load(Ordering::SeqCst), 3, "{kind} {code}");
@@ -70,7 +73,7 @@ async fn a_renewal_that_is_throttled_is_not_a_loss() {
     let answers = store.renew(&[both.clone(), one.clone()]).await.unwrap();
     assert_eq!(answers, [Renewal::Unknown, Renewal::Renewed]);
     throttled.store(false, Ordering::SeqCst);
-    assert_eq!(store.renew(&[both, one]).await.unwrap(), [Renewal::Renewed; 2]);
+    assert_eq!(store.renew(&[both, one]).await.unwrap(), [Renewal::Renewed, Renewal::Renewed]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{Acquired, Ask, Error, Grant, Moment, Result, Wait};
+use lockkeeper_core::{Acquired, Ask, Error, Grant, Result, Wait};
 use lockkeeper_host::sleep_until;
 
 use crate::base::fence_at;
@@ -36,6 +36,8 @@ pub struct Asking<'a> {
     pub all: bool,
     /// It was refused for want of room, and may have happened.
     pub no_room: bool,
+    /// The outcome of an earlier call is unknown: it may be queued though it was not read.
+    pub doubted: bool,
 }
 
 /// What one look at the lines has come to.
@@ -55,9 +57,13 @@ impl Shared {
         let mut entered = Entered::new(self, mark, &ask.claim.names, ask.ttl);
         let joins = ask.wait != Wait::No;
         // What it is known to have is looked at; it does not stand in line behind itself.
-        let joined = self.book.open().holds.get(&mark).is_some_and(|hold| hold.known.is_some());
-        let mut asking =
-            Asking { shared: self, ask, mark, joined, joins, created: 0, all: false, no_room: false };
+        let (joined, doubted) = {
+            let pages = self.book.open();
+            let hold = pages.holds.get(&mark);
+            (hold.is_some_and(|hold| hold.known.is_some()), hold.is_some_and(|hold| hold.doubted))
+        };
+        let (created, all, no_room) = (0, false, false);
+        let mut asking = Asking { shared: self, ask, mark, joined, joins, created, all, no_room, doubted };
         // Nearly all that is ever asked is over with this. The rest is a future many times as large, which is made only then.
         let answer = match asking.try_first().await {
             Ok(Step::Granted(grant)) => Ok(Acquired::Granted(grant)),
@@ -71,18 +77,18 @@ impl Shared {
             let gone = Box::pin(self.take_out(&ask.claim.names, &mark, Search::Everywhere)).await;
             entered.nothing = gone.is_ok();
         }
-        answer
+        match answer {
+            // The request is queued, whatever became of the last call.
+            Err(Error::Unavailable(why)) if asking.joined => Err(Error::Unknown(why)),
+            answer => answer,
+        }
     }
 }
 
 impl Asking<'_> {
     async fn run(&mut self, caller: &Caller) -> Result<Acquired> {
         let clock = &self.shared.clock;
-        let patience = match self.ask.wait {
-            Wait::No => clock.now(),
-            Wait::For(time) => clock.now() + time,
-            Wait::Forever => Moment::NEVER,
-        };
+        let patience = self.ask.wait.deadline(clock.now());
         let mut since_failure = None;
         loop {
             if caller.has_left() {
@@ -114,6 +120,7 @@ impl Asking<'_> {
             };
             since_failure = None;
             if clock.now() >= patience {
+                self.joined |= self.doubted;
                 self.leave().await?;
                 return Ok(Acquired::Busy(judge::busy(self.ask, &self.mark, &lines, self.shared.base())));
             }
@@ -202,6 +209,8 @@ impl Asking<'_> {
             self.joined |= lines.iter().all(|line| line.mine(&self.mark).is_some());
             return Ok(Step::Again);
         }
+        // The next look at a long line needs only a part of it again.
+        self.all &= !judge::is_simple(ask);
         self.judge(&lease, &answer, lines, floor).await
     }
 

@@ -17,8 +17,12 @@ use crate::store::Shared;
 
 /// How long until an end that could not be told is told again.
 const AGAIN: Duration = Duration::from_millis(500);
-/// How late a request may arrive that nobody heard of again.
+/// How long a request whose outcome is unknown is kept for a caller that sends it again.
+const RETRY: Duration = Duration::from_secs(5);
+/// How late a request may arrive that was not answered, as a rule.
 const LATE: Duration = Duration::from_secs(10);
+/// How often such a request is looked for: with a timeout of 3 s until 22 minutes later.
+const LOOKS: u32 = 4;
 
 /// A hold of ours.
 #[derive(Clone, Debug)]
@@ -33,6 +37,8 @@ pub struct Hold {
     pub caller: Option<Arc<Caller>>,
     /// A request of it was never answered: it may have happened, and it may still arrive.
     pub doubted: bool,
+    /// How often it was looked for after its end.
+    pub looks: u32,
 }
 
 /// What is known of a grant.
@@ -143,7 +149,7 @@ impl Book {
     }
 
     /// Notes that an ask is under way. If it is dropped before its outcome is known, what it may have got is given back
-    /// when its ttl is over. The end of the entry is [`end`](Self::end).
+    /// soon, unless it is asked again. The end of the entry is [`end`](Self::end).
     fn begin(&self, mark: Mark, names: &Names, ttl: Duration, now: Moment) -> Arc<Caller> {
         let caller = Arc::new(Caller::default());
         let mut pages = self.open();
@@ -155,7 +161,7 @@ impl Book {
             }
             None => {
                 let (names, expires, caller) = (names.clone(), Moment::NEVER, Some(caller.clone()));
-                let hold = Hold { names, ttl, expires, known: None, caller, doubted: false };
+                let hold = Hold { names, ttl, expires, known: None, caller, doubted: false, looks: 0 };
                 pages.holds.insert(mark, hold);
             }
         }
@@ -190,7 +196,8 @@ impl Book {
             if !nothing {
                 // It was given back meanwhile, perhaps before it had got what it has got.
                 let (names, ttl, caller) = (ask.names.clone(), ask.ttl, None);
-                self.look_after(mark, Hold { names, ttl, expires: now, known: None, caller, doubted: true });
+                let (known, doubted, looks) = (None, true, 0);
+                self.look_after(mark, Hold { names, ttl, expires: now, known, caller, doubted, looks });
             }
             return;
         };
@@ -202,7 +209,7 @@ impl Book {
             if nothing && !hold.doubted {
                 pages.holds.remove(&mark);
             } else {
-                (hold.expires, hold.doubted) = (now + hold.ttl, true);
+                (hold.expires, hold.doubted) = (now + hold.ttl.min(RETRY), true);
                 self.ring.notify_one();
             }
         }
@@ -290,10 +297,12 @@ impl Shared {
         self.book.open().ending.remove(&mark);
     }
 
-    /// What was never answered may still arrive after its end: it is looked for once more, when that is as good as impossible.
+    /// A request without a reply may still be applied after its end: TCP delivers what a closed connection has left to send for minutes. So
+    /// the request is looked for again, each time later, until that is as good as impossible.
     pub fn look_again(&self, mark: Mark, hold: Hold) {
-        let expires = self.clock.now() + self.link.timeout() * 2 + LATE;
+        let (looks, doubted) = (hold.looks + 1, hold.looks + 1 < LOOKS);
+        let expires = self.clock.now() + (self.link.timeout() * 2 + LATE) * 4u32.pow(hold.looks.min(LOOKS));
         self.book.open().ending.remove(&mark);
-        self.book.look_after(mark, Hold { doubted: false, expires, ..hold });
+        self.book.look_after(mark, Hold { doubted, expires, looks, ..hold });
     }
 }

@@ -2,9 +2,12 @@ use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{Address, Error, Result};
+use lockkeeper_core::{Address, Error, Result, Secret};
 use lockkeeper_host::{Clock, SystemClock};
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
+
+/// The shortest claim: etcd keeps nothing for less than two seconds.
+pub(crate) const CLAIM_MIN: Duration = Duration::from_secs(2);
 
 /// How to open a store.
 ///
@@ -20,7 +23,7 @@ pub struct Options {
     /// Where the members of the cluster listen for clients, as `host:port`. One that answers is enough.
     pub servers: Vec<String>,
     /// User and password.
-    pub login: Option<(String, String)>,
+    pub login: Option<(String, Secret)>,
     /// How to encrypt, and whom to believe.
     pub tls: Option<ClientTlsConfig>,
     /// What stands before the name in the keys of a lock: `lock/` by default. `etcdctl lock` needs the same before its
@@ -30,7 +33,8 @@ pub struct Options {
     pub timeout: Duration,
     /// How often a waiter looks for itself, whatever it is told: a lost notification costs this much at most.
     pub poll: Duration,
-    /// How long the place in line of a silent process is kept.
+    /// How long the queue entry of a silent process is kept: this long, or as long as the ttl of its request if that is shorter, but at
+    /// least two seconds.
     pub claim: Duration,
     /// Where time comes from.
     pub clock: Arc<dyn Clock>,
@@ -112,7 +116,7 @@ impl Options {
         if self.timeout < Duration::from_millis(50) || self.poll < Duration::from_millis(50) {
             return Err(Error::invalid("timeout and poll are at least 50ms"));
         }
-        if self.claim < Duration::from_secs(2) || self.claim > Duration::from_secs(600) {
+        if self.claim < CLAIM_MIN || self.claim > Duration::from_secs(600) {
             return Err(Error::invalid("claim is 2s to 10m: etcd keeps nothing for less than 2s"));
         }
         Ok(())

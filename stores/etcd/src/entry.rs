@@ -7,6 +7,10 @@ use serde::{Deserialize, Serialize};
 use crate::layout::{self, Layout, Mark};
 use crate::proto::{Kv, RangeResponse};
 
+/// What the value of every queued request begins with. The values of all other states sort before it, so that etcd finds those
+/// without reading a long queue.
+const WAITING: &[u8] = br#"{"state":"waiting""#;
+
 /// Where an ask has got to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum State {
@@ -176,6 +180,7 @@ impl One {
             since: self.entry.as_ref().map_or(Wall::default(), |entry| entry.since_us),
             expires_in_ms,
             lingering: self.is(State::Lingering),
+            revoked: None,
         }
     }
 
@@ -195,25 +200,30 @@ pub struct Line {
     pub all: Vec<One>,
     /// How many more there are, that were not read: they stand in the middle of a long line.
     pub unread: usize,
-    /// How many of them were read from its beginning: nobody is missing between these.
-    head: usize,
-    /// The two at its end were read, and both are of this name.
-    ends: bool,
+    /// Every key that is not that of a queued request was read.
+    holders_read: bool,
+    /// The keys that were read of the end of the line, if nothing else stands between them.
+    end: Vec<Vec<u8>>,
 }
 
 impl Line {
+    /// Reads all of it, or the part of it that sorts first by value.
     pub fn read(layout: &Layout, name: &LockName, range: RangeResponse) -> Line {
         let unread = usize::try_from(range.count).unwrap_or(0).saturating_sub(range.kvs.len());
+        let holders_read = unread == 0 || range.kvs.last().is_some_and(|kv| kv.value.as_slice() >= WAITING);
         let mut all: Vec<One> = range.kvs.into_iter().filter_map(|kv| One::read(layout, name, kv)).collect();
         all.sort_by_key(|one| one.created);
-        Line { name: name.clone(), head: all.len(), all, unread, ends: false }
+        Line { name: name.clone(), all, unread, holders_read, end: Vec::new() }
     }
 
-    /// Its beginning is known; this is its end.
+    /// Adds the last two keys, or the last two up to our own.
     pub fn add(&mut self, layout: &Layout, range: RangeResponse) {
+        let count = range.kvs.len();
         let last: Vec<One> =
             range.kvs.into_iter().filter_map(|kv| One::read(layout, &self.name, kv)).collect();
-        self.ends = last.len() == 2;
+        if last.len() == count {
+            self.end = last.iter().map(|one| one.key.clone()).collect();
+        }
         for one in last {
             if self.all.iter().all(|known| known.key != one.key) {
                 self.all.push(one);
@@ -223,10 +233,15 @@ impl Line {
         self.all.sort_by_key(|one| one.created);
     }
 
-    /// Whether it is known who stands right before this one.
-    pub fn knows_before(&self, mark: &Mark) -> bool {
-        let place = self.all.iter().position(|one| one.mark.as_ref() == Some(mark));
-        self.unread == 0 || self.ends || place.is_none_or(|place| place < self.head)
+    /// Whether everything is known that holds, or holds the lock back.
+    pub fn knows_holders(&self) -> bool {
+        self.unread == 0 || self.holders_read
+    }
+
+    /// Whether it is known who stands right before this one. `joins`: it stands in line, also if it was not read.
+    pub fn knows_before(&self, mark: &Mark, joins: bool) -> bool {
+        let known = self.mine(mark).map(|one| self.end.contains(&one.key));
+        self.unread == 0 || known.unwrap_or(!joins)
     }
 
     pub fn mine(&self, mark: &Mark) -> Option<&One> {
@@ -252,5 +267,26 @@ impl Line {
     /// Those who hold, other than this one.
     pub fn other_holders<'a>(&'a self, but: &'a Mark) -> impl Iterator<Item = &'a One> {
         self.holders().filter(move |one| one.mark.as_ref() != Some(but))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn queued_requests_sort_behind_everything_that_holds() {
+        let holder = Arc::new(Holder::new("host", 1, None).unwrap());
+        let name = LockName::new("x").unwrap();
+        let ask =
+            Ask::new(Attempt::from_bytes([7; 16]), name.clone(), std::time::Duration::from_secs(30), holder);
+        let value =
+            |state| Entry::new(&ask, state, None, Wall::default()).under(&name, std::slice::from_ref(&name));
+        assert!(value(State::Waiting).starts_with(WAITING));
+        for state in [State::Granted, State::Lingering, State::Delayed] {
+            assert!(value(state).as_slice() < WAITING, "{state:?}");
+        }
     }
 }

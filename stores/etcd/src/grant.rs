@@ -15,11 +15,11 @@ use crate::layout::Mark;
 use crate::lease::Lease;
 use crate::order::{Answer, Topic};
 use crate::proto::{Compare, RequestOp};
-use crate::script::{created, empty, get, head, nested, put, tail, txn, unwritten, written};
+use crate::script::{created, empty, get, holders, nested, put, tail, txn, unwritten, written};
 use crate::seat::Seat;
 
-/// How much of a long line is read at its beginning, where the holders are.
-const HEAD: i64 = 32;
+/// How many holders of a long line are read.
+const HOLDERS: i64 = 32;
 
 impl Asking<'_> {
     fn about(&self) -> Vec<Topic> {
@@ -42,11 +42,12 @@ impl Asking<'_> {
         Entry::new(self.ask, state, fence, self.shared.clock.wall())
     }
 
-    /// Of a long line its beginning and its end, with the one before ours.
+    /// Of a long line the holders, wherever they stand, and its end, with the one before ours. An owner that re-enters holds behind
+    /// all who waited before it, so the beginning of the line would not be enough.
     fn read(&self, name: &LockName) -> Vec<RequestOp> {
         let prefix = self.shared.layout.queue(name);
-        let limit = if self.all { 0 } else { HEAD };
-        vec![head(&prefix, limit), tail(&prefix, if self.joined { self.created } else { 0 })]
+        let limit = if self.all { 0 } else { HOLDERS };
+        vec![holders(&prefix, limit), tail(&prefix, if self.joined { self.created } else { 0 })]
     }
 
     /// What the lines are, for one that stands there.
@@ -63,7 +64,7 @@ impl Asking<'_> {
     async fn join(&self) -> Result<Vec<RequestOp>, Failure> {
         let names = self.ask.claim.names.as_slice();
         let mut look = vec![get(&self.shared.layout.base())];
-        let line = if self.joins { Some(self.shared.line_lease().await?) } else { None };
+        let line = if self.joins { Some(self.shared.line_lease(self.ask.ttl).await?) } else { None };
         let waiting = self.entry(State::Waiting, None);
         for name in names {
             let read = self.read(name);
@@ -244,6 +245,7 @@ impl Asking<'_> {
                 known: Some(known),
                 caller: None,
                 doubted: false,
+                looks: 0,
             },
         );
         if fence.get() <= floor {

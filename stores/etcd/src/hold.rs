@@ -164,6 +164,7 @@ impl Shared {
                 known: Some(known),
                 caller: None,
                 doubted: false,
+                looks: 0,
             },
         );
         Ok(true)

@@ -1,7 +1,7 @@
 //! Who may have it: the one rule of admission, applied to the lines as they were read.
 
 use lockkeeper_core::rules::{Stake, Verdict, judge, judge_all};
-use lockkeeper_core::{Ask, Busy, Error, Fence, LockName, LockView, Mode, Result};
+use lockkeeper_core::{Ask, Busy, Error, Fence, LockName, LockView, Mode, Result, Wait};
 
 use crate::entry::{Line, One, State};
 use crate::layout::{Mark, owner_mark};
@@ -100,11 +100,19 @@ fn refuse_self_wait(ask: &Ask, mark: &Mark, lines: &[Line]) -> Result<()> {
     Ok(())
 }
 
-/// Whether the parts of the lines that were read are enough. Somebody who wants it alone and has no owner needs to know
-/// only that others are there, and who stands right before it.
+/// Whether what was read of a long line is enough. An exclusive request without an owner is blocked by any holder and any waiter in
+/// front of it: one of them proves that it must wait. That nobody is in the way is proved only by a read that shows every holder.
 pub fn is_enough(ask: &Ask, mark: &Mark, line: &Line) -> bool {
-    let simple = ask.mode == Mode::Exclusive && ask.owner.is_none() && !line.all.is_empty();
-    line.unread == 0 || (simple && line.knows_before(mark))
+    if line.unread == 0 {
+        return true;
+    }
+    let blocked = || in_front(line, mark).next().is_some() || line.other_holders(mark).next().is_some();
+    is_simple(ask) && line.knows_before(mark, ask.wait != Wait::No) && (line.knows_holders() || blocked())
+}
+
+/// Whether any other holder, and any waiter in front, keeps this request out.
+pub fn is_simple(ask: &Ask) -> bool {
+    ask.mode == Mode::Exclusive && ask.owner.is_none()
 }
 
 /// Who is in the way, for an ask whose patience is over.

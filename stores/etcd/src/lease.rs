@@ -1,4 +1,4 @@
-//! The leases of this process: one for each length, shared by all locks of that length, and one for all places in line.
+//! The leases of this process: one for each length, shared by all locks and all queue entries of that length.
 //! All are kept alive over one stream.
 
 use std::collections::HashMap;
@@ -227,12 +227,12 @@ fn due(shared: &Shared) -> Vec<i64> {
         }
         !lease.is_dead()
     });
-    let line = shared.line_in_use();
+    let lines = shared.lines_in_use();
     let due = living.values().filter(|lease| {
         let fresh = *lease.until.borrow();
         let used = Moment::from_nanos(lease.used.load(Ordering::Relaxed));
         // Before the slack is used up a grant would have to wait for it.
-        (line == Some(lease.id) && now + lease.ttl * 2 / 3 >= fresh)
+        (lines.contains(&lease.id) && now + lease.ttl * 2 / 3 >= fresh)
             || (now.since(used) < IDLE && now + lease.ttl >= fresh + lease.slack / 2)
     });
     due.map(|lease| lease.id).collect()

@@ -22,7 +22,7 @@ use crate::config::Options;
 use crate::fault::Failure;
 use crate::proto::{AuthenticateRequest, AuthenticateResponse, TxnResponse};
 use crate::turns::Turns;
-use lockkeeper_core::{Error, Result};
+use lockkeeper_core::{Error, Result, Secret};
 
 /// A range with many values in it may be large.
 const LARGEST: usize = 256 << 20;
@@ -31,7 +31,7 @@ const PING: Duration = Duration::from_secs(10);
 
 pub struct Link {
     endpoints: Vec<(String, Endpoint)>,
-    login: Option<(String, String)>,
+    login: Option<(String, Secret)>,
     timeout: Duration,
     /// Which of them is talked to, or tried next.
     at: AtomicUsize,
@@ -215,7 +215,7 @@ impl Link {
         if self.token().is_some() {
             return Ok(());
         }
-        let ask = AuthenticateRequest { name: user.clone(), password: password.clone() };
+        let ask = AuthenticateRequest { name: user.clone(), password: password.expose().to_owned() };
         let answer: AuthenticateResponse =
             self.call_at(session, "/etcdserverpb.Auth/Authenticate", ask.encode_to_vec().into()).await?;
         *self.token.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(answer.token);

@@ -36,7 +36,7 @@ pub struct RangeRequest {
     /// 1: the smallest first; 2: the largest first.
     #[prost(int32, tag = "5")]
     pub sort_order: i32,
-    /// 2: by the revision of creation.
+    /// 2: by the revision of creation; 4: by value.
     #[prost(int32, tag = "6")]
     pub sort_target: i32,
     #[prost(int64, tag = "13")]

@@ -65,6 +65,12 @@ pub fn head(prefix: &[u8], limit: i64) -> RequestOp {
     op(Request::Range(range))
 }
 
+/// The first so many of them by value, which are those that hold.
+pub fn holders(prefix: &[u8], limit: i64) -> RequestOp {
+    let range = RangeRequest { limit, sort_target: 4, ..oldest_first(prefix) };
+    op(Request::Range(range))
+}
+
 /// The two that came last, of those that came no later than `created` (zero: of all).
 pub fn tail(prefix: &[u8], created: i64) -> RequestOp {
     let range =

@@ -36,8 +36,8 @@ pub(crate) struct Shared {
     pub link: Link,
     pub lane: Lane,
     pub leases: Leases,
-    /// The lease of the places in line.
-    pub line: Mutex<Option<Arc<Lease>>>,
+    /// The leases of the queue entries, one for each length.
+    pub lines: Mutex<Vec<Arc<Lease>>>,
     pub spy: Spy,
     pub book: Book,
     pub seats: Seats,
@@ -78,7 +78,7 @@ impl EtcdStore {
             options,
             lane,
             leases,
-            line: Mutex::default(),
+            lines: Mutex::default(),
             spy,
             book: Book::default(),
             seats: Seats::default(),
@@ -147,6 +147,11 @@ impl Locks for EtcdStore {
 
     async fn watch(&self, prefix: &str) -> Result<EventStream> {
         self.run(self.shared.watch(prefix)).await
+    }
+
+    async fn revoke(&self, _: &LockName, reason: &str) -> Result<Fence> {
+        limits::check_reason(reason)?;
+        Err(Profile::cannot_revoke(&self.profile().store))
     }
 
     async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {

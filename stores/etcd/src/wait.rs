@@ -1,11 +1,13 @@
 //! Standing in line: what is worth waiting for, and the lease that keeps the place.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use futures_util::future::select_all;
 use lockkeeper_core::Mode;
 
 use crate::acquire::Asking;
+use crate::config::CLAIM_MIN;
 use crate::entry::{Line, State};
 use crate::fault::Failure;
 use crate::judge;
@@ -68,26 +70,35 @@ impl Asking<'_> {
 }
 
 impl Shared {
-    /// The lease of all places in line.
-    pub async fn line_lease(&self) -> Result<Arc<Lease>, Failure> {
-        let lease = self.lease(self.options.claim).await?;
-        *self.line.lock().unwrap_or_else(PoisonError::into_inner) = Some(lease.clone());
+    /// The lease of the queue entries of requests with this ttl. A request that must not be silent for long as a holder need not be
+    /// waited for any longer as a waiter.
+    pub async fn line_lease(&self, ttl: Duration) -> Result<Arc<Lease>, Failure> {
+        let claim = self.options.claim.min(ttl.max(CLAIM_MIN));
+        let lease = self.lease(claim).await?;
+        let mut lines = self.lines();
+        lines.retain(|other| !other.is_dead());
+        if lines.iter().all(|other| other.id != lease.id) {
+            lines.push(lease.clone());
+        }
         Ok(lease)
     }
 
-    /// The lease of the line, if anybody stands there.
-    pub fn line_in_use(&self) -> Option<i64> {
+    fn lines(&self) -> MutexGuard<'_, Vec<Arc<Lease>>> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The leases of the queue entries, if anybody waits.
+    pub fn lines_in_use(&self) -> Vec<i64> {
         if !self.book.open().holds.values().any(|hold| hold.caller.is_some()) {
-            return None;
+            return Vec::new();
         }
-        let line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
-        line.as_ref().map(|lease| lease.id)
+        self.lines().iter().map(|lease| lease.id).collect()
     }
 
     /// Something named a lease that is gone: which one?
     pub async fn check_leases(&self, lease: &Lease) -> Result<(), Failure> {
-        let line = self.line.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        for one in line.iter().map(|line| &**line).chain([lease]) {
+        let lines = self.lines().clone();
+        for one in lines.iter().map(|line| &**line).chain([lease]) {
             if self.link.look_at_lease(one.id, false).await?.is_none() {
                 self.bury(one);
             }

@@ -222,3 +222,30 @@ async fn what_arrives_late_is_looked_for() {
     }
     give_back(&store, &kept.claim).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_that_ends_during_an_outage() {
+    let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
+    let proxy = Proxy::start(server.addr(), Framing::Http2);
+    let (store, other) = (unlucky(&proxy).await, open(server.addr()).await);
+    laws::doubt::a_wait_that_ends_during_an_outage_leaves_nothing(&proxy, &store, &other).await;
+}
+
+/// etcd may notice that nobody waits for the answer, and then the late request does nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_arrives_after_its_release() {
+    let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
+    let proxy = Proxy::start(server.addr(), Framing::Http2);
+    let (store, other) = (unlucky(&proxy).await, open(server.addr()).await);
+    // What both need beside the request itself is there.
+    give_back(&store, &take(&store, &ask("first")).await.claim).await;
+    laws::doubt::a_request_that_arrives_after_its_release_takes_nothing(&proxy, &store, &other).await;
+}
+
+/// The claim follows a short ttl: dead waiters cost twelve seconds, whatever their ttl was.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_clients_cost_no_more_than_declared() {
+    let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
+    let open = async |addr| try_open(&format!("etcd://{addr}?timeout=2s&poll=2s&claim=4s")).await.unwrap();
+    laws::wake::dead_clients_cost_no_more_than_declared(server.addr(), Framing::Http2, open).await;
+}

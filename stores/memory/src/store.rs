@@ -111,6 +111,7 @@ impl Locks for MemoryStore {
             lock_delay: true,
             min_hold: true,
             watch: true,
+            revoke: true,
             records: true,
             notes: vec![
                 "private to one process, and gone with it".into(),
@@ -129,11 +130,16 @@ impl Locks for MemoryStore {
                 Ok(None)
             }
         })?;
-        match told {
-            Some(told) => Ok(told),
+        let mut told = match told {
+            Some(told) => told,
             // The sender goes only when the same attempt asks again, or leaves.
-            None => answer.await.unwrap_or_else(|_| Err(Error::Unknown("the ask left the line".into()))),
+            None => answer.await.unwrap_or_else(|_| Err(Error::Unknown("the ask left the line".into())))?,
+        };
+        if let Acquired::Granted(grant) = &mut told {
+            // The table counts in whole milliseconds, rounded up.
+            (grant.ttl, grant.lease) = (ask.ttl, ask.ttl);
         }
+        Ok(told)
     }
 
     async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
@@ -159,6 +165,11 @@ impl Locks for MemoryStore {
 
     async fn watch(&self, prefix: &str) -> Result<EventStream> {
         Ok(self.at_desk(|desk, _| desk.feed.add(prefix)))
+    }
+
+    async fn revoke(&self, name: &LockName, reason: &str) -> Result<Fence> {
+        limits::check_reason(reason)?;
+        self.at_desk(|desk, now| desk.table.handle_revoke(now, name, reason))
     }
 
     async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{Address, Error, Result};
+use lockkeeper_core::{Address, Error, Result, Secret};
 use lockkeeper_host::{Clock, SystemClock};
 use tokio::runtime::Handle;
 
@@ -43,7 +43,7 @@ pub struct Options {
     /// Who logs in.
     pub user: String,
     /// The password.
-    pub password: Option<String>,
+    pub password: Option<Secret>,
     /// The database.
     pub database: String,
     /// The schema that our tables are in: `lockkeeper` by default. It is made if it is not there.

@@ -14,6 +14,12 @@ use crate::store::Shared;
 /// How long until an end that could not be told is told again.
 pub(crate) const AGAIN: Duration = Duration::from_millis(500);
 
+/// How long a request whose outcome is unknown is kept for a caller that sends it again.
+pub(crate) const RETRY: Duration = Duration::from_secs(5);
+/// When a release is sent once more after one that succeeded: by then PostgreSQL has finished with the request that was not answered,
+/// which an old connection may have been working on.
+const LATE: Duration = Duration::from_secs(15);
+
 /// What may be in the database, and is wanted by nobody.
 #[derive(Default)]
 pub(crate) struct Doubts {
@@ -26,6 +32,8 @@ struct Doubt {
     due: Instant,
     /// Its end is on its way.
     ending: bool,
+    /// It has been released once already.
+    released: bool,
 }
 
 impl Doubts {
@@ -36,13 +44,26 @@ impl Doubts {
     /// This may have happened. It is taken back after a while, unless it is asked again or given back before.
     pub fn add(&self, claim: &Claim, after: Duration) {
         let due = Instant::now() + after;
-        self.all().entry(claim.attempt).or_insert_with(|| Doubt { claim: claim.clone(), due, ending: false });
+        self.all().entry(claim.attempt).or_insert_with(|| Doubt {
+            claim: claim.clone(),
+            due,
+            ending: false,
+            released: false,
+        });
         self.ring.notify_one();
     }
 
-    /// It is known what became of it.
-    pub fn settle(&self, attempt: &Attempt) {
-        self.all().remove(attempt);
+    /// A release of it succeeded. The request may still be under way in the database, so it is released once more later.
+    pub fn released(&self, attempt: &Attempt) {
+        let mut all = self.all();
+        match all.get_mut(attempt) {
+            Some(doubt) if doubt.released => _ = all.remove(attempt),
+            Some(doubt) => {
+                (doubt.due, doubt.ending, doubt.released) = (Instant::now() + LATE, false, true);
+                self.ring.notify_one();
+            }
+            None => {}
+        }
     }
 
     /// The same ask once more. Whether it was in doubt before.
@@ -93,7 +114,7 @@ pub(crate) async fn attend(shared: Arc<Shared>) {
             continue;
         }
         join_all(due.iter().map(async |claim| match shared.give_back(claim).await {
-            Ok(_) => doubts.settle(&claim.attempt),
+            Ok(_) => doubts.released(&claim.attempt),
             Err(error) => {
                 tracing::debug!(%error, "could not take back what nobody wants, will try again");
                 doubts.put_off(&claim.attempt);

@@ -134,6 +134,7 @@ impl ShownHeld {
             since: Wall::from_micros(self.since),
             expires_in_ms: self.left.div_ceil(1000),
             lingering: self.lingers,
+            revoked: None,
         })
     }
 }

@@ -7,7 +7,7 @@ use lockkeeper_host::sleep_until;
 use serde::Deserialize;
 use std::time::Duration;
 
-use crate::doubt::{AGAIN, Doubts};
+use crate::doubt::{AGAIN, Doubts, RETRY};
 use crate::entry::{self, Shown, hash, holder_text, micros, odd, terms};
 use crate::fault::Failure;
 use crate::lane::{self, Kind, Order};
@@ -45,23 +45,22 @@ impl Shared {
         match &answer {
             // A server that is away says nothing of what went before.
             Err(error) if doubted || matches!(error, Error::Unknown(_)) => {
-                self.doubts.add(&ask.claim, ask.ttl);
+                self.doubts.add(&ask.claim, ask.ttl.min(RETRY));
             }
-            // Whoever is told this does not ask again, and the place is still there.
+            // The queue entry is still there, and nobody waits any more.
             Err(_) if stands => self.doubts.add(&ask.claim, AGAIN),
             _ => {}
         }
-        answer
+        match answer {
+            Err(Error::Unavailable(why)) if stands => Err(Error::Unknown(why)),
+            answer => answer,
+        }
     }
 
     /// Asks, and stands in line for as long as the ask says. `stands`: it has been told that it does.
     async fn ask(&self, ask: &Ask, stands: &mut bool) -> Result<Acquired> {
         let clock = &*self.options.clock;
-        let until = match ask.wait {
-            Wait::No => clock.now(),
-            Wait::For(time) => clock.now() + time,
-            Wait::Forever => Moment::NEVER,
-        };
+        let until = ask.wait.deadline(clock.now());
         let mut place = (ask.wait != Wait::No).then(|| self.line.join(&ask.claim));
         let mut told = None;
         let (usual, crowded) = (is_usual(ask), self.crowded.has(&ask.claim.names));
@@ -216,7 +215,7 @@ struct Ending<'a> {
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
         match self.told {
-            true => self.doubts.settle(&self.claim.attempt),
+            true => self.doubts.released(&self.claim.attempt),
             false => self.doubts.add(self.claim, AGAIN),
         }
     }

@@ -5,7 +5,7 @@ use lockkeeper_core::Error;
 use crate::config::Options;
 use crate::fault::Failure;
 use crate::link::{Live, first};
-use crate::script::{FUNCTIONS, GIVING, MIGRATIONS, Sql, TAKE, VERSION};
+use crate::script::{FUNCTIONS, GIVING, MIGRATIONS, PATH, Sql, TAKE, VERSION};
 
 static SERVER: Sql =
     Sql { text: "SELECT pg_is_in_recovery(), current_setting('server_encoding')", types: &[] };
@@ -62,13 +62,20 @@ pub(crate) fn migration(schema: &str, repair: bool) -> String {
              INSERT INTO {schema}.migration(version) VALUES ({version}) ON CONFLICT DO NOTHING; END IF;\n"
         );
     }
-    let functions = FUNCTIONS.replace("@TAKE", TAKE.text).replace("@GIVE", GIVING).replace("@S", schema);
+    let functions = FUNCTIONS
+        .replace("@TAKE", TAKE.text)
+        .replace("@GIVE", GIVING)
+        .replace("@PATH", PATH)
+        .replace("@S", schema);
     steps += &format!("IF _found < {VERSION} THEN EXECUTE $migration${functions}$migration$; END IF;\n");
     format!(
-        "BEGIN; SELECT pg_advisory_xact_lock(hashtextextended('lockkeeper migration {schema}', 0));\n\
+        // The catalogues are read as tables: what a session remembers of them may be from before it waited for the lock.
+        "BEGIN; SET LOCAL search_path = pg_catalog, pg_temp; \
+         SELECT pg_advisory_xact_lock(hashtextextended('lockkeeper migration {schema}'::text, 0::bigint));\n\
          DO $do$ DECLARE _found int := 0; BEGIN\n\
-         IF to_regnamespace('{schema}') IS NULL THEN CREATE SCHEMA {schema}; END IF;\n\
-         IF NOT {repair} AND to_regclass('{schema}.migration') IS NOT NULL THEN \
+         IF NOT EXISTS (SELECT FROM pg_namespace WHERE nspname = '{schema}') THEN CREATE SCHEMA {schema}; END IF;\n\
+         IF NOT {repair} AND EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+         WHERE n.nspname = '{schema}' AND c.relname = 'migration') THEN \
          SELECT coalesce(max(version), 0) INTO _found FROM {schema}.migration; END IF;\n\
          {steps}END $do$; COMMIT;"
     )

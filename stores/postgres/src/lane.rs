@@ -159,9 +159,17 @@ impl Shared {
     }
 }
 
+/// A waiter that was handed the lock already gets its fence and how many microseconds of the lease are left.
 fn read(sent_at: Moment, row: Option<&Row>) -> Result<Answer, Failure> {
-    let text = row.and_then(|row| row.try_get(0).ok());
-    text.map(|text| Answer { sent_at, text, lease: None }).ok_or_else(odd)
+    let text: String = row.and_then(|row| row.try_get(0).ok()).ok_or_else(odd)?;
+    let handed_over = text.split_once(' ').and_then(|(fence, left)| {
+        fence.parse::<i64>().ok()?;
+        Some((fence.to_owned(), Duration::from_micros(left.parse().ok()?)))
+    });
+    Ok(match handed_over {
+        Some((fence, left)) => Answer { sent_at, text: fence, lease: Some(left) },
+        None => Answer { sent_at, text, lease: None },
+    })
 }
 
 /// One statement for all requests of one name, and one for each of several names.

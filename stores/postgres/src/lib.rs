@@ -18,7 +18,6 @@ mod lane;
 mod line;
 mod link;
 mod open;
-mod passed;
 pub mod plain;
 mod records;
 mod script;

@@ -16,7 +16,6 @@ use tokio::task::AbortHandle;
 use crate::entry::{hash, hex, micros};
 use crate::fault::Failure;
 use crate::lane::{Answer, Order};
-use crate::passed::{Passed, Reading};
 use crate::script::LOOK;
 use crate::store::Shared;
 
@@ -44,8 +43,6 @@ struct Desk {
     /// Messages may have been lost since everybody asked last.
     missed: bool,
     due: Option<Instant>,
-    /// The last look at the server's clock, on a connection that still brings messages.
-    reading: Option<Reading>,
 }
 
 struct Waiter {
@@ -64,8 +61,6 @@ struct Turn {
     under_way: Option<AbortHandle>,
     /// Somebody took the ask back: nothing is sent for it any more, or it would stand in line for nobody.
     left: bool,
-    /// It was given the lock while it asked by itself: it asks once more, if it is told to wait.
-    given: bool,
     answer: Option<Result<Answer, Failure>>,
 }
 
@@ -95,27 +90,6 @@ impl Waiter {
         let turn = self.turn();
         turn.order.is_some() && turn.since != Some(since)
     }
-
-    /// It has been given the lock. Its lease counts from when that was done, by what is known of the server's clock.
-    fn accept(self: &Arc<Self>, shared: &Arc<Shared>, passed: &Passed, reading: Reading) {
-        let mut turn = self.turn();
-        if turn.left {
-            return;
-        }
-        if turn.order.is_none() || turn.under_way.is_some() {
-            turn.given = true;
-            return self.called.notify_one();
-        }
-        let now = shared.options.clock.now();
-        let sent_at = reading.earliest(passed.at).min(now);
-        if now >= sent_at + passed.lease {
-            drop(turn);
-            return self.take_turn(shared);
-        }
-        turn.order = None;
-        turn.answer = Some(Ok(Answer { sent_at, text: passed.fence.to_string(), lease: Some(passed.lease) }));
-        self.called.notify_one();
-    }
 }
 
 /// A place in line. Dropping it gives up waiting, not the place: that is what a release is for.
@@ -137,10 +111,11 @@ pub(crate) struct Spot {
 /// What `look` says.
 #[derive(Deserialize)]
 struct Seen {
-    now: i64,
     /// Since when our process has been there, without a gap.
     since: Option<i64>,
     names: Vec<First>,
+    /// The attempts that were granted one of the names lately, of whatever process.
+    granted: Vec<String>,
 }
 
 /// A name for which one of us is the first in line.
@@ -177,18 +152,13 @@ impl Line {
         }
     }
 
-    /// One of us is the first in line, and nobody is in the way; or it has been given the lock already.
-    pub fn call(&self, shared: &Arc<Shared>, text: &str) {
-        let (key, passed) = Passed::read(text);
-        let (waiter, reading) = {
-            let desk = self.desk();
-            (desk.waiters.get(key).cloned(), desk.reading)
-        };
-        match (waiter, passed, reading) {
-            (Some(waiter), Some(passed), Some(reading)) => waiter.accept(shared, &passed, reading),
-            (Some(waiter), ..) => waiter.take_turn(shared),
-            // It has left meanwhile. Whoever left gives back what it was given.
-            (None, ..) => {}
+    /// A message for a waiter of this process: it is the first in the queue, or holds the lock already. Every role of the database
+    /// may send such a message, so it is only a wake-up: the waiter asks the database what is true.
+    pub fn call(&self, shared: &Arc<Shared>, key: &str) {
+        let waiter = self.desk().waiters.get(key).cloned();
+        // A waiter that has left gives back what it was given.
+        if let Some(waiter) = waiter {
+            waiter.take_turn(shared);
         }
     }
 
@@ -197,8 +167,6 @@ impl Line {
         let mut desk = self.desk();
         desk.missed |= std::mem::take(&mut desk.listening);
         desk.ends += 1;
-        // Whoever answers next may be another server, with another clock.
-        desk.reading = None;
         desk.due = Some(Instant::now());
         self.ring.notify_one();
     }
@@ -208,9 +176,6 @@ impl Place<'_> {
     /// It stands in line now. `order` is what to send when it is called.
     pub fn stand(&mut self, order: Order, Spot { since, ends }: Spot) {
         let mut turn = self.waiter.turn();
-        if turn.given {
-            self.waiter.called.notify_one();
-        }
         *turn = Turn { order: Some(order), since, left: turn.left, ..Turn::default() };
         drop(turn);
         let mut desk = self.line.desk();
@@ -337,18 +302,11 @@ async fn look(shared: &Arc<Shared>) -> Instant {
         desk.due = None;
         (desk.names.keys().cloned().collect(), desk.listening, std::mem::take(&mut desk.missed))
     };
-    let sent_at = shared.options.clock.now();
     let seen = see(shared, listening, &names).await;
     let now = Instant::now();
     let mut desk = shared.line.desk();
     let mut soonest = shared.options.poll;
     desk.missed |= missed && seen.is_none();
-    if let Some(seen) = &seen
-        && listening
-        && desk.listening
-    {
-        desk.reading = Some(Reading { sent_at, said: seen.now });
-    }
     match seen {
         // The server did not reach us: everybody asks again.
         Some(_) if missed => desk.waiters.values().for_each(|waiter| waiter.called.notify_one()),
@@ -359,6 +317,10 @@ async fn look(shared: &Arc<Shared>) -> Instant {
                     .values()
                     .filter(|waiter| waiter.came_before(since))
                     .for_each(|waiter| waiter.called.notify_one());
+            }
+            // A waiter that was handed the lock is in no queue any more: if its message was lost, this is how it learns that.
+            for waiter in seen.granted.iter().filter_map(|attempt| desk.waiters.get(attempt)) {
+                waiter.take_turn(shared);
             }
             for First { first, ready, ends } in seen.names {
                 if let Some(waiter) = desk.waiters.get(&first).filter(|_| ready) {

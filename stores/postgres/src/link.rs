@@ -369,7 +369,7 @@ async fn log_in(options: &Options) -> Result<(Client, Arc<Talk>), Failure> {
     config.user(&options.user).dbname(&options.database).application_name("lockkeeper");
     config.ssl_mode(if options.tls.is_some() { SslMode::Require } else { SslMode::Disable });
     if let Some(password) = &options.password {
-        config.password(password);
+        config.password(password.expose());
     }
     match &options.door {
         Door::Unix(..) => {

@@ -90,6 +90,7 @@ pub(crate) async fn profile(shared: &Shared) -> Result<Profile> {
         lock_delay: true,
         min_hold: true,
         watch: shared.hears(),
+        revoke: false,
         records: true,
         notes: grave,
     })

@@ -1,4 +1,7 @@
 //! Exactly what we say to PostgreSQL. The functions themselves are in `sql/`; values are always bound, never spelled.
+//!
+//! A statement runs with the search_path of the role or of the database, in which other roles may have put functions and operators that
+//! fit better than PostgreSQL's own (CVE-2018-1058). So the functions set [`PATH`], and statements call only what fits exactly.
 
 use tokio_postgres::types::Type;
 
@@ -6,11 +9,15 @@ use tokio_postgres::types::Type;
 pub(crate) const VERSION: i32 = MIGRATIONS.len() as i32;
 
 /// What makes the tables of each version out of those of the one before. Each may be said again, and makes what is missing.
-pub(crate) const MIGRATIONS: [&str; 3] = [
+pub(crate) const MIGRATIONS: [&str; 4] = [
     include_str!("sql/tables.sql"),
     include_str!("sql/handing_over.sql"),
     include_str!("sql/on_the_disk.sql"),
+    include_str!("sql/wake_ups.sql"),
 ];
+
+/// The search_path of our functions: PostgreSQL's own schema, and temporary tables last.
+pub(crate) const PATH: &str = "SET search_path = pg_catalog, pg_temp";
 
 /// The functions of this version.
 pub(crate) const FUNCTIONS: &str = concat!(
@@ -66,7 +73,8 @@ pub(crate) const GIVING: &str = include_str!("sql/give.sql");
 /// Several, in the order of their names: so nobody waits in a circle.
 pub(crate) static STEPS: Sql = sql(
     "SELECT @S.step($1, $2, $3, u.kind, u.name, u.attempt, u.ttl, u.terms::jsonb, u.holder) \
-     FROM unnest($4, $5, $6, $7, $8, $9) AS u(kind, name, attempt, ttl, terms, holder)",
+     FROM ROWS FROM (pg_catalog.unnest($4), pg_catalog.unnest($5), pg_catalog.unnest($6), pg_catalog.unnest($7), \
+     pg_catalog.unnest($8), pg_catalog.unnest($9)) AS u(kind, name, attempt, ttl, terms, holder)",
     &[
         Type::TEXT,
         Type::INT4,
@@ -96,7 +104,7 @@ pub(crate) static ASK_ALL: Sql = sql(
 );
 pub(crate) static RELEASE_ALL: Sql = sql("SELECT @S.release($1, $2)", &[Type::TEXT_ARRAY, Type::BYTEA]);
 pub(crate) static RENEW: Sql = sql(
-    "SELECT @S.renew(u.name, u.attempt) FROM unnest($1, $2) AS u(name, attempt)",
+    "SELECT @S.renew(u.name, u.attempt) FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2)) AS u(name, attempt)",
     &[Type::TEXT_ARRAY, Type::BYTEA_ARRAY],
 );
 pub(crate) static BREAK: Sql = sql("SELECT @S.break_lock($1, $2)", &[Type::TEXT, Type::TEXT]);

@@ -67,13 +67,14 @@ async fn a_thousand_waiters_are_woken_one_by_one() {
     is_free(&store, "popular").await;
     // A server process says what it did when it ends, at the latest.
     drop(store);
-    // Joining the line is an ask, and handing over is done by the release. Whoever is called for nothing takes its turn, and asks again.
+    // A waiter enqueues (ask), the release before it hands the lock over (pass_on), and the waiter reads its grant (take_turn). A waiter
+    // that is woken for nothing takes its turn, and asks again.
     let calls = "SELECT coalesce(sum(calls), 0) FROM pg_stat_user_functions WHERE funcname IN ('ask', 'pass_on', 'take_turn', 'release')";
-    eventually("all steps are counted", || async { number(&server, calls) >= 2000 }).await;
+    eventually("all steps are counted", || async { number(&server, calls) >= 3000 }).await;
     let steps = number(&server, calls);
     println!("{steps} steps for 1000 who waited");
     // A slow machine has some look twice. A release that wakes everybody would be half a million.
-    assert!(steps < 4000, "somebody is woken for nothing");
+    assert!(steps < 5000, "somebody is woken for nothing");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

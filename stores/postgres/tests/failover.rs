@@ -18,7 +18,7 @@ async fn renewed(store: &Client, grant: &Grant) -> Renewal {
     soon("a renewal is answered", async {
         loop {
             match store.renew(std::slice::from_ref(grant)).await {
-                Ok(answers) => break answers[0],
+                Ok(mut answers) => break answers.remove(0),
                 Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
             }
         }

@@ -17,6 +17,12 @@ async fn what_is_held_in_version_one_is_held_in_this_one() {
     // As version 1 had it.
     sql(&server, "ALTER TABLE lockkeeper.waiter DROP COLUMN ttl");
     sql(&server, "ALTER TABLE lockkeeper.client DROP COLUMN hears, DROP COLUMN since");
+    sql(&server, "ALTER TABLE lockkeeper.state DROP COLUMN one; INSERT INTO lockkeeper.state VALUES (0, 0)");
+    sql(&server, "DROP FUNCTION lockkeeper.key(text, text), lockkeeper.next_fence(bigint)");
+    sql(
+        &server,
+        "CREATE FUNCTION lockkeeper.next_fence(_now bigint) RETURNS bigint LANGUAGE sql AS 'SELECT _now'",
+    );
     sql(&server, "DELETE FROM lockkeeper.migration WHERE version > 1");
     sql(&server, "DROP FUNCTION lockkeeper.pass_on(text, bigint)");
     sql(
@@ -24,7 +30,8 @@ async fn what_is_held_in_version_one_is_held_in_this_one() {
         "CREATE FUNCTION lockkeeper.look(text, int, bigint, text[]) RETURNS text LANGUAGE sql AS 'SELECT NULL::text'",
     );
     let new = client_of(&server).await;
-    assert_eq!(number(&server, "SELECT max(version) FROM lockkeeper.migration"), 3);
+    assert_eq!(number(&server, "SELECT max(version) FROM lockkeeper.migration"), 4);
+    assert_eq!(number(&server, "SELECT count(*) FROM lockkeeper.state"), 1, "one row is left of two");
     assert_eq!(
         number(&server, "SELECT count(*) FROM pg_proc WHERE proname = 'look'"),
         1,
@@ -38,7 +45,8 @@ async fn what_is_held_in_version_one_is_held_in_this_one() {
     assert!(take(&new, &ask("orders/43")).await.fence > plain.fence);
     // Once more changes nothing.
     client_of(&server).await;
-    assert_eq!(number(&server, "SELECT count(*) FROM lockkeeper.migration"), 3);
+    assert_eq!(number(&server, "SELECT count(*) FROM lockkeeper.migration"), 4);
+    assert_eq!(number(&server, "SELECT count(*) FROM lockkeeper.state"), 1, "one row is left of two");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

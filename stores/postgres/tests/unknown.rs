@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use common::{keeper, number, try_open, url};
 use futures_util::future::join_all;
-use lockkeeper_core::{Error, Release, Store};
-use lockkeeper_testkit::laws::{self, ask, eventually, give_back, is_free, soon, take};
+use lockkeeper_core::{Error, Release, Store, Wait};
+use lockkeeper_testkit::laws::{self, ask, ask_all, eventually, give_back, is_free, soon, take, with};
 use lockkeeper_testkit::proxy::{At, Fault, Framing, Proxy, every_point};
 use lockkeeper_testkit::servers::{self, PostgresOptions, Server};
 
@@ -223,4 +223,57 @@ async fn nothing_stays_of_what_nobody_heard_of() {
     let (store, other) = (open(proxy.addr()).await.unwrap(), open(server.addr()).await.unwrap());
     laws::doubt::an_ask_in_doubt_leaves_nothing(&proxy, &store, &other).await;
     laws::doubt::a_release_that_was_given_up_leaves_nothing(&proxy, &store, &other).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_that_ends_during_an_outage() {
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    let proxy = Proxy::start(server.addr(), Framing::Postgres);
+    let (store, other) = (open(proxy.addr()).await.unwrap(), open(server.addr()).await.unwrap());
+    laws::doubt::a_wait_that_ends_during_an_outage_leaves_nothing(&proxy, &store, &other).await;
+}
+
+/// A grant that an older connection brought late was held by nobody for a whole ttl.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_arrives_after_its_release() {
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    let proxy = Proxy::start(server.addr(), Framing::Postgres);
+    let (store, other) = (open(proxy.addr()).await.unwrap(), open(server.addr()).await.unwrap());
+    let arrived =
+        laws::doubt::a_request_that_arrives_after_its_release_takes_nothing(&proxy, &store, &other).await;
+    assert!(arrived, "the server has seen the late requests");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_clients_cost_no_more_than_declared() {
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    let open = async |addr| try_open(&format!("{}?timeout=1s&poll=500ms&claim=3s", url(addr))).await.unwrap();
+    laws::wake::dead_clients_cost_no_more_than_declared(server.addr(), Framing::Postgres, open).await;
+}
+
+/// The database refuses what an older connection brings, at once: a process that dies after its release could not release it again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_older_connection_takes_nothing() {
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    let proxy = Proxy::start(server.addr(), Framing::Postgres);
+    let (store, other) = (open(proxy.addr()).await.unwrap(), open(server.addr()).await.unwrap());
+    for (names, wait) in [(&["x"][..], Wait::No), (&["y"], Wait::Forever), (&["m", "n"], Wait::No)] {
+        let asked = with(ask_all(names), |ask| ask.wait = wait);
+        let late = proxy.inject(Fault::at_request(1).hold());
+        let told = soon("an answer", store.acquire(&asked)).await;
+        assert!(matches!(told, Err(Error::Unknown(_))) && late.fired(), "{told:?}");
+        soon("the request is released", async {
+            while let Err(error) = store.release(&asked.claim).await {
+                assert!(matches!(error, Error::Unknown(_) | Error::Unavailable(_)), "{error}");
+            }
+        })
+        .await;
+        let before = proxy.count().replies;
+        late.release();
+        eventually("it arrives and is answered", || async { proxy.count().replies > before }).await;
+        for one in names {
+            let view = other.inspect(&laws::name(one)).await.unwrap();
+            assert_eq!(view, None, "nobody holds it, and nobody waits");
+        }
+    }
 }

@@ -41,15 +41,20 @@ impl Shared {
                     .into(),
             ));
         }
-        let answer = self.take_across(parts, ask).await;
-        if !matches!(answer, Ok(Acquired::Granted(_))) {
-            // Whatever of it is held or in line somewhere, known or not.
-            self.release_across(parts, &ask.claim).await?;
+        let mut begun = false;
+        let answer = self.take_across(parts, ask, &mut begun).await;
+        if matches!(answer, Ok(Acquired::Granted(_))) || !begun {
+            return answer;
         }
-        answer
+        // Whatever of it is held or in line somewhere, known or not. What cannot be given back may be held.
+        match self.release_across(parts, &ask.claim).await {
+            Ok(_) => answer,
+            Err(error) => Err(Error::Unknown(format!("some of {} may be held: {error}", ask.claim.names))),
+        }
     }
 
-    async fn take_across(&self, parts: &[Part], ask: &Ask) -> Result<Acquired> {
+    /// `begun`: whether a part of it may have happened.
+    async fn take_across(&self, parts: &[Part], ask: &Ask, begun: &mut bool) -> Result<Acquired> {
         let clock = &*self.options.clock;
         let until = match ask.wait {
             Wait::No => clock.now(),
@@ -58,7 +63,7 @@ impl Shared {
         };
         loop {
             let sent_at = clock.now();
-            let (blocked, busy) = match self.take_all(parts, ask).await? {
+            let (blocked, busy) = match self.take_all(parts, ask, begun).await? {
                 Ok(fence) => {
                     let (claim, mode, ttl) = (ask.claim.clone(), ask.mode, ask.ttl);
                     return Ok(Acquired::Granted(Grant { claim, fence, mode, ttl, sent_at, lease: ttl }));
@@ -73,6 +78,7 @@ impl Shared {
                 _ => return Ok(Acquired::Busy(busy)),
             };
             let (group, part) = self.part_of(&parts[blocked], ask, wait);
+            *begun = true;
             if let busy @ Acquired::Busy(_) = self.acquire_in(group, &part).await? {
                 return Ok(busy);
             }
@@ -85,6 +91,7 @@ impl Shared {
         &self,
         parts: &[Part],
         ask: &Ask,
+        begun: &mut bool,
     ) -> Result<Result<Fence, (usize, lockkeeper_core::Busy)>> {
         let mut highest = Fence::MIN;
         // Twice at most: once to learn the highest fence, and once to give it to all.
@@ -93,12 +100,15 @@ impl Shared {
             for (i, part) in parts.iter().enumerate() {
                 let (group, part) = self.part_of(part, ask, Wait::No);
                 let keys: Vec<String> = part.claim.names.iter().map(|name| self.layout.key(name)).collect();
-                match self.ask(group, &keys, &part, Stage::Hasty, raise.then_some(highest)).await? {
+                let asked = self.ask(group, &keys, &part, Stage::Hasty, raise.then_some(highest)).await;
+                *begun |= !matches!(asked, Ok(Answer::Busy(_)) | Err(Error::Unavailable(_)));
+                match asked? {
                     Answer::Granted(fence) => {
                         same &= i == 0 || fence == highest;
                         highest = highest.max(fence);
                     }
                     Answer::Busy(busy) => return Ok(Err((i, busy))),
+                    Answer::Refused(error) => return Err(error),
                     Answer::InLine(..) => return Err(crate::hold::odd()),
                 }
             }
@@ -119,12 +129,15 @@ impl Shared {
             let claim = Claim { attempt: claim.attempt, names: names.clone() };
             async move { self.release_in(*group, &claim).await }
         });
-        let mut answer = Release::AlreadyGone;
-        for released in join_all(releases).await {
-            if released? == Release::Released {
-                answer = Release::Released;
-            }
+        let released = join_all(releases).await;
+        let any = released.iter().any(|one| matches!(one, Ok(Release::Released)));
+        let unknown = released.iter().any(|one| matches!(one, Err(Error::Unknown(_))));
+        match released.into_iter().find_map(Result::err) {
+            None if any => Ok(Release::Released),
+            None => Ok(Release::AlreadyGone),
+            // Some of it has happened, or may have.
+            Some(error) if any || unknown => Err(Error::Unknown(format!("released in part: {error}"))),
+            Some(error) => Err(error),
         }
-        Ok(answer)
     }
 }

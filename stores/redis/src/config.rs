@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{Address, Error, Result};
+use lockkeeper_core::{Address, Error, Result, Secret};
 use lockkeeper_host::{Clock, SystemClock};
 
 use crate::link::{Access, Door};
@@ -18,6 +18,10 @@ pub enum Servers {
         sentinels: Vec<Door>,
         /// What they call it.
         name: String,
+        /// The user to log in as at the sentinels, which have users of their own.
+        user: Option<String>,
+        /// The password for the sentinels.
+        password: Option<Secret>,
     },
     /// A cluster; these are some of its nodes.
     Cluster(Vec<Door>),
@@ -53,9 +57,24 @@ pub struct Options {
     pub clock: Arc<dyn Clock>,
 }
 
-const OPTIONS: [&str; 9] = ["db", "prefix", "wait_replicas", "timeout", "poll", "claim", "ca", "cert", "key"];
+const OPTIONS: [&str; 11] = [
+    "db",
+    "prefix",
+    "wait_replicas",
+    "timeout",
+    "poll",
+    "claim",
+    "ca",
+    "cert",
+    "key",
+    "sentinel_user",
+    "sentinel_password",
+];
 
 impl Options {
+    /// The longest claim.
+    pub(crate) const CLAIM_MOST: Duration = Duration::from_secs(600);
+
     /// From an address: `redis://`, `rediss://` (TLS), `redis+unix:///PATH`, `redis+sentinel://HOSTS/MASTER` or
     /// `redis+cluster://HOSTS`; the last two with TLS as `rediss+sentinel://` and `rediss+cluster://`.
     ///
@@ -72,8 +91,7 @@ impl Options {
         let doors = |address: &Address, port: u16| -> Vec<Door> {
             address.hosts.iter().map(|(host, own)| Door::Tcp(host.clone(), own.unwrap_or(port))).collect()
         };
-        let shown = format!("{address:?}");
-        let missing = |what: &str| Error::invalid(format!("{what} is missing in the address {shown}"));
+        let missing = |what: &str| Error::invalid(format!("{what} is missing in the address"));
         let mut db = address.option("db");
         let servers = match kind.as_str() {
             "" if address.hosts.len() == 1 => {
@@ -101,17 +119,29 @@ impl Options {
             "+sentinel" if address.path.is_empty() => {
                 return Err(missing("the name of the master, as redis+sentinel://HOSTS/NAME,"));
             }
-            "+sentinel" => {
-                Servers::Sentinel { sentinels: doors(&address, 26379), name: address.path.clone() }
-            }
+            "+sentinel" => Servers::Sentinel {
+                sentinels: doors(&address, 26379),
+                name: address.path.clone(),
+                user: address.option("sentinel_user"),
+                password: address.option("sentinel_password").map(Secret::from),
+            },
             _ if address.path.is_empty() && db.is_none() => Servers::Cluster(doors(&address, 6379)),
             _ => return Err(Error::invalid("a cluster has no databases to choose from")),
         };
+        if let Servers::Sentinel { user: Some(_), password: None, .. } = &servers {
+            return Err(Error::invalid("?sentinel_user= needs ?sentinel_password="));
+        }
+        let at_sentinels = ["sentinel_user", "sentinel_password"];
+        if kind != "+sentinel" && at_sentinels.iter().any(|key| address.option(key).is_some()) {
+            return Err(Error::invalid(
+                "?sentinel_user= and ?sentinel_password= are for redis+sentinel://: give others as redis://USER:PASSWORD@HOST",
+            ));
+        }
         let db = match db {
             None => 0,
-            Some(text) => {
-                text.parse().map_err(|_| Error::invalid(format!("{text:?} is no number of a database")))?
-            }
+            Some(text) => text
+                .parse()
+                .map_err(|_| Error::invalid("the database is a number: redis://HOST/0 or ?db=0"))?,
         };
         let (ca, cert, key) = (address.option("ca"), address.option("cert"), address.option("key"));
         let identity = match (cert.as_deref(), key.as_deref()) {
@@ -154,15 +184,17 @@ impl Options {
     }
 
     pub(crate) fn check(&self) -> Result<()> {
-        if self.prefix.is_empty() || self.prefix.starts_with("lockkeeper:") || self.prefix.len() > 256 {
+        // With a beginning of it as the prefix, a name could complete it and reach the store's own keys.
+        let own = "lockkeeper:".starts_with(&self.prefix) || self.prefix.starts_with("lockkeeper:");
+        if own || self.prefix.len() > 256 {
             return Err(Error::invalid(format!(
-                "the prefix {:?} is not possible: 1 to 256 bytes that do not begin with lockkeeper:",
+                "the prefix {:?} is not possible: 1 to 256 bytes that neither begin with lockkeeper: nor are its beginning",
                 self.prefix
             )));
         }
         if self.poll < Duration::from_millis(50)
             || self.claim < self.poll * 2
-            || self.claim > Duration::from_secs(600)
+            || self.claim > Options::CLAIM_MOST
         {
             return Err(Error::invalid(
                 "poll is at least 50ms, and claim at least twice as long as poll and at most 10m",
@@ -210,6 +242,10 @@ mod tests {
             "redis+cluster://h/1",
             "redis://h?prefix=",
             "redis://h?prefix=lockkeeper:x",
+            "redis://h?prefix=lockkeeper:",
+            "redis://h?prefix=lockkeeper",
+            "redis://h?prefix=lock",
+            "redis://h?prefix=l",
             "redis://h?poll=1ms",
             "redis://h?poll=10s",
             "redis://h?wait=1",

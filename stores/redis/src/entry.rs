@@ -7,17 +7,17 @@ use lockkeeper_core::{Ask, Fence, Held, Holder, Mode, Queued, Wall};
 /// A hold as it stands in a lock's record.
 #[derive(Clone, Debug)]
 pub struct Hold {
-    /// The attempt in hexadecimal digits; a row of dashes if it is nobody's any more.
-    pub attempt: String,
     fence: u64,
     expires_ms: u64,
-    since_us: u64,
+    /// When it began.
+    pub since_us: u64,
     delay_ms: u32,
     mode: u32,
     flags: u8,
     info: Vec<u8>,
 }
 
+const PENDING: u8 = 1;
 const LINGERING: u8 = 2;
 const DELAY: u8 = 4;
 
@@ -72,20 +72,17 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The holds in a record. What cannot be read is left out.
-pub fn holds(packed: &[u8]) -> Vec<Hold> {
-    // It begins with a mark that only the scripts need.
-    let mut reader = Reader(packed.get(1..).unwrap_or_default());
-    let mut next = || {
-        let (fence, expires_ms, since_us) = (reader.number()?, reader.number()?, reader.number()?);
-        let (_stays, attempt, _owner) = (reader.number()?, reader.text()?, reader.text()?);
-        let (_ttl, delay_ms, mode) = (reader.small()?, reader.small()?, reader.small()?);
-        let flags = reader.take(1)?[0];
-        reader.names()?;
-        let info = reader.info()?.to_vec();
-        Some(Hold { attempt, fence, expires_ms, since_us, delay_ms, mode, flags, info })
-    };
-    std::iter::from_fn(&mut next).collect()
+/// A hold as the scripts store it: `HOLD` in `lua/common.lua`. `None` if it is something else, which a lock key of another
+/// client is.
+pub fn hold(packed: &[u8]) -> Option<Hold> {
+    let mut reader = Reader(packed);
+    let (_attempt, flags) = (reader.text()?, reader.take(1)?[0]);
+    let (fence, expires_ms, since_us) = (reader.number()?, reader.number()?, reader.number()?);
+    let (_stays, _owner) = (reader.number()?, reader.text()?);
+    let (_ttl, delay_ms, mode) = (reader.small()?, reader.small()?, reader.small()?);
+    reader.names()?;
+    let info = reader.info()?.to_vec();
+    reader.0.is_empty().then_some(Hold { fence, expires_ms, since_us, delay_ms, mode, flags, info })
 }
 
 impl Hold {
@@ -98,6 +95,7 @@ impl Hold {
             since: Wall::from_micros(self.since_us),
             expires_in_ms: self.expires_ms - now_ms,
             lingering: self.flags == LINGERING,
+            revoked: None,
         })
     }
 
@@ -105,7 +103,7 @@ impl Hold {
     pub fn delayed_after(&self, now_ms: u64) -> Option<u64> {
         let ends = match self.flags {
             DELAY => self.expires_ms,
-            0 if self.expires_ms <= now_ms => self.expires_ms + u64::from(self.delay_ms),
+            0 | PENDING if self.expires_ms <= now_ms => self.expires_ms + u64::from(self.delay_ms),
             _ => return None,
         };
         ends.checked_sub(now_ms).filter(|left| *left > 0)
@@ -114,12 +112,11 @@ impl Hold {
 
 /// An ask in line, as others may see it.
 pub fn queued(packed: &[u8]) -> Option<Queued> {
-    // As above.
+    // The first byte is for the scripts alone.
     let mut reader = Reader(packed.get(1..).unwrap_or_default());
     let (since, _hold) = (reader.number()?, reader.number()?);
     let (_attempt, _owner) = (reader.text()?, reader.text()?);
     let (_ttl, _delay, mode) = (reader.small()?, reader.small()?, reader.small()?);
-    reader.take(1)?;
     reader.names()?;
     Some(Queued { holder: holder(reader.info()?), mode: mode_of(mode), since: Wall::from_micros(since) })
 }
@@ -136,16 +133,17 @@ pub enum Stage {
 }
 
 /// What only the script needs to know of an ask: what its record begins with if it is granted at once, what it is ready
-/// to do, how many names it has, its minimum, the fence it is to be raised to.
-pub fn head(ask: &Ask, keys: &[String], stage: Stage, raise: Option<Fence>) -> Vec<u8> {
-    let mut head = Vec::with_capacity(15);
+/// to do, how many names it has, its minimum, the fence it is to be raised to, its generation.
+pub fn head(ask: &Ask, keys: &[String], stage: Stage, raise: Option<Fence>, generation: u8) -> Vec<u8> {
+    let mut head = Vec::with_capacity(16);
     head.extend([mark(ask, keys), stage as u8, keys.len() as u8]);
     head.extend(small(ask.min_hold));
     head.extend((raise.map_or(0, Fence::get) as f64).to_be_bytes());
+    head.push(generation);
     head
 }
 
-/// The terms of an ask, which are written down unchanged behind its attempt: owner, ttl, delay, mode, flags, names, holder.
+/// The terms of a lock request, which the scripts store unchanged: owner, ttl, delay, mode, names, holder.
 pub fn terms(ask: &Ask, keys: &[String]) -> Vec<u8> {
     let mut terms = Vec::with_capacity(160);
     match ask.owner {
@@ -155,7 +153,6 @@ pub fn terms(ask: &Ask, keys: &[String]) -> Vec<u8> {
     terms.extend(small(ask.ttl));
     terms.extend(small(ask.lock_delay));
     terms.extend(mode_code(ask.mode).to_be_bytes());
-    terms.push(0);
     let names = pack_names(keys);
     terms.extend((names.len() as u32).to_be_bytes());
     terms.extend(names);
@@ -189,11 +186,6 @@ fn pack_names(keys: &[String]) -> Vec<u8> {
 
 pub fn holder(info: &[u8]) -> Holder {
     serde_json::from_slice(info).unwrap_or_else(|_| somebody_else())
-}
-
-/// Whether the value of a lock's key names this attempt.
-pub fn names(value: &[u8], attempt: &str) -> bool {
-    value.strip_suffix(b"+").unwrap_or(value) == attempt.as_bytes()
 }
 
 /// Whoever took the lock with another client, of whom nothing is known.

@@ -1,3 +1,5 @@
+//! What a server's refusal means: whether the request was applied, and what the caller can do about it.
+
 use lockkeeper_core::Error;
 use redis::{RedisError, ServerError};
 
@@ -23,6 +25,11 @@ impl Failure {
         matches!(self, Failure::Refused { code, .. } if code == word)
     }
 
+    /// Whether the request may have been applied, in whole or in part.
+    pub fn may_have_happened(&self) -> bool {
+        matches!(Error::from(self.clone()), Error::Unknown(_))
+    }
+
     /// What a failure to connect, to log in or to choose a database means: nothing was asked for yet.
     pub(crate) fn while_connecting(error: &RedisError, to: &str) -> Self {
         match error.code() {
@@ -40,6 +47,18 @@ impl Failure {
 impl From<ServerError> for Failure {
     fn from(error: ServerError) -> Self {
         let detail = error.details().unwrap_or_default();
+        // The scripts of this store name the refusal of their first write like this: nothing was written.
+        let first = error.code() == "REFUSED";
+        // The first four refuse the first write of a script, and never a later one. The scripts themselves raise the last one,
+        // before they change a lock.
+        let never_late = ["OOM", "READONLY", "MISCONF", "NOREPLICAS", "TRYAGAIN"];
+        let whole = format!("{} {detail}", error.code());
+        if detail.contains(IN_SCRIPT)
+            && !first
+            && !never_late.iter().any(|word| whole.contains(&format!("{word} ")))
+        {
+            return Failure::Refused { code: HALFWAY.into(), detail: whole };
+        }
         // A script passes on what a command in it said, with the word behind other words.
         for word in ["OOM", "READONLY", "MISCONF", "NOREPLICAS", "WRONGTYPE", "NOPERM"] {
             if detail.contains(&format!("{word} ")) && error.code() != word {
@@ -54,6 +73,11 @@ impl From<ServerError> for Failure {
         Failure::Refused { code: error.code().into(), detail: detail.into() }
     }
 }
+
+/// What Redis writes behind an error that was raised inside a script.
+const IN_SCRIPT: &str = "on @user_script";
+/// Our word for an error raised inside a script that may have written before.
+const HALFWAY: &str = "HALFWAY";
 
 /// What each refusal means to somebody who wants a lock, and what to do about it.
 impl From<Failure> for Error {
@@ -90,6 +114,10 @@ impl From<Failure> for Error {
             )),
             "CROSSSLOT" => Error::Unavailable(format!(
                 "{told}. This server is part of a cluster: use redis+cluster:// to reach it"
+            )),
+            HALFWAY => Error::Unknown(format!(
+                "a script ended with an error and may have done a part of its work. Redis says {detail}. A user with an ACL \
+                 needs the rights in docs/stores/redis.md"
             )),
             // A script that ended in an error that nobody foresaw may have done a part of its work.
             _ => Error::Unknown(told),

@@ -1,8 +1,10 @@
 //! What is asked by many tasks at once travels in one script: the first leaves at once, and those that come while it is
 //! under way leave together. Each has an answer of its own.
 
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::future::join_all;
@@ -11,12 +13,13 @@ use redis::{Pipeline, Value, cmd};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::fault::Failure;
-use crate::hold::{millis, release_arg};
+use crate::fleet::Fleet;
+use crate::hold::{millis, release_flags};
 use crate::layout::Group;
-use crate::script::{ACQUIRE, Call, RELEASE};
+use crate::script::{ACQUIRE, Call, RELEASE, RENEW};
 use crate::store::Shared;
 
-/// How many scripts of a lane are under way at once: one that the server works on, and one on its way to it.
+/// How many scripts of a group are in flight at once: one that the server works on, and one on its way to it.
 const FLIGHTS: usize = 2;
 /// How many requests one script answers: few enough not to keep the server from everybody else for long.
 const BATCH: usize = 64;
@@ -28,6 +31,8 @@ pub enum Errand {
     Acquire,
     /// To give one back.
     Release,
+    /// To confirm that a waiter that was let in is there.
+    Confirm,
 }
 
 /// One request: the names' keys and the arguments. Of an ask: the attempt, how long its key lives, its head, its terms; of a
@@ -50,6 +55,13 @@ impl Order {
 
 /// Whether what is asked for is somebody's already, also if nobody waits for this answer any more.
 pub type Kept = Arc<AtomicBool>;
+
+/// Requests of one group that wait for their turn, and how many of the group's scripts are in flight.
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Order>,
+    in_flight: usize,
+}
 
 /// Where requests of one kind are handed in.
 pub struct Lane(mpsc::UnboundedSender<Order>);
@@ -77,25 +89,46 @@ impl Lane {
     }
 }
 
-/// Sends what is handed in, for as long as the store is open.
+/// Sends what is handed in, for as long as the store is open. Each group has scripts in flight of its own, so a node that is
+/// silent holds up its own groups and no others.
 pub async fn attend(shared: Arc<Shared>, Depot(errand, mut orders): Depot) {
     let mut flights = FuturesUnordered::new();
-    let mut waiting = Vec::new();
+    let mut queues: HashMap<Group, Queue> = HashMap::new();
+    let (mut received, mut touched) = (Vec::new(), Vec::new());
     loop {
+        // With one group for all, the channel is the queue, and no sender wakes us for what cannot leave yet.
+        let full = !shared.fleet.is_cluster() && flights.len() >= FLIGHTS;
         tokio::select! {
-            Some(()) = flights.next(), if !flights.is_empty() => {}
-            count = orders.recv_many(&mut waiting, BATCH), if flights.len() < FLIGHTS => {
+            Some(group) = flights.next(), if !flights.is_empty() => {
+                queues.entry(group).or_default().in_flight -= 1;
+                touched.push(group);
+            }
+            count = orders.recv_many(&mut received, BATCH), if !full => {
                 if count == 0 {
                     return;
                 }
-                flights.push(fly(&shared, errand, std::mem::take(&mut waiting)));
+                for order in received.drain(..) {
+                    touched.push(order.group);
+                    queues.entry(order.group).or_default().waiting.push_back(order);
+                }
+            }
+        }
+        for group in touched.drain(..) {
+            let queue = queues.entry(group).or_default();
+            if queue.in_flight < FLIGHTS && !queue.waiting.is_empty() {
+                let count = queue.waiting.len().min(BATCH);
+                queue.in_flight += 1;
+                flights.push(fly(&shared, errand, group, queue.waiting.drain(..count).collect()));
+            }
+            if queue.in_flight == 0 {
+                queues.remove(&group);
             }
         }
     }
 }
 
-/// One script for each kind.
-async fn fly(shared: &Shared, errand: Errand, mut orders: Vec<Order>) {
+/// One script for each kind of request of a group.
+async fn fly(shared: &Arc<Shared>, errand: Errand, group: Group, mut orders: Vec<Order>) -> Group {
     // Whoever lost interest before it was sent has not asked.
     orders.retain(|order| !order.answer.is_closed());
     orders.sort_by(|a, b| a.kind().cmp(&b.kind()));
@@ -107,38 +140,91 @@ async fn fly(shared: &Shared, errand: Errand, mut orders: Vec<Order>) {
         }
     }
     join_all(batches.into_iter().map(|batch| deliver(shared, errand, batch))).await;
+    group
 }
 
-async fn deliver(shared: &Shared, errand: Errand, batch: Vec<Order>) {
+async fn deliver(shared: &Arc<Shared>, errand: Errand, batch: Vec<Order>) {
     let group = batch[0].group;
     let call = call(shared, errand, group, &batch);
-    let answer = match &shared.grants {
-        Some(_) if errand == Errand::Acquire => replicated(shared, group, &call, &batch).await,
-        _ => call.run(&shared.fleet, group.slot()).await,
+    let (answer, replicated) = match &shared.grants {
+        Some(grants) if errand == Errand::Acquire => {
+            match run_replicated(shared, grants, group, &call).await {
+                Ok((answer, replicated)) => (Ok(answer), replicated),
+                Err(failure) => (Err(failure), Ok(())),
+            }
+        }
+        _ => (call.run(&shared.fleet, group.slot()).await, Ok(())),
     };
-    let answers = match answer {
-        Ok(Value::Array(answers)) if answers.len() == batch.len() => Ok(answers),
-        Ok(_) => Err(Failure::Unheard("Redis gave an answer that makes no sense".into())),
-        Err(failure) => Err(failure),
-    };
-    let answers = match answers {
-        Ok(answers) => answers.into_iter().map(Ok).collect(),
+    let mut answers = match answer {
+        Ok(Value::Array(answers)) if answers.len() == batch.len() => answers.into_iter().map(Ok).collect(),
+        Ok(_) => vec![Err(Failure::Unheard("Redis gave an answer that makes no sense".into())); batch.len()],
         Err(failure) => vec![Err(failure); batch.len()],
     };
+    if let Err(failure) = replicated {
+        take_back(shared, group, &batch, &mut answers, failure).await;
+    }
     let mut late = Vec::new();
-    for (Order { keys, args, answer: told, kept, .. }, answer) in batch.into_iter().zip(answers) {
-        if told.send(answer).is_err() && errand == Errand::Acquire && !kept.load(Ordering::SeqCst) {
+    for (order, answer) in batch.into_iter().zip(answers) {
+        let unknown = answer.as_ref().is_err_and(Failure::may_have_happened);
+        let happened = answer.is_ok() || unknown;
+        if unknown && errand == Errand::Acquire {
+            shared.unknown.note(&String::from_utf8_lossy(&order.args[0]), shared.tombstone());
+        }
+        let Order { keys, args, answer: told, kept, .. } = order;
+        let gone = told.send(answer).is_err() && errand == Errand::Acquire;
+        if gone && happened && !kept.load(Ordering::SeqCst) {
             late.push((keys, args));
         }
     }
-    // Whoever asked is gone: what it was given meanwhile, or its place in line, is nobody's. What is not known it will
-    // take back by itself; this is for what was sent after that.
-    if !late.is_empty()
-        && let Err(failure) = give_back(shared, group, &late).await
-    {
-        tracing::debug!(?failure, "what came too late could not be given back; its ttl ends it");
+    if !late.is_empty() {
+        shared.fleet.reactor().spawn(give_back_late(shared.clone(), group, late));
     }
 }
+
+/// The callers are gone: what was granted to them, or their queue entries, would be held for nobody. The callers release
+/// what they know of by themselves; this is for what arrived after that.
+async fn give_back_late(shared: Arc<Shared>, group: Group, late: Vec<Granted>) {
+    let lives = late.iter().filter_map(|(_, args)| String::from_utf8_lossy(&args[1]).parse().ok()).max();
+    let until = Instant::now() + Duration::from_millis(lives.unwrap_or(0));
+    let mut pause = Duration::from_millis(10);
+    while let Err(failure) = give_back(&shared, group, &late).await {
+        if Instant::now() >= until {
+            tracing::warn!(?failure, "a grant without a caller could not be released; its ttl ends it");
+            return;
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(Duration::from_secs(1));
+    }
+}
+
+/// Gives back what too few replicas have: no caller has been told of it. The answers to requests that were not granted
+/// stay as they are.
+async fn take_back(
+    shared: &Shared,
+    group: Group,
+    batch: &[Order],
+    answers: &mut [Result<Value, Failure>],
+    why: Failure,
+) {
+    let granted = |answer: &Result<Value, Failure>| matches!(answer, Ok(Value::Int(_)));
+    let orders = batch.iter().zip(answers.iter()).filter(|(_, answer)| granted(answer));
+    let orders: Vec<Granted> = orders.map(|(order, _)| (order.keys.clone(), order.args.clone())).collect();
+    if orders.is_empty() {
+        return;
+    }
+    let outcome = match give_back(shared, group, &orders).await {
+        Ok(()) => why,
+        Err(failure) => {
+            Failure::Unheard(format!("{why:?}, and the grant could not be given back: {failure:?}"))
+        }
+    };
+    for answer in answers.iter_mut().filter(|answer| granted(answer)) {
+        *answer = Err(outcome.clone());
+    }
+}
+
+/// The keys and the arguments of a lock request.
+type Granted = (Vec<String>, Vec<Vec<u8>>);
 
 fn call(shared: &Shared, errand: Errand, group: Group, batch: &[Order]) -> Call {
     let keys = shared.keys(group, batch.iter().flat_map(|order| &order.keys));
@@ -155,16 +241,26 @@ fn call(shared: &Shared, errand: Errand, group: Group, batch: &[Order]) -> Call 
                 false => call.arg([&args[0][..], &args[3][..]].concat()),
             })
         }
+        Errand::Confirm => {
+            let call = Call::new(&RENEW, &keys).arg(shared.layout.base(group)).arg(shared.claim_ms());
+            let each = |call: Call, order: &Order| call.arg(&order.args[0][..]).arg(order.keys.len());
+            batch.iter().fold(call.arg(&shared.client), each)
+        }
         Errand::Release => {
-            batch.iter().fold(us(Call::new(&RELEASE, &keys)), |call, order| call.arg(&order.args[0][..]))
+            let call = us(Call::new(&RELEASE, &keys)).arg(millis(shared.tombstone()));
+            batch.iter().fold(call, |call, order| call.arg(&order.args[0][..]))
         }
     }
 }
 
-/// Runs a call on a connection of its own and waits there until enough replicas have it. If they have not in time, what was
-/// granted is given back: nobody has been told of it.
-async fn replicated(shared: &Shared, group: Group, call: &Call, batch: &[Order]) -> Result<Value, Failure> {
-    let grants = shared.grants.as_ref().unwrap_or(&shared.fleet);
+/// Runs a script on a connection of its own and waits there until enough replicas have what it wrote. The second part of
+/// the answer says whether they have.
+pub(crate) async fn run_replicated(
+    shared: &Shared,
+    grants: &Fleet,
+    group: Group,
+    call: &Call,
+) -> Result<(Value, Result<(), Failure>), Failure> {
     let wanted = shared.options.wait_replicas;
     let patience = shared.options.access.timeout / 2;
     let mut script = call.by_hash.clone();
@@ -180,31 +276,27 @@ async fn replicated(shared: &Shared, group: Group, call: &Call, batch: &[Order])
             }
             answer => answer?,
         };
-        let Value::Array(each) = &answer else { break };
-        let granted = batch.iter().zip(each).filter(|(_, one)| matches!(one, Value::Int(_)));
-        let granted: Vec<_> = granted.map(|(order, _)| (order.keys.clone(), order.args.clone())).collect();
-        let count = if let Value::Int(count) = count? { count } else { 0 };
-        if granted.is_empty() || count >= i64::from(wanted) {
-            return Ok(answer);
-        }
-        give_back(shared, group, &granted).await?;
-        return Err(Failure::Away(format!(
-            "{count} of {wanted} replicas had the grant after {patience:?}: it was given back"
-        )));
+        let replicated = match count {
+            Ok(Value::Int(count)) if count >= i64::from(wanted) => Ok(()),
+            Ok(Value::Int(count)) => Err(Failure::Away(format!(
+                "{count} of {wanted} replicas had the grant after {patience:?}: it was given back"
+            ))),
+            Ok(_) => Err(Failure::Away("WAIT had no number for an answer: the grant was given back".into())),
+            Err(failure) => Err(failure),
+        };
+        return Ok((answer, replicated));
     }
     Err(Failure::Unheard("Redis gave an answer that makes no sense".into()))
 }
 
-async fn give_back(
-    shared: &Shared,
-    group: Group,
-    what: &[(Vec<String>, Vec<Vec<u8>>)],
-) -> Result<(), Failure> {
+async fn give_back(shared: &Shared, group: Group, what: &[Granted]) -> Result<(), Failure> {
     let keys = what.iter().flat_map(|(keys, _)| keys);
     let call = Call::new(&RELEASE, &shared.keys(group, keys));
     let call = call.arg(&shared.client).arg(shared.layout.base(group)).arg(shared.claim_ms());
-    let each = |call: Call, (keys, args): &(Vec<String>, Vec<Vec<u8>>)| {
-        call.arg(release_arg(String::from_utf8_lossy(&args[0]).into_owned(), keys.len()))
+    let each = |call: Call, (keys, args): &Granted| {
+        let attempt = String::from_utf8_lossy(&args[0]).into_owned();
+        call.arg(shared.release_arg(attempt, keys.len(), release_flags::UNREPORTED, 0))
     };
-    what.iter().fold(call, each).run(&shared.fleet, group.slot()).await.map(|_| ())
+    let call = what.iter().fold(call.arg(millis(shared.tombstone())), each);
+    call.run(&shared.fleet, group.slot()).await.map(|_| ())
 }

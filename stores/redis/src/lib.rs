@@ -18,13 +18,16 @@ mod link;
 mod open;
 mod records;
 mod script;
+mod sentinel;
 mod store;
 mod tls;
+mod topology;
+mod unknown;
 mod view;
 mod watch;
 
 pub use config::{Options, Servers};
 pub use fault::Failure;
-pub use link::{Access, Door, Heard, Link, Listener};
+pub use link::{Access, Answered, Door, Greeting, Heard, Link, Listener};
 pub use store::RedisStore;
 pub use tls::Tls;

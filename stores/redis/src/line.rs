@@ -1,34 +1,34 @@
-//! Those of this process who stand in line, and the one task that looks after all of them.
+//! The waiters of this process.
+
+mod poll;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Ask, Fence, Moment};
-use redis::{Value, cmd};
+use lockkeeper_core::{Fence, Moment};
+use redis::Value;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
-use crate::entry;
+use crate::config::Options;
 use crate::fault::Failure;
 use crate::lane::Kept;
 use crate::layout::Group;
-use crate::script::{Call, POLL};
 use crate::store::Shared;
 
-/// A lock taken by somebody else's client is given back without a word to us: it is looked at more often.
-const FOREIGN: Duration = Duration::from_millis(100);
+pub use poll::attend;
+
 /// The least time between two looks.
 const LEAST: Duration = Duration::from_millis(10);
-/// How many names one script looks at.
-const BATCH: usize = 200;
 
 /// Everybody of this process who waits.
-#[derive(Default)]
 pub struct Line {
     desk: Mutex<Desk>,
     ring: Notify,
+    /// How often a group is looked at, at least.
+    poll: Duration,
 }
 
 #[derive(Default)]
@@ -36,12 +36,59 @@ struct Desk {
     /// By attempt, in hexadecimal digits.
     waiters: HashMap<String, Arc<Waiter>>,
     /// Who waits for which key, in the order in which they came.
-    lines: BTreeMap<(Group, String), Vec<Arc<Waiter>>>,
+    lines: BTreeMap<(Group, String), BTreeMap<u64, Arc<Waiter>>>,
+    /// How many waiters there were so far.
+    joined: u64,
+    /// When each group that is waited for is looked at next.
+    polls: BTreeMap<Group, Poll>,
     subscribed: bool,
-    due: Option<Instant>,
+    /// How often a connection was lost, and perhaps messages with it.
+    losses: u64,
+    /// Attempts with a minimum hold that were let in by message, until the server confirms them or they are released.
+    unconfirmed: HashMap<String, Instant>,
+}
+
+/// The looks at the keys of one group. A node that does not reply delays those at its own groups only.
+struct Poll {
+    /// How many keys of the group are waited for.
+    spots: usize,
+    due: Instant,
+    last: Option<Instant>,
+    looking: bool,
+}
+
+impl Poll {
+    fn at(&self) -> Instant {
+        self.last.map_or(self.due, |last| self.due.max(last + LEAST))
+    }
+}
+
+impl Desk {
+    /// When the next group is to be looked at, if no look at it is in flight already.
+    fn next(&self) -> Option<Instant> {
+        self.polls.values().filter(|poll| !poll.looking).map(Poll::at).min()
+    }
+
+    /// The groups that are due now; looks at them begin.
+    fn begin_looks(&mut self, poll_every: Duration) -> Vec<Group> {
+        let now = Instant::now();
+        let due = self.polls.iter_mut().filter(|(_, poll)| !poll.looking && poll.at() <= now);
+        due.map(|(group, poll)| {
+            (poll.looking, poll.last, poll.due) = (true, Some(now), now + poll_every);
+            *group
+        })
+        .collect()
+    }
+
+    fn look_at_all(&mut self) {
+        let now = Instant::now();
+        self.polls.values_mut().for_each(|poll| poll.due = now);
+    }
 }
 
 struct Waiter {
+    /// Its number: waiters that came earlier have a lower one.
+    number: u64,
     attempt: String,
     called: Notify,
     left: AtomicBool,
@@ -70,7 +117,6 @@ pub struct Since {
 /// What is said for a waiter.
 struct Order {
     group: Group,
-    claim: lockkeeper_core::Claim,
     keys: Vec<String>,
     args: Vec<Vec<u8>>,
 }
@@ -131,11 +177,14 @@ impl Waiter {
                 let answer = shared.asks.send(order.group, order.keys, order.args, waiter.kept.clone()).await;
                 return tell(Called::Asked(now, answer));
             };
-            // The server hears from us all the same, but nobody has to wait for that: if it is not heard, the holder
-            // renews within its first lease.
-            let parts = [(order.group, &order.claim)];
+            // The waiter confirms, together with others that were let in, and its caller need not wait for that: without
+            // an answer, the holder renews within its first lease.
+            let attempt = vec![order.args[0].clone()];
             let told = async { tell(Called::In { sent_at, lease, fence }) };
-            _ = tokio::join!(shared.renew_all(&parts), told);
+            let confirmed = shared.confirms.send(order.group, order.keys, attempt, waiter.kept.clone());
+            if let (Ok(Value::Int(1)), ()) = tokio::join!(confirmed, told) {
+                shared.line.forget_unconfirmed(&waiter.attempt);
+            }
         });
         claim.under_way = Some(task.abort_handle());
     }
@@ -149,20 +198,28 @@ pub struct Place<'a> {
 }
 
 impl Line {
+    pub fn new(poll: Duration) -> Self {
+        Line { desk: Mutex::default(), ring: Notify::new(), poll }
+    }
+
     fn desk(&self) -> MutexGuard<'_, Desk> {
         self.desk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Begins to listen for `attempt`, before anything is sent: the answer may come at once.
     pub fn join(&self, attempt: String) -> Place<'_> {
+        let mut desk = self.desk();
+        desk.joined += 1;
         let waiter = Arc::new(Waiter {
+            number: desk.joined,
             attempt,
             called: Notify::new(),
             left: AtomicBool::new(false),
             kept: Kept::default(),
             claim: Mutex::default(),
         });
-        self.desk().waiters.insert(waiter.attempt.clone(), waiter.clone());
+        desk.waiters.insert(waiter.attempt.clone(), waiter.clone());
+        drop(desk);
         Place { line: self, waiter, spots: Vec::new() }
     }
 
@@ -172,6 +229,11 @@ impl Line {
             waiter.left.store(true, Ordering::SeqCst);
             waiter.called.notify_one();
         }
+    }
+
+    /// The waiter of `attempt` is to ask again. Says whether there is one.
+    pub fn wake(&self, attempt: &str) -> bool {
+        self.desk().waiters.get(attempt).inspect(|waiter| waiter.called.notify_one()).is_some()
     }
 
     /// The server has let somebody in: the attempt, and behind it the fence and the lease.
@@ -191,14 +253,27 @@ impl Line {
     pub fn deaf(&self) {
         let mut desk = self.desk();
         desk.subscribed = false;
-        desk.due = Some(Instant::now());
+        desk.losses += 1;
+        desk.look_at_all();
         self.ring.notify_one();
     }
 
-    fn expect(&self, at: Instant) {
+    /// Whether a guard was made for this attempt without the server having confirmed it.
+    pub fn is_unconfirmed(&self, attempt: &str) -> bool {
+        self.desk().unconfirmed.contains_key(attempt)
+    }
+
+    pub fn forget_unconfirmed(&self, attempt: &str) {
+        self.desk().unconfirmed.remove(attempt);
+    }
+
+    fn expect(&self, group: Group, at: Instant) {
         let mut desk = self.desk();
-        if desk.due.is_none_or(|due| at < due) || !desk.subscribed {
-            desk.due = Some(desk.due.map_or(at, |due| due.min(at)));
+        let subscribed = desk.subscribed;
+        if let Some(poll) = desk.polls.get_mut(&group)
+            && (at < poll.due || !subscribed)
+        {
+            poll.due = poll.due.min(at);
             self.ring.notify_one();
         }
     }
@@ -210,13 +285,12 @@ impl Place<'_> {
     pub fn stand(
         &mut self,
         group: Group,
-        ask: &Ask,
         keys: &[String],
         called: Vec<Vec<u8>>,
         since: Since,
         ends: Option<Duration>,
     ) {
-        let order = Order { group, claim: ask.claim.clone(), keys: keys.to_vec(), args: called };
+        let order = Order { group, keys: keys.to_vec(), args: called };
         let mut claim = self.waiter.claim();
         (claim.order, claim.under_way, claim.answer) = (Some(order), None, None);
         claim.since = claim.since.max(since);
@@ -225,12 +299,20 @@ impl Place<'_> {
             let mut desk = self.line.desk();
             for key in keys {
                 let spot = (group, key.clone());
-                desk.lines.entry(spot.clone()).or_default().push(self.waiter.clone());
+                let line = desk.lines.entry(spot.clone()).or_default();
+                line.insert(self.waiter.number, self.waiter.clone());
+                let new = line.len() == 1;
                 self.spots.push(spot);
+                if new {
+                    let due = Instant::now() + self.line.poll;
+                    let fresh = || Poll { spots: 0, due, last: None, looking: false };
+                    desk.polls.entry(group).or_insert_with(fresh).spots += 1;
+                    self.line.ring.notify_one();
+                }
             }
         }
         let soon = ends.map_or(Duration::from_secs(1), |ends| ends + Duration::from_millis(1));
-        self.line.expect(Instant::now() + soon);
+        self.line.expect(group, Instant::now() + soon);
     }
 
     /// Ends when it is worth asking again.
@@ -254,9 +336,16 @@ impl Place<'_> {
         self.waiter.claim().answer.take()
     }
 
-    /// It has the lock, and keeps it.
-    pub fn keep(&self) {
+    /// It has the lock, and keeps it. `unconfirmed`: it has a minimum hold, and the server need not have heard yet that
+    /// it is there.
+    pub fn keep(&self, unconfirmed: bool) {
         self.waiter.kept.store(true, Ordering::SeqCst);
+        if unconfirmed {
+            let (mut desk, now) = (self.line.desk(), Instant::now());
+            // No hold stays unconfirmed for longer than the longest claim.
+            desk.unconfirmed.retain(|_, since| *since + Options::CLAIM_MOST > now);
+            desk.unconfirmed.insert(self.waiter.attempt.clone(), now);
+        }
     }
 
     /// Whether somebody took the ask back.
@@ -280,128 +369,17 @@ impl Drop for Place<'_> {
         }
         for spot in &self.spots {
             if let Some(line) = desk.lines.get_mut(spot) {
-                line.retain(|other| !Arc::ptr_eq(other, &self.waiter));
+                line.remove(&self.waiter.number);
                 if line.is_empty() {
                     desk.lines.remove(spot);
+                    if let Some(poll) = desk.polls.get_mut(&spot.0) {
+                        poll.spots -= 1;
+                        if poll.spots == 0 {
+                            desk.polls.remove(&spot.0);
+                        }
+                    }
                 }
             }
         }
     }
-}
-
-/// Looks after the line for as long as the store is open: listens, polls, and says that we are still there.
-pub async fn attend(shared: Arc<Shared>) {
-    let line = &shared.line;
-    let mut last = Instant::now();
-    loop {
-        let (busy, due, subscribed) = {
-            let mut desk = line.desk();
-            if desk.lines.is_empty() {
-                // Nothing is due, so that the next one who comes rings.
-                desk.due = None;
-            }
-            (!desk.lines.is_empty(), desk.due, desk.subscribed)
-        };
-        if !busy {
-            line.ring.notified().await;
-            continue;
-        }
-        if !subscribed && subscribe(&shared).await {
-            line.desk().subscribed = true;
-            // What was said before we listened was not heard.
-            last = look(&shared).await;
-            continue;
-        }
-        let due = due.unwrap_or(last + shared.options.poll).min(last + shared.options.poll).max(last + LEAST);
-        tokio::select! {
-            () = tokio::time::sleep_until(due.into()) => last = look(&shared).await,
-            () = line.ring.notified() => {}
-        }
-    }
-}
-
-async fn subscribe(shared: &Shared) -> bool {
-    let subscribed = shared.fleet.call(0, cmd("SUBSCRIBE").arg(shared.wake_channel())).await;
-    if let Err(failure) = &subscribed {
-        tracing::warn!(?failure, "no messages: waiting goes on by looking every {:?}", shared.options.poll);
-    }
-    subscribed.is_ok()
-}
-
-/// Looks at everything that is waited for, once, whatever the number of those who wait.
-async fn look(shared: &Arc<Shared>) -> Instant {
-    let spots: Vec<(Group, String)> = {
-        let mut desk = shared.line.desk();
-        desk.due = None;
-        desk.lines.keys().cloned().collect()
-    };
-    let mut soonest = shared.options.poll;
-    let looks = spots.chunk_by(|a, b| a.0 == b.0).flat_map(|group| group.chunks(BATCH));
-    let looks = looks.map(|batch| look_at(shared, batch));
-    for next in futures_util::future::join_all(looks).await.into_iter().flatten() {
-        soonest = soonest.min(next);
-    }
-    let now = Instant::now();
-    let mut desk = shared.line.desk();
-    let at = now + soonest;
-    desk.due = Some(desk.due.map_or(at, |due| due.min(at)));
-    now
-}
-
-/// Looks at some keys of one group. Says when it is worth looking again.
-async fn look_at(shared: &Arc<Shared>, batch: &[(Group, String)]) -> Option<Duration> {
-    let (group, sent_at) = (batch[0].0, shared.options.clock.now());
-    let names: Vec<&str> = batch.iter().map(|(_, key)| key.as_str()).collect();
-    let call = Call::new(&POLL, &shared.keys(group, &names))
-        .arg(shared.layout.base(group))
-        .arg(shared.claim_ms())
-        .arg(&shared.client);
-    let answer = match call.run(&shared.fleet, group.slot()).await {
-        Ok(Value::Array(answer)) => answer,
-        other => {
-            tracing::warn!(?other, "could not look at the line, will look again");
-            return None;
-        }
-    };
-    let desk = shared.line.desk();
-    if matches!(answer.first(), Some(Value::Int(0))) {
-        // We were silent for too long, or the server has forgotten us: everybody asks again.
-        for waiter in batch.iter().filter_map(|spot| desk.lines.get(spot)).flatten() {
-            waiter.called.notify_one();
-        }
-        return Some(shared.options.poll);
-    }
-    let mut soonest = shared.options.poll;
-    let Some(Value::Int(fence)) = answer.get(1) else { return None };
-    let since = Since { sent_at, fence: u64::try_from(*fence).unwrap_or(u64::MAX) };
-    for (spot, state) in batch.iter().zip(&answer[2..]) {
-        let Value::Array(state) = state else { continue };
-        let [Value::BulkString(value), Value::BulkString(held), Value::Int(pttl)] = &state[..] else {
-            continue;
-        };
-        let holds = entry::holds(held);
-        for hold in &holds {
-            if let Some(waiter) = desk.waiters.get(&hold.attempt) {
-                waiter.answer_the_call(shared, None);
-            }
-        }
-        // Those who were there before we looked still stand in line.
-        for waiter in desk.lines.get(spot).into_iter().flatten() {
-            let mut claim = waiter.claim();
-            if claim.order.is_some() && holds.iter().all(|hold| hold.attempt != waiter.attempt) {
-                claim.since = claim.since.max(since);
-            }
-        }
-        let foreign = value != b"lockkeeper" && !holds.iter().any(|hold| entry::names(value, &hold.attempt));
-        if value.is_empty() {
-            // Free, and still we wait: the line was lost. The first asks again.
-            desk.lines.get(spot).and_then(|line| line.first()).inspect(|waiter| waiter.called.notify_one());
-        } else if foreign {
-            soonest = soonest.min(FOREIGN);
-        }
-        if let Ok(pttl) = u64::try_from(*pttl) {
-            soonest = soonest.min(Duration::from_millis(pttl + 1));
-        }
-    }
-    Some(soonest)
 }

@@ -1,5 +1,5 @@
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
 use lockkeeper_core::{
@@ -15,15 +15,17 @@ use crate::lane::{Errand, Lane};
 use crate::layout::{Group, Layout};
 use crate::line::Line;
 use crate::link::{Heard, Listener};
+use crate::open::Settings;
+use crate::unknown::Unknown;
 use crate::watch::Watch;
-use crate::{lane, line, open, watch};
+use crate::{lane, line, open, unknown, watch};
 
 /// Locks and records in Redis. Clones share everything.
 #[derive(Clone)]
 pub struct RedisStore {
     pub(crate) shared: Arc<Shared>,
     // Goes last: with it goes the thread, and everything that runs there.
-    _reactor: Arc<(Reactor, [Task<()>; 4])>,
+    _reactor: Arc<(Reactor, [Task<()>; 7])>,
 }
 
 /// What the store and the tasks on its thread have in common.
@@ -36,13 +38,17 @@ pub(crate) struct Shared {
     /// Where asks and releases are handed in, to travel together.
     pub asks: Lane,
     pub releases: Lane,
+    /// Where waiters that were let in confirm.
+    pub confirms: Lane,
     pub line: Line,
     pub watch: Watch,
+    pub unknown: Unknown,
     /// Who we are to the server: the places in line of a process go with it.
     pub client: String,
     /// The highest fence that we have seen.
     pub floor: AtomicU64,
-    profile: OnceLock<Profile>,
+    /// How the servers are set up, and the profile that follows.
+    pub settings: Settings,
 }
 
 impl std::fmt::Debug for RedisStore {
@@ -63,43 +69,49 @@ impl RedisStore {
             .map_err(|error| Error::Unavailable(format!("no thread for the connection: {error}")))?;
         let (asks, ask_depot) = lane::lane(Errand::Acquire);
         let (releases, release_depot) = lane::lane(Errand::Release);
-        let shared = Arc::new_cyclic(|weak| Shared::new(options, &reactor, weak.clone(), asks, releases));
+        let (confirms, confirm_depot) = lane::lane(Errand::Confirm);
+        let lanes = (asks, releases, confirms);
+        let shared = Arc::new_cyclic(|weak| Shared::new(options, &reactor, weak.clone(), lanes));
         let tasks = [
             reactor.spawn(lane::attend(shared.clone(), ask_depot)),
             reactor.spawn(lane::attend(shared.clone(), release_depot)),
+            reactor.spawn(lane::attend(shared.clone(), confirm_depot)),
             reactor.spawn(line::attend(shared.clone())),
             reactor.spawn(watch::attend(shared.clone())),
+            reactor.spawn(unknown::attend(shared.clone())),
+            reactor.spawn(open::attend(shared.clone())),
         ];
         let store = RedisStore { shared: shared.clone(), _reactor: Arc::new((reactor, tasks)) };
-        let profile = open::profile(&shared).await?;
-        _ = shared.profile.set(profile);
+        open::open(&shared).await?;
         Ok(store)
     }
 }
 
 impl Shared {
-    fn new(options: Options, reactor: &Reactor, weak: Weak<Shared>, asks: Lane, releases: Lane) -> Self {
+    fn new(options: Options, reactor: &Reactor, weak: Weak<Shared>, lanes: (Lane, Lane, Lane)) -> Self {
+        let (asks, releases, confirms) = lanes;
+        let greeting = open::greeting(weak.clone());
         let listener: Listener = Arc::new(move |heard| {
             if let Some(shared) = weak.upgrade() {
                 shared.heard(heard);
             }
         });
-        let fleet = |listener| {
-            let (servers, access) = (options.servers.clone(), options.access.clone());
-            Fleet::new(servers, access, reactor.handle().clone(), listener)
-        };
+        let (servers, access) = (options.servers.clone(), options.access.clone());
+        let fleet = Fleet::new(servers, access, reactor.handle().clone(), Some(listener), Some(greeting));
         Shared {
             layout: Layout::new(&options.prefix, matches!(options.servers, Servers::Cluster(_))),
-            fleet: fleet(Some(listener)),
-            grants: (options.wait_replicas > 0).then(|| fleet(None)),
+            grants: (options.wait_replicas > 0).then(|| fleet.sibling()),
+            fleet,
+            line: Line::new(options.poll),
             options,
             asks,
             releases,
-            line: Line::default(),
+            confirms,
             watch: Watch::default(),
+            unknown: Unknown::default(),
             client: random_128()[..8].iter().map(|byte| format!("{byte:02x}")).collect(),
             floor: AtomicU64::new(0),
-            profile: OnceLock::new(),
+            settings: Settings::default(),
         }
     }
 
@@ -146,7 +158,6 @@ impl Shared {
         let mut keys = Vec::new();
         keys.push(format!("{base}fence"));
         keys.push(format!("{base}watched"));
-        keys.push(format!("{base}held"));
         keys.push(format!("{base}waited"));
         keys.extend(locks.into_iter().map(|key| key.as_ref().to_owned()));
         keys
@@ -156,11 +167,12 @@ impl Shared {
 #[async_trait]
 impl Locks for RedisStore {
     fn profile(&self) -> Profile {
-        self.shared.profile.get().expect("set when it was opened").clone()
+        self.shared.settings.profile().expect("there is one from the opening on")
     }
 
     async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
         ask.check()?;
+        self.shared.unknown.forget(&ask.claim);
         match self.shared.group_of(&ask.claim.names) {
             Some(group) => self.shared.acquire_in(group, ask).await,
             None => self.shared.acquire_across(&self.shared.parts(&ask.claim.names), ask).await,
@@ -175,12 +187,17 @@ impl Locks for RedisStore {
             }
         }
         let parts: Vec<(Group, &Claim)> = claims.iter().map(|(_, group, claim)| (*group, claim)).collect();
+        let shortest = grants.iter().map(|grant| grant.ttl).min().unwrap_or_default();
         let mut answers = vec![Renewal::Renewed; grants.len()];
-        for ((i, ..), answer) in claims.iter().zip(self.shared.renew_all(&parts).await?) {
-            // A grant of several names is lost as a whole.
-            if answer == Renewal::Lost {
-                answers[*i] = Renewal::Lost;
-            }
+        for ((i, ..), answer) in claims.iter().zip(self.shared.renew_all(&parts, shortest).await?) {
+            // A grant of several names is lost as a whole, and as good as the least that is known of it.
+            answers[*i] = match (&answers[*i], answer) {
+                (Renewal::Lost, _) | (_, Renewal::Lost) => Renewal::Lost,
+                (Renewal::Revoked(reason), _) => Renewal::Revoked(reason.clone()),
+                (_, revoked @ Renewal::Revoked(_)) => revoked,
+                (Renewal::Unknown, _) | (_, Renewal::Unknown) => Renewal::Unknown,
+                (Renewal::Renewed, Renewal::Renewed) => Renewal::Renewed,
+            };
         }
         Ok(answers)
     }
@@ -203,6 +220,11 @@ impl Locks for RedisStore {
 
     async fn watch(&self, prefix: &str) -> Result<EventStream> {
         self.shared.watch(prefix).await
+    }
+
+    async fn revoke(&self, _: &LockName, reason: &str) -> Result<Fence> {
+        limits::check_reason(reason)?;
+        Err(Profile::cannot_revoke(&self.profile().store))
     }
 
     async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {

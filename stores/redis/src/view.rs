@@ -8,7 +8,7 @@ use redis::{Value, cmd};
 
 use crate::entry;
 use crate::fault::Failure;
-use crate::hold::odd;
+use crate::hold::{holders, odd, stored_holds};
 use crate::link::Link;
 use crate::script::{Call, INSPECT};
 use crate::store::Shared;
@@ -20,14 +20,13 @@ impl Shared {
     pub(crate) async fn view(&self, name: &LockName) -> Result<Option<LockView>> {
         let group = self.layout.group(name);
         let (base, key) = (self.layout.base(group), self.layout.key(name));
-        let keys = [format!("{base}held"), format!("{base}line:{key}"), key];
+        let keys = [format!("{base}line:{key}"), key];
         let call = Call::new(&INSPECT, &keys).arg(base).arg(LockView::LINE);
         let Value::Array(parts) = call.run(&self.fleet, group.slot()).await? else { return Err(odd()) };
         let [
             Value::Int(now_us),
-            Value::BulkString(value),
             Value::Int(pttl),
-            Value::BulkString(packed),
+            Value::Array(holds),
             Value::Int(waiting),
             Value::Array(line),
         ] = &parts[..]
@@ -35,9 +34,9 @@ impl Shared {
             return Err(odd());
         };
         let now_ms = u64::try_from(*now_us).map_err(|_| odd())? / 1000;
-        let held = self.held(value, *pttl, packed, now_ms);
-        let delays = entry::holds(packed).into_iter().filter_map(|hold| hold.delayed_after(now_ms));
-        let delayed_ms = if value.is_empty() { None } else { delays.max() };
+        let holds = stored_holds(holds);
+        let held = holders(&holds, *pttl, now_ms);
+        let delayed_ms = holds.iter().flatten().filter_map(|hold| hold.delayed_after(now_ms)).max();
         let line: Vec<_> = line
             .iter()
             .filter_map(|ask| match ask {

@@ -6,9 +6,9 @@ mod common;
 use std::time::Duration;
 
 use common::{ask_for, client_of, grow, keeper, pttl, renew, tell};
-use lockkeeper_core::{Expect, Outcome, Release, Renewal, Write};
+use lockkeeper_core::{Expect, Mode, Outcome, Release, Renewal, Write};
 use lockkeeper_testkit::laws::{
-    ask, eventually, give_back, granted, name, refused, soon, stand_in_line, take,
+    ask, eventually, give_back, granted, name, refused, soon, stand_in_line, take, with,
 };
 use lockkeeper_testkit::servers::{self, ClockShim, RedisOptions, Server};
 
@@ -50,6 +50,39 @@ async fn a_waiter_in_line_is_not_forgotten_when_the_clock_is_set_back() {
     drop(dead);
     clock.jump(-HOUR);
     grow(&[old.fence, granted(waiter).await.fence]);
+}
+
+/// The end of a minimum hold is a time of day, too: a job of twenty seconds must not keep its lock for an hour.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_minimum_hold_lasts_one_more_at_most_when_the_clock_is_set_back() {
+    let Some((server, clock)) = server_on_a_clock() else { return };
+    let store = client_of(&server).await;
+    let brief = |text| with(ask(text), |ask| ask.min_hold = Duration::from_secs(20));
+    let (before, after) = (take(&store, &brief("before")).await, take(&store, &brief("after")).await);
+    give_back(&store, &before.claim).await;
+    clock.jump(-HOUR);
+    give_back(&store, &after.claim).await;
+    for text in ["before", "after"] {
+        let busy = refused(&store, &ask(text)).await;
+        assert!(busy.held[0].lingering && busy.held[0].expires_in_ms <= 20_000, "{text}: {busy:?}");
+        assert!(pttl(server.addr(), &format!("lock:{text}")) <= 20_000, "the key of {text} stays for longer");
+    }
+}
+
+/// Many readers, and some of them have a longer ttl: every one is shortened to one ttl from now.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_reader_is_over_after_one_ttl_more_when_the_clock_is_set_back() {
+    let Some((server, clock)) = server_on_a_clock() else { return };
+    let (dead, store) = (client_of(&server).await, client_of(&server).await);
+    let reader = |secs| with(ask_for("jobs", Duration::from_secs(secs)), |ask| ask.mode = Mode::Shared);
+    for secs in [2, 3, 1] {
+        take(&dead, &reader(secs)).await;
+    }
+    drop(dead);
+    clock.jump(-HOUR);
+    let waiter = stand_in_line(&store, &ask("jobs"), 1).await;
+    assert!(pttl(server.addr(), "lock:jobs") <= 3000, "it stays for longer than it was given");
+    granted(waiter).await;
 }
 
 /// The documented break: two hold the lock at once. The fence tells them apart, and the first learns of it at its next

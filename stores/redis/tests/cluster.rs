@@ -192,3 +192,83 @@ async fn an_owner_is_told_to_use_a_hash_tag() {
     says(&across, Outcome::Unsupported, &["hash tag"]);
     take(&store, &owned(&["{x}/a", "{x}/b"])).await;
 }
+
+/// Names at two nodes: the first is taken, the second cannot be, and then the first cannot be given back. It is held, so that
+/// nobody may be told that nothing happened.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_part_that_cannot_be_given_back_is_not_told_as_not_taken() {
+    let options = RedisOptions { append_only: AppendOnly::Always, ..RedisOptions::default() };
+    let Ok(mut cluster) = servers::redis_cluster_with(3, options) else { return };
+    let store = open(&format!("redis+cluster://{}?timeout=2s", cluster.addrs()[2])).await;
+    let name_at = |prefix: &str, node: usize| {
+        let here = |text: &String| cluster.node_of_slot(cluster.slot_of(&format!("lock:{text}"))) == node;
+        (0..).map(|i| format!("{prefix}{i}")).find(here).unwrap()
+    };
+    let (first, second) = (name_at("a", 0), name_at("b", 1));
+    cluster.nodes()[1].pause();
+    // Until its connection is closed: from then on a request waits for a new one, and is not sent.
+    assert!(store.inspect(&name(&second)).await.is_err());
+    let (asking, asked) = (store.clone(), ask_all(&[&first, &second]));
+    let asking = tokio::spawn(async move { asking.acquire(&asked).await });
+    let key = format!("lock:{first}");
+    eventually("the first is taken", || async { tell(cluster.addrs()[0], &["EXISTS", &key]) == "1" }).await;
+    cluster.node_mut(0).kill9();
+    let answer = soon("the ask ends", asking).await.unwrap();
+    assert!(matches!(answer, Err(Error::Unknown(_))), "{answer:?}");
+    cluster.nodes()[1].resume();
+    cluster.node_mut(0).restart();
+    eventually("it is held all the same", || async {
+        servers::redis_call(cluster.addrs()[0], &["EXISTS", &key]).is_ok_and(|held| held == "1")
+    })
+    .await;
+}
+
+/// The nodes send a request back and forth, because each takes another for the owner of the slot. That ends in time, says what is
+/// the matter, and is over when they agree again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slot_without_an_owner_is_unavailable_after_the_timeout() {
+    let Ok(cluster) = servers::redis_cluster(3) else { return };
+    let store = open(&format!("redis+cluster://{}?timeout=500ms", cluster.addrs()[0])).await;
+    let slot = cluster.slot_of("lock:orders/42");
+    let owner = cluster.node_of_slot(slot);
+    let ids: Vec<String> = cluster.addrs().iter().map(|addr| tell(*addr, &["CLUSTER", "MYID"])).collect();
+    let set = |node: usize, to: usize| {
+        tell(cluster.addrs()[node], &["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &ids[to]]);
+    };
+    // The owner names the next node, which names the owner: gossip does not take a slot back that a node gave away.
+    let next = (owner + 1) % 3;
+    set(owner, next);
+    set(next, owner);
+    let begun = std::time::Instant::now();
+    let error = common::failed(&store, &ask("orders/42")).await;
+    says(&error, Outcome::Unavailable, &[&format!("slot {slot}")]);
+    assert!(begun.elapsed() >= Duration::from_millis(400), "given up after {:?}", begun.elapsed());
+    set(owner, owner);
+    eventually("the slot has an owner again", || async {
+        matches!(store.acquire(&ask("orders/42")).await, Ok(Acquired::Granted(_) | Acquired::Busy(_)))
+    })
+    .await;
+}
+
+/// What the manual says that a user needs, in a cluster as well.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_rights_in_the_manual_are_enough_in_a_cluster() {
+    let manual = include_str!("../../../docs/stores/redis.md");
+    let rights =
+        manual.split('`').find(|text| text.starts_with("~lock:*")).expect("the manual names the rights");
+    assert!(manual.contains("`+cluster|slots`"), "the manual does not name what a cluster needs");
+    let Ok(cluster) = servers::redis_cluster(3) else { return };
+    for addr in cluster.addrs() {
+        let words = ["ACL", "SETUSER", "worker", "reset", "on", ">pw"].into_iter();
+        tell(addr, &words.chain(rights.split(' ')).chain(["+cluster|slots"]).collect::<Vec<_>>());
+    }
+    let url = format!("redis+cluster://worker:pw@{}", cluster.addrs()[0]);
+    let (one, two) = (open(&url).await, open(&url).await);
+    let held = take(&one, &ask_all(&["a", "b", "c"])).await;
+    let waiter = stand_in_line(&two, &ask("b"), 1).await;
+    let slot = cluster.slot_of("lock:c");
+    cluster.migrate_slot(slot, (cluster.node_of_slot(slot) + 1) % 3);
+    assert_eq!(renew(&one, &held).await, Renewal::Renewed);
+    give_back(&one, &held.claim).await;
+    granted(waiter).await;
+}

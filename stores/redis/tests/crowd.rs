@@ -5,7 +5,9 @@ use std::process::{Child, Command};
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockkeeper::Lockkeeper;
 use lockkeeper_core::{Acquired, Mode, Renewal, Store, Wait};
+use lockkeeper_host::SystemClock;
 use lockkeeper_redis::{Options, RedisStore};
 use lockkeeper_testkit::laws::{
     ask, eventually, give_back, granted, is_free, name, stand_in_line, take, with,
@@ -142,26 +144,81 @@ async fn a_dead_waiter_costs_its_claim_and_no_more() {
     assert!(matches!(served, Ok(Acquired::Granted(_))));
 }
 
+/// Locks whose holders died, in batches, while another lock stays: whatever their mode, nothing of them is left once their
+/// time is over, and no client has to come and sweep.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn locks_that_end_without_a_word_are_swept_out() {
+async fn locks_that_end_without_a_release_leave_nothing_behind() {
     let Ok(server) = servers::redis(RedisOptions::default()) else { return };
     let store = open(&format!("redis://{}", server.addr())).await;
-    let records =
-        || redis_call(server.addr(), &["HLEN", "lockkeeper:{all}:held"]).unwrap().parse::<usize>().unwrap();
-    // One that stays, and so the records stay.
+    let keys = || redis_call(server.addr(), &["DBSIZE"]).unwrap().parse::<usize>().unwrap();
     take(&store, &ask("stays")).await;
     // All at once, and long enough for a busy machine to count them.
-    let brief = |i| with(ask(&format!("brief/{i}")), |ask| ask.ttl = Duration::from_secs(3));
-    let asks: Vec<_> = (0..200).map(brief).collect();
-    futures_util::future::join_all(asks.iter().map(|ask| take(&store, ask))).await;
-    assert!(records() > 100, "{}", records());
-    // Nobody gives them back; but others come.
-    eventually("they are swept out", || async {
-        let held = take(&store, &ask("busy")).await;
-        give_back(&store, &held.claim).await;
-        records() == 1
+    let brief = |i: u32| {
+        with(ask(&format!("brief/{i}")), |ask| {
+            ask.ttl = Duration::from_secs(3);
+            match i % 4 {
+                0 => ask.mode = Mode::Shared,
+                1 => ask.min_hold = Duration::from_secs(4),
+                2 => ask.lock_delay = Duration::from_secs(1),
+                _ => {}
+            }
+        })
+    };
+    let asks: Vec<_> = (0..400).map(brief).collect();
+    let grants = futures_util::future::join_all(asks.iter().map(|ask| take(&store, ask))).await;
+    assert!(keys() > 300, "{}", keys());
+    // Some are released within their minimum hold, and stay until its end.
+    futures_util::future::join_all(grants.iter().skip(1).step_by(4).map(|one| give_back(&store, &one.claim)))
+        .await;
+    eventually("only the counter and the lock that stays are left", || async { keys() == 2 }).await;
+}
+
+/// Readers behind a writer, as many as one lock may have, each with a guard that the library renews: all of them hold at
+/// once, and go on holding beyond their ttl. The server's time for one of them does not grow with their number.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_readers_behind_a_writer_hold_beyond_their_ttl() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let few = readers(&server, 1_000).await;
+    let many = readers(&server, 10_000).await;
+    println!("server time for each reader: {few:?} with 1000, {many:?} with 10000");
+    assert!(many < few * 6, "the cost of one reader grows with their number: {few:?} {many:?}");
+}
+
+/// The server's time for each of `count` readers, from their first request to their last release.
+async fn readers(server: &Server, count: u32) -> Duration {
+    // The claim is the first lease of a waiter: as long as the ttl, for a busy machine.
+    let url = format!("redis://{}?poll=1s&claim=12s", server.addr());
+    let writer = open(&url).await;
+    let held = take(&writer, &ask("popular")).await;
+    let keeper = Lockkeeper::with_store(open(&url).await, Arc::new(SystemClock));
+    let before = script_time(server);
+    let ttl = Duration::from_secs(12);
+    let readers: Vec<_> =
+        (0..count).map(|_| tokio::spawn(keeper.lock("popular").shared().ttl(ttl).acquire())).collect();
+    eventually("all readers are in the queue", || async {
+        writer.inspect(&name("popular")).await.unwrap().is_some_and(|view| view.waiting == readers.len())
     })
     .await;
+    give_back(&writer, &held.claim).await;
+    let guards = futures_util::future::join_all(readers).await;
+    let guards: Vec<_> =
+        guards.into_iter().map(|guard| guard.unwrap().expect("a reader is let in")).collect();
+    tokio::time::sleep(ttl * 3 / 2).await;
+    let lost = guards.iter().filter(|guard| !guard.is_held()).count();
+    assert_eq!(lost, 0, "of {count} readers");
+    let view = writer.inspect(&name("popular")).await.unwrap().unwrap();
+    assert_eq!(view.held.len(), guards.len());
+    futures_util::future::join_all(guards.into_iter().map(|guard| guard.release())).await;
+    is_free(&writer, "popular").await;
+    (script_time(server) - before) / count
+}
+
+/// How long the server has spent in scripts.
+fn script_time(server: &Server) -> Duration {
+    let stats = redis_call(server.addr(), &["INFO", "commandstats"]).unwrap();
+    let lines = stats.lines().filter(|line| line.starts_with("cmdstat_eval"));
+    let spent = lines.filter_map(|line| line.split("usec=").nth(1)?.split(',').next()?.parse::<u64>().ok());
+    Duration::from_micros(spent.sum())
 }
 
 /// A message is believed only if it can be no older than what we know: one from before, which was held up on its way, tells

@@ -3,9 +3,13 @@
 
 mod common;
 
+use std::time::Duration;
+
 use common::{Client, client_of, failed, grow, keeper, not_for_correctness, open, renew, says, tell, url};
-use lockkeeper_core::{Error, Fence, Outcome, Promise, Release, Renewal};
-use lockkeeper_testkit::laws::{ask, eventually, give_back, granted, refused, stand_in_line, take};
+use lockkeeper_core::{Error, Fence, Outcome, Owner, Promise, Release, Renewal};
+use lockkeeper_testkit::laws::{
+    ask, eventually, give_back, granted, owner, refused, stand_in_line, take, with,
+};
 use lockkeeper_testkit::resource::{FencedFile, UnfencedFile};
 use lockkeeper_testkit::servers::{self, AppendOnly, ClockShim, RedisOptions, RedisPair, TempDir};
 
@@ -96,17 +100,16 @@ async fn a_client_of_before_keeps_fences_growing_on_a_replica_whose_clock_is_beh
     grow(&[before, after, fence_of(&newcomer, "orders/4").await]);
 }
 
-/// The line came over to the replica, the last fences did not. Whoever is let in from that line by a release of somebody
-/// else's gets a number of the new server first, and may have seen a higher one meanwhile.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_waiter_that_the_new_server_lets_in_has_a_fence_above_all_that_it_has_seen() {
+/// The queue came over to the replica, the last fences did not. A waiter that a release lets in from that queue gets a
+/// number of the new server first, and may have seen a higher one meanwhile.
+async fn let_in_by_the_new_server(owner: Option<Owner>) {
     let Ok(clock) = ClockShim::build() else { return };
     let options = RedisOptions { clock: Some(clock.clone()), ..RedisOptions::default() };
     let Ok(mut pair) = servers::redis_pair(options) else { return };
     wait_until_writes_arrive(&pair);
     let (holder, survivor) = (client_of(pair.primary()).await, client_of(pair.primary()).await);
     let held = take(&holder, &ask("orders/1")).await;
-    let waiter = stand_in_line(&survivor, &ask("orders/1"), 1).await;
+    let waiter = stand_in_line(&survivor, &with(ask("orders/1"), |ask| ask.owner = owner), 1).await;
     pair.wait_synced();
     pair.cut_replication();
     let seen = fence_of(&survivor, "orders/2").await;
@@ -115,6 +118,16 @@ async fn a_waiter_that_the_new_server_lets_in_has_a_fence_above_all_that_it_has_
     eventually("the holder finds the new server", || async { holder.release(&held.claim).await.is_ok() })
         .await;
     grow(&[held.fence, seen, granted(waiter).await.fence]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_that_the_new_server_lets_in_has_a_fence_above_all_that_it_has_seen() {
+    let_in_by_the_new_server(None).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_with_an_owner_has_a_fence_above_all_that_it_has_seen_as_well() {
+    let_in_by_the_new_server(Some(owner())).await;
 }
 
 /// `wait_replicas=1`: a grant that the replica did not get is not a grant.
@@ -133,13 +146,37 @@ async fn a_grant_that_no_replica_has_is_given_back() {
     says(&failed(&store, &asked).await, Outcome::Unavailable, &["0 of 1 replicas"]);
     assert_eq!(tell(primary, &["EXISTS", "lock:orders/2"]), "0", "it was not given back");
     assert_eq!(give_back(&store, &asked.claim).await, Release::AlreadyGone);
-    // What is held already is not harmed by it.
-    assert_eq!(renew(&store, &first).await, Renewal::Renewed);
+    // A renewal that the replica does not have does not count either: promoted, the replica would end the lease earlier
+    // than the holder believes, and let another one in.
+    assert_eq!(renew(&store, &first).await, Renewal::Unknown);
 
     pair.heal_replication();
     pair.wait_synced();
     let second = take(&store, &ask("orders/2")).await;
+    assert_eq!(renew(&store, &first).await, Renewal::Renewed);
     grow(&[first.fence, second.fence]);
+}
+
+/// The replica had the grant and none of the renewals. It is promoted when the lease is over there: by then no guard may
+/// believe in it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guard_whose_renewals_reach_no_replica_is_lost_before_the_replica_lets_another_in() {
+    let Ok(mut pair) = servers::redis_pair(RedisOptions::default()) else { return };
+    wait_until_writes_arrive(&pair);
+    let store = open(&format!("{}?wait_replicas=1&timeout=1s", url(pair.primary()))).await;
+    let guard = keeper(&store).lock("orders/42").ttl(Duration::from_secs(4)).acquire().await.unwrap();
+    pair.wait_synced();
+    pair.cut_replication();
+    eventually("the grant is over at the replica", || async {
+        tell(pair.replica().addr(), &["PTTL", "lock:orders/42"]).starts_with('-')
+            || tell(pair.replica().addr(), &["EXISTS", "lock:orders/42"]) == "0"
+    })
+    .await;
+    pair.promote();
+    let two = client_of(pair.replica()).await;
+    let new = take(&two, &ask("orders/42")).await;
+    assert!(!guard.is_held(), "two guards of one lock");
+    assert!(new.fence > guard.fence());
 }
 
 #[tokio::test(flavor = "multi_thread")]

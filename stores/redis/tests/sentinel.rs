@@ -2,9 +2,9 @@
 
 mod common;
 
-use common::{grow, keeper, open, refused_at_open, says};
-use lockkeeper_core::{Acquired, Error, Outcome};
-use lockkeeper_testkit::laws::{ask, eventually, name, take};
+use common::{grow, keeper, open, refused_at_open, renew, says, tell};
+use lockkeeper_core::{Acquired, Error, Outcome, Release, Renewal};
+use lockkeeper_testkit::laws::{ask, eventually, give_back, name, take};
 use lockkeeper_testkit::servers::{self, RedisOptions, RedisSentinel};
 
 fn url(fleet: &RedisSentinel, name: &str) -> String {
@@ -50,4 +50,58 @@ async fn the_store_follows_the_primary_that_the_sentinels_name() {
     let guard = late.lock("orders/45").acquire().await.unwrap();
     grow(&[after.fence, guard.fence()]);
     guard.release().await.unwrap();
+}
+
+/// The sentinels cannot reach the old primary, take it for dead, and name another one. It lives, and answers us: nothing fails,
+/// so nothing used to make the store ask the sentinels again, and it went on with the old one for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_old_primary_that_still_answers_is_left_for_the_new_one() {
+    let Ok(fleet) = servers::redis_sentinel(RedisOptions::default()) else { return };
+    let store = open(&url(&fleet, RedisSentinel::NAME)).await;
+    let before = take(&store, &ask("before")).await;
+    fleet.pair.wait_synced();
+    let old = fleet.master_addr().unwrap();
+    fleet.pair.cut_off_sentinels();
+    let new = fleet.wait_for_failover(old);
+    assert!(tell(fleet.pair.primary().addr(), &["INFO", "replication"]).contains("role:master"));
+    let mut fences = vec![before.fence];
+    let begun = std::time::Instant::now();
+    for i in 0.. {
+        let name = format!("orders/{i}");
+        if let Ok(Acquired::Granted(grant)) = store.acquire(&ask(&name)).await {
+            fences.push(grant.fence);
+            if tell(new, &["EXISTS", &format!("lock:{name}")]) == "1" {
+                break;
+            }
+        }
+        assert!(begun.elapsed().as_secs() < 20, "it still asks the old primary");
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    grow(&fences);
+    // A release finds the same server as the request before it, and what was synced is still held there.
+    let held = take(&store, &ask("after")).await;
+    assert_eq!(give_back(&store, &held.claim).await, Release::Released);
+    assert_eq!(renew(&store, &before).await, Renewal::Renewed);
+}
+
+/// The sentinels tell only a user of theirs where the primary is.
+#[tokio::test(flavor = "multi_thread")]
+async fn sentinels_with_a_password_are_asked_with_it() {
+    let Ok(fleet) = servers::redis_sentinel(RedisOptions::default()) else { return };
+    for sentinel in fleet.sentinels() {
+        tell(sentinel, &["ACL", "SETUSER", "keeper", "on", ">sesame", "+@all"]);
+        tell(
+            sentinel,
+            &["ACL", "SETUSER", "default", "-sentinel|get-master-addr-by-name", "-sentinel|master"],
+        );
+    }
+    let url = url(&fleet, RedisSentinel::NAME);
+    let stranger = refused_at_open(&url).await;
+    says(&stranger, Outcome::Denied, &["NOPERM"]);
+    let wrong = refused_at_open(&format!("{url}&sentinel_user=keeper&sentinel_password=canary")).await;
+    says(&wrong, Outcome::Denied, &["WRONGPASS"]);
+    assert!(!wrong.to_string().contains("canary"), "{wrong}");
+    let store = open(&format!("{url}&sentinel_user=keeper&sentinel_password=sesame")).await;
+    let grant = take(&store, &ask("orders/42")).await;
+    give_back(&store, &grant.claim).await;
 }

@@ -138,3 +138,28 @@ async fn nothing_stays_of_what_nobody_heard_of() {
     laws::doubt::an_ask_in_doubt_leaves_nothing(&proxy, &store, &other).await;
     laws::doubt::a_release_that_was_given_up_leaves_nothing(&proxy, &store, &other).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_that_ends_during_an_outage_leaves_nothing() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let proxy = Proxy::start(server.addr(), Framing::Resp);
+    let (store, other) = (open(proxy.addr()).await.unwrap(), open(server.addr()).await.unwrap());
+    laws::doubt::a_wait_that_ends_during_an_outage_leaves_nothing(&proxy, &store, &other).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_arrives_after_its_release_takes_nothing() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let proxy = Proxy::start(server.addr(), Framing::Resp);
+    let (store, other) = (open(proxy.addr()).await.unwrap(), open(server.addr()).await.unwrap());
+    let arrived =
+        laws::doubt::a_request_that_arrives_after_its_release_takes_nothing(&proxy, &store, &other).await;
+    assert!(arrived, "nothing is shown: the late request was not answered");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_clients_cost_no_more_than_declared() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let open = async |addr| open(addr).await.unwrap();
+    laws::wake::dead_clients_cost_no_more_than_declared(server.addr(), Framing::Resp, open).await;
+}

@@ -120,7 +120,8 @@ fn access(address: &mut Address, encrypted: bool) -> Result<Access> {
         (None, "") => "0".into(),
         (None, path) => path.into(),
     };
-    let db = db.parse().map_err(|_| Error::invalid(format!("{db:?} is no number of a database")))?;
+    let db =
+        db.parse().map_err(|_| Error::invalid("the database is a number: redlock://HOSTS/0 or ?db=0"))?;
     let (ca, cert, key) = (address.option("ca"), address.option("cert"), address.option("key"));
     let identity = match (cert.as_deref(), key.as_deref()) {
         (None, None) => None,

@@ -60,6 +60,7 @@ pub fn held(of: &[&Seen], quorum: usize) -> Held {
         since: ours.map(|ours| ours.since).unwrap_or_default(),
         expires_in_ms: left.get(quorum - 1).or(left.last()).copied().unwrap_or(0),
         lingering: false,
+        revoked: None,
     }
 }
 

@@ -6,6 +6,7 @@
 #![deny(missing_docs)]
 
 mod acquire;
+mod break_lock;
 mod config;
 mod entry;
 mod errand;
@@ -14,6 +15,7 @@ mod node;
 mod open;
 mod quorum;
 mod records;
+mod release;
 mod renew;
 mod round;
 mod script;

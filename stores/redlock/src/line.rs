@@ -108,8 +108,11 @@ impl Place<'_> {
             for (node, _) in heard.iter().filter(|(_, heard)| !heard) {
                 gate.told_by[*node].store(false, Ordering::Relaxed);
             }
-            // What was said before we listened was not heard.
-            gate.hint.notify_one();
+            // What was published before the subscription was not heard. Without a new subscription nothing was missed:
+            // a waiter that is woken now would subscribe again, fail again, and never pause.
+            if heard.iter().any(|(_, heard)| *heard) {
+                gate.hint.notify_one();
+            }
         });
     }
 }

@@ -67,8 +67,8 @@ impl Node {
         self.owing.notify_one();
     }
 
-    /// Pays what is owed as soon as the node answers again, for as long as the store is open: one at a time, so that a
-    /// node that is down for long costs one call a second and not one for every release it missed.
+    /// Sends the pending releases as soon as the node answers again, for as long as the store is open: one at a time, so
+    /// that a node that is down for long costs one call a second and not one for every release that it missed.
     pub async fn pay(self: Arc<Self>, clock: Arc<dyn Clock>) {
         let mut pause = Duration::ZERO;
         loop {
@@ -76,22 +76,20 @@ impl Node {
                 self.owing.notified().await;
                 continue;
             };
-            if debt.until <= clock.now() || self.paid(&debt).await {
-                pause = Duration::ZERO;
-            } else {
-                self.debts().push_front(debt);
-                pause = (pause * 2).clamp(Duration::from_millis(50), Duration::from_secs(1));
-                tokio::time::sleep(pause).await;
+            if debt.until <= clock.now() {
+                continue;
             }
-        }
-    }
-
-    /// Whether the node has said something that will not change.
-    async fn paid(&self, debt: &Debt) -> bool {
-        match debt.call.run(&self.link).await {
-            Ok(_) => true,
-            Err(Failure::Away(_) | Failure::Unheard(_)) => false,
-            Err(refused) => !refused.is("LOADING") && !refused.is("BUSY"),
+            let Err(failure) = debt.call.run(&self.link).await else {
+                pause = Duration::ZERO;
+                continue;
+            };
+            // Also a refusal can end (a full disk, a missing right, a replica that becomes the primary), so the release
+            // waits for its turn again. It does so behind the others, because it may be refused for its own key.
+            self.debts().push_back(debt);
+            pause = (pause * 2).clamp(Duration::from_millis(50), Duration::from_secs(1));
+            let node = self.link.door();
+            tracing::debug!(%node, ?failure, "a release failed; next try in {pause:?}");
+            tokio::time::sleep(pause).await;
         }
     }
 }

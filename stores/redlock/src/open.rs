@@ -4,16 +4,28 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use lockkeeper_core::{Error, Profile, Promise, Result, Waiting};
-use redis::{Value, cmd};
+use lockkeeper_redis::Failure;
+use redis::Value;
 
 use crate::node::Node;
+use crate::quorum::odd;
 use crate::store::Shared;
 
 type Info = HashMap<String, String>;
 
 /// Looks at every node, refuses what cannot work, and writes down what is promised.
 pub(crate) async fn profile(shared: &Arc<Shared>) -> Result<Profile> {
-    let work = |node: Arc<Node>| async move { node.link.call(&cmd("INFO")).await };
+    // Published to no waiter: it tells whether this user may.
+    let mut questions = redis::pipe();
+    questions.cmd("INFO").cmd("PUBLISH").arg(shared.channel("")).arg("");
+    let work = |node: Arc<Node>| {
+        let questions = questions.clone();
+        async move {
+            let [info, published] =
+                <[_; 2]>::try_from(node.link.calls(&questions).await?).map_err(|_| two_answers())?;
+            Ok(Value::Array(vec![info?, Value::Boolean(published.is_ok())]))
+        }
+    };
     // A connection has all of its time here: nobody waits for a lock yet.
     let answers = shared.hear(shared.options.access.timeout * 2, work, |_| false).await;
     let answered: Vec<bool> = answers.iter().map(|answer| matches!(answer, Some(Ok(_)))).collect();
@@ -21,7 +33,9 @@ pub(crate) async fn profile(shared: &Arc<Shared>) -> Result<Profile> {
     let mut notes = notes(shared);
     let mut known: HashMap<String, usize> = HashMap::new();
     for (index, answer) in good {
-        let (door, info) = (shared.nodes[index].link.door(), read(&answer));
+        let Value::Array(parts) = answer else { return Err(odd()) };
+        let [info, Value::Boolean(publishes)] = &parts[..] else { return Err(odd()) };
+        let (door, info) = (shared.nodes[index].link.door(), read(info));
         check(&info, &door.to_string())?;
         let run = info.get("run_id").cloned().unwrap_or_default();
         if let Some(other) = known.insert(run, index) {
@@ -31,6 +45,12 @@ pub(crate) async fn profile(shared: &Arc<Shared>) -> Result<Profile> {
         if !is(&info, "maxmemory", "0") && !is(&info, "maxmemory_policy", "noeviction") {
             notes.push(format!(
                 "{door} may throw locks away when its memory is full: set maxmemory-policy noeviction"
+            ));
+        }
+        if !publishes {
+            notes.push(format!(
+                "this user may not publish to the channels lockkeeper:* of {door}: waiters poll, and are not notified of a \
+                 release"
             ));
         }
         if !is(&info, "connected_slaves", "0") {
@@ -80,9 +100,14 @@ fn promises(shared: &Shared, notes: Vec<String>) -> Profile {
         lock_delay: false,
         min_hold: false,
         watch: false,
+        revoke: false,
         records: false,
         notes,
     }
+}
+
+fn two_answers() -> Failure {
+    Failure::Unheard("a node gave another number of answers than there were questions".into())
 }
 
 fn read(answer: &Value) -> Info {

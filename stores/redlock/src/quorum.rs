@@ -66,6 +66,22 @@ impl Shared {
         if good.len() >= self.quorum { Ok(good) } else { Err(self.too_few(good.len(), 0, &failures)) }
     }
 
+    /// The same for a request that changes something. Without a majority its outcome is unknown, if a node did it or may
+    /// still do it.
+    pub fn majority_did(&self, answers: Answers) -> Result<Vec<(usize, Value)>> {
+        let possible = |answer: &Option<Result<Value, Failure>>| match answer {
+            None | Some(Ok(_)) => true,
+            // An error that was raised inside a script may have come after a write.
+            Some(Err(failure)) => failure.may_have_happened(),
+        };
+        let possible = answers.iter().any(possible);
+        self.majority_of(answers).map_err(|error| match error {
+            Error::Unavailable(text) if possible => Error::Unknown(text),
+            error if possible => Error::Unknown(error.to_string()),
+            error => error,
+        })
+    }
+
     /// Fewer than a majority can be used: nothing was done.
     pub fn too_few(&self, good: usize, young: usize, failures: &[Failure]) -> Error {
         // A wrong password is a wrong password, whatever else is the matter.

@@ -1,66 +1,115 @@
-//! Renewing, giving back, breaking.
+//! Renewals: each grant has an answer of its own, by the majority of the nodes.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-use futures_util::future::try_join_all;
+use futures_util::future::join_all;
 use lockkeeper_core::lease::margin;
 use lockkeeper_core::vote::Tally;
-use lockkeeper_core::{Claim, Error, Fence, Grant, LockName, Moment, Release, Renewal, Result, Wall};
+use lockkeeper_core::{Error, Grant, Moment, Renewal, Result};
 use lockkeeper_redis::Failure;
 use redis::{Value, cmd};
+use tokio::sync::oneshot;
 
 use crate::errand::Errand;
 use crate::node::{Debt, Node};
-use crate::quorum::{Answers, millis, odd};
-use crate::script::{BREAK, Call, RAISE, RENEW, REVIVE};
+use crate::quorum::{Answers, millis};
+use crate::script::{Call, RENEW, REVIVE};
 use crate::store::{COUNTER, Shared};
 
-/// How many one script renews: few enough not to keep a node from everybody else for long.
+/// How many grants one script renews: few enough that a node is not blocked for long.
 const BATCH: usize = 100;
-/// How often a renewal that some nodes did not answer is tried, when that is all that is missing.
-const TRIES: usize = 3;
+
+/// The answers for one batch, and why some of them are unknown.
+struct Renewed {
+    answers: Vec<Renewal>,
+    trouble: Option<Error>,
+}
+
+/// What one node says of each grant of a batch: 1 renewed, 0 another holder's, 2 nobody's. `None`: no usable reply.
+type Codes = Option<Vec<i64>>;
 
 impl Shared {
+    /// Renews each grant and answers for each. A grant that the nodes did not decide is [`Renewal::Unknown`]; an error
+    /// means that nothing is known of any of them.
     pub async fn renew(self: &Arc<Self>, grants: &[Grant]) -> Result<Vec<Renewal>> {
-        let batches = try_join_all(grants.chunks(BATCH).map(|batch| self.renew_some(batch))).await?;
-        Ok(batches.into_iter().flatten().collect())
+        // Grants with different times for an answer travel apart: a short one would cut the time of the others.
+        let mut by_patience: BTreeMap<Duration, Vec<usize>> = BTreeMap::new();
+        for (i, grant) in grants.iter().enumerate() {
+            by_patience.entry(self.patience(grant.ttl)).or_default().push(i);
+        }
+        let batches = by_patience.iter().flat_map(|(patience, which)| {
+            which.chunks(BATCH).map(move |which| async move {
+                let batch = which.iter().map(|i| grants[*i].clone()).collect();
+                (which, self.renew_batch(batch, *patience).await)
+            })
+        });
+        let mut answers = vec![Renewal::Unknown; grants.len()];
+        let mut trouble = None;
+        for (which, batch) in join_all(batches).await {
+            which.iter().zip(batch.answers).for_each(|(i, answer)| answers[*i] = answer);
+            trouble = trouble.or(batch.trouble);
+        }
+        match trouble {
+            Some(error) if answers.iter().all(|answer| *answer == Renewal::Unknown) => Err(error),
+            Some(error) => {
+                let unknown = answers.iter().filter(|answer| **answer == Renewal::Unknown).count();
+                tracing::debug!(%error, unknown, of = grants.len(), "some renewals are unknown, and will be tried again");
+                Ok(answers)
+            }
+            None => Ok(answers),
+        }
     }
 
-    async fn renew_some(self: &Arc<Self>, grants: &[Grant]) -> Result<Vec<Renewal>> {
-        // Known before anything is sent: a release that comes meanwhile must find what we begin here.
+    /// Answers as soon as the nodes have decided on every grant; a task goes on with the nodes that are slower.
+    async fn renew_batch(self: &Arc<Self>, grants: Vec<Grant>, patience: Duration) -> Renewed {
+        let count = grants.len();
+        let (tell, told) = oneshot::channel();
+        self.reactor.spawn(self.clone().renew_everywhere(grants, patience, tell));
+        told.await.unwrap_or_else(|_| Renewed {
+            answers: vec![Renewal::Unknown; count],
+            trouble: Some(Error::Unknown("the store was closed during a renewal".into())),
+        })
+    }
+
+    async fn renew_everywhere(
+        self: Arc<Self>,
+        grants: Vec<Grant>,
+        patience: Duration,
+        tell: oneshot::Sender<Renewed>,
+    ) {
+        // Registered before anything is sent: a release that comes meanwhile must find what begins here.
         let errands: Vec<_> = grants.iter().map(|grant| self.errands.begin(grant.claim.attempt)).collect();
-        let ttl = grants.iter().map(|grant| grant.ttl).min().unwrap_or_default();
-        let mut tries = 0;
-        loop {
-            tries += 1;
-            let sent_at = self.options.clock.now();
-            let call = self.renewal(grants);
-            let work = |node: Arc<Node>| {
-                let call = call.clone();
-                async move { call.run(&node.link).await }
-            };
-            let answers = self.hear(self.patience(ttl), work, |_| false).await;
-            let codes: Vec<Option<Vec<i64>>> =
-                answers.iter().map(|answer| codes(answer, grants.len())).collect();
-            let verdicts = (0..grants.len()).map(|i| self.tally(&codes, i).verdict(self.nodes.len()));
-            let verdicts: Vec<Option<bool>> = verdicts.collect::<Result<_>>()?;
-            if verdicts.contains(&None) && !verdicts.contains(&Some(true)) {
-                // Nothing is known of any of them: they are tried again for as long as their leases last.
-                self.majority_of(answers)?;
-                return Err(Error::Unavailable("too few nodes know of the lock".into()));
+        let sent_at = self.options.clock.now();
+        let call = self.renewal(&grants);
+        let work = |node: Arc<Node>| {
+            let call = call.clone();
+            async move { call.run(&node.link).await }
+        };
+        let mut tell = Some(tell);
+        let all = |answers: &Answers| -> Vec<Codes> {
+            answers.iter().map(|answer| codes(answer, grants.len())).collect()
+        };
+        let early = |answers: &Answers| {
+            let verdicts = self.verdicts(&all(answers), grants.len());
+            if !verdicts.contains(&Renewal::Unknown)
+                && let Some(tell) = tell.take()
+            {
+                _ = tell.send(Renewed { answers: verdicts, trouble: None });
             }
-            if verdicts.contains(&None) && tries < TRIES {
-                continue;
-            }
-            for (i, grant) in grants.iter().enumerate().filter(|(i, _)| verdicts[*i] == Some(true)) {
-                self.revive_where_missing(grant, &errands[i], &codes, i, sent_at);
-            }
-            // One that stays open is lost: it must not take the others with it, which were renewed.
-            let renewal = |renewed: &Option<bool>| match renewed {
-                Some(true) => Renewal::Renewed,
-                _ => Renewal::Lost,
-            };
-            return Ok(verdicts.iter().map(renewal).collect());
+            false
+        };
+        let answers = self.hear(patience, work, early).await;
+        let codes = all(&answers);
+        let verdicts = self.verdicts(&codes, grants.len());
+        for (i, grant) in grants.iter().enumerate().filter(|(i, _)| verdicts[*i] == Renewal::Renewed) {
+            self.revive_where_missing(grant, &errands[i], &codes, i, sent_at);
+        }
+        if let Some(tell) = tell {
+            let open = verdicts.contains(&Renewal::Unknown);
+            let trouble = open.then(|| self.undecided(answers));
+            _ = tell.send(Renewed { answers: verdicts, trouble });
         }
     }
 
@@ -72,26 +121,43 @@ impl Shared {
         })
     }
 
-    fn tally(&self, codes: &[Option<Vec<i64>>], i: usize) -> Tally {
-        let said = codes.iter().flatten().map(|codes| codes[i]);
-        Tally {
-            yes: said.clone().filter(|code| *code == 1).count(),
-            no: said.filter(|code| *code != 1).count(),
+    /// What the nodes have decided on each of `count` grants.
+    fn verdicts(&self, codes: &[Codes], count: usize) -> Vec<Renewal> {
+        let verdict = |i: usize| {
+            let said = codes.iter().flatten().map(|codes| codes[i]);
+            let yes = said.clone().filter(|code| *code == 1).count();
+            let tally = Tally { yes, no: said.count() - yes };
+            match tally.verdict(self.nodes.len()) {
+                Ok(Some(true)) => Renewal::Renewed,
+                Ok(Some(false)) => Renewal::Lost,
+                Ok(None) | Err(_) => Renewal::Unknown,
+            }
+        };
+        (0..count).map(verdict).collect()
+    }
+
+    /// Why some renewals are unknown.
+    fn undecided(&self, answers: Answers) -> Error {
+        match self.majority_did(answers) {
+            Err(error) => error,
+            Ok(_) => {
+                Error::Unknown("the nodes that answered do not decide whether the lock is renewed".into())
+            }
         }
     }
 
-    /// A majority has just renewed it, so nobody else can have it before that is over: a node that does not have it, be
-    /// it young or old, may be given it. See `docs/stores/redlock.md` for why that is safe.
+    /// A majority has just renewed the grant, so no other holder can have the lock before that is over: a node that does
+    /// not have it, young or old, may be given it. See `docs/stores/redlock.md` for why that is safe.
     fn revive_where_missing(
         self: &Arc<Self>,
         grant: &Grant,
         errand: &Arc<Errand>,
-        codes: &[Option<Vec<i64>>],
+        codes: &[Codes],
         i: usize,
         sent_at: Moment,
     ) {
         let with = |wanted: i64| {
-            let has = move |codes: &Option<Vec<i64>>| codes.as_ref().is_some_and(|codes| codes[i] == wanted);
+            let has = move |codes: &Codes| codes.as_ref().is_some_and(|codes| codes[i] == wanted);
             self.nodes.iter().filter(move |node| has(&codes[node.index])).cloned()
         };
         let Some(source) = with(1).next() else { return };
@@ -116,77 +182,16 @@ impl Shared {
             .arg(millis(grant.ttl))
             .arg(grant.fence.get())
             .arg(text);
-        let unheard = match call.run(&node.link).await {
+        let may_be_there = match call.run(&node.link).await {
             Ok(answer) => answer == Value::Int(1),
-            Err(failure) => matches!(failure, Failure::Unheard(_)),
+            Err(failure) => !matches!(failure, Failure::Away(_)),
         };
-        // Released meanwhile: the release may have been there before us.
-        if unheard && errand.is_withdrawn() {
+        // Released meanwhile: the release may have reached the node before the revival.
+        if may_be_there && errand.is_withdrawn() {
             let channel = self.channel(&lock);
             let debt = Debt::new(&[lock, vote], &attempt, 0, &channel, now + grant.ttl);
             _ = node.give_back(debt).await;
         }
-    }
-
-    /// Gives back everywhere, and takes back what is under way. A node that does not answer now hears of it later.
-    pub async fn release(&self, claim: &Claim) -> Result<Release> {
-        let asked = self.errands.withdraw(claim.attempt);
-        let [lock, vote] = self.keys(claim.names.first());
-        let until = self.options.clock.now() + self.options.max_ttl;
-        let channel = self.channel(&lock);
-        let debt = Debt::new(&[lock, vote], &claim.attempt.to_hex(), 0, &channel, until);
-        let work = |node: Arc<Node>| {
-            let debt = debt.clone();
-            async move { node.give_back(debt).await.map(|was_there| Value::Int(was_there.into())) }
-        };
-        let count = |answers: &Answers, wanted: i64| {
-            answers.iter().filter(|answer| matches!(answer, Some(Ok(Value::Int(n))) if *n == wanted)).count()
-        };
-        let heard = |answers: &Answers| count(answers, 1) + count(answers, 0);
-        let answers =
-            self.hear(self.options.node_timeout, work, |answers| heard(answers) >= self.quorum).await;
-        if heard(&answers) >= self.quorum {
-            // A majority has nothing of ours any more, so it is not ours. It was, if any node still had it.
-            let was_ours = asked || count(&answers, 1) > 0;
-            return Ok(if was_ours { Release::Released } else { Release::AlreadyGone });
-        }
-        let heard = heard(&answers);
-        let unheard = answers.iter().any(|answer| matches!(answer, None | Some(Err(Failure::Unheard(_)))));
-        let failures: Vec<Failure> = answers.into_iter().flatten().filter_map(Result::err).collect();
-        Err(match self.too_few(heard, 0, &failures) {
-            Error::Unavailable(text) if unheard => Error::Unknown(text),
-            other => other,
-        })
-    }
-
-    /// Takes the lock away at every node that answers, and moves the fence on at a majority.
-    pub async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {
-        let [lock, vote] = self.keys(name);
-        let channel = self.channel(&lock);
-        let call = Call::new(&BREAK, &[lock, vote, COUNTER.to_owned()][..]).arg(channel);
-        let mut highest = Fence::new(self.floor.load(std::sync::atomic::Ordering::Relaxed)).ok();
-        let mut clock = Wall::default();
-        for (_, answer) in self.majority_of(self.everywhere(&call).await)? {
-            let Value::Array(parts) = answer else { return Err(odd()) };
-            let [Value::Int(counter), Value::Int(now)] = parts[..] else { return Err(odd()) };
-            highest = highest.max(u64::try_from(counter).ok().and_then(|n| Fence::new(n).ok()));
-            clock = clock.max(Wall::from_micros(u64::try_from(now).unwrap_or(0)));
-        }
-        let fence = Fence::after(highest, clock)?;
-        let raise = Call::new(&RAISE, &[COUNTER]).arg(fence.get());
-        // The lock is gone already: what is not known is only whether the fence has moved on.
-        self.majority_of(self.everywhere(&raise).await).map_err(|error| Error::Unknown(error.to_string()))?;
-        self.seen(fence);
-        tracing::info!(%name, reason, %fence, "a lock was broken");
-        Ok(fence)
-    }
-
-    async fn everywhere(&self, call: &Call) -> Answers {
-        let work = |node: Arc<Node>| {
-            let call = call.clone();
-            async move { call.run(&node.link).await }
-        };
-        self.hear(self.options.node_timeout, work, |_| false).await
     }
 }
 
@@ -197,7 +202,7 @@ struct Revival {
     node: Arc<Node>,
 }
 
-fn codes(answer: &Option<Result<Value, Failure>>, count: usize) -> Option<Vec<i64>> {
+fn codes(answer: &Option<Result<Value, Failure>>, count: usize) -> Codes {
     let Some(Ok(Value::Array(parts))) = answer else { return None };
     let code = |part: &Value| match part {
         Value::Int(code) => Some(*code),

@@ -173,6 +173,11 @@ impl Locks for RedlockStore {
         Err(unsupported("events to watch"))
     }
 
+    async fn revoke(&self, _: &LockName, reason: &str) -> Result<Fence> {
+        limits::check_reason(reason)?;
+        Err(Profile::cannot_revoke(&self.profile().store))
+    }
+
     async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {
         limits::check_reason(reason)?;
         self.shared.break_lock(name, reason).await

@@ -15,12 +15,12 @@ const KEPT: i64 = 10_000;
 impl Tx<'_> {
     /// Writes down what happened to these names. Nobody watching, only a break is worth it.
     pub fn tell(&mut self, names: &[LockName], kind: &EventKind, holder: Option<&Holder>) -> Result<()> {
-        if !self.watched && !matches!(kind, EventKind::Broken { .. }) {
+        if !self.watched && !matches!(kind, EventKind::Broken { .. } | EventKind::Revoked { .. }) {
             return Ok(());
         }
         let fence = kind.fence().map(|fence| signed(fence.get()));
         let reason = match kind {
-            EventKind::Broken { reason, .. } => Some(reason),
+            EventKind::Broken { reason, .. } | EventKind::Revoked { reason, .. } => Some(reason),
             _ => None,
         };
         for name in names {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use lockkeeper_core::lease::Why;
 use lockkeeper_core::rules::{Verdict, judge};
 use lockkeeper_core::{
     Ask, Attempt, Busy, Claim, Error, EventKind, Fence, Grant, LockName, LockView, Moment, Names, Release,
@@ -27,15 +28,21 @@ impl Tx<'_> {
     /// Handles an ask. The same attempt again is the same ask: a grant keeps its fence and counts its lease anew, a
     /// place in line is kept.
     pub fn ask(&mut self, ask: &Ask) -> Result<Answer> {
+        // So it is nearly always: an attempt that is new, and a lock that nobody holds, waits for or holds back.
+        if let [name] = ask.claim.names.as_slice()
+            && self.is_untouched(&ask.claim.attempt, name)?
+        {
+            let fence = self.next_fence()?;
+            return self.admit(ask, fence).map(Answer::Granted);
+        }
         match self.whereabouts(&ask.claim.attempt)? {
-            (true, _) => {
-                if self.extend(&ask.claim.attempt)? == Renewal::Renewed
-                    && let Some(hold) = self.hold(&ask.claim.attempt)?
-                {
-                    return Ok(Answer::Granted(hold.grant(self.sent)));
+            (true, _) => match (self.extend(&ask.claim.attempt)?, self.hold(&ask.claim.attempt)?) {
+                (Renewal::Renewed, Some(hold)) => return Ok(Answer::Granted(hold.grant(self.sent))),
+                (Renewal::Revoked(reason), _) => {
+                    return Err(Error::Lost(Why::Revoked(reason).to_string()));
                 }
-                self.end_expired(&ask.claim.attempt)?;
-            }
+                _ => self.end_expired(&ask.claim.attempt)?,
+            },
             (_, Some(ticket)) => {
                 let until = self.take_over(ticket)?;
                 return Ok(Answer::Waiting(ticket, until));
@@ -52,6 +59,12 @@ impl Tx<'_> {
             Verdict::Blocked if ask.wait == Wait::No => self.busy(ask, Ticket::MAX).map(Answer::Busy),
             Verdict::Blocked => self.enqueue(ask).map(|(ticket, until)| Answer::Waiting(ticket, until)),
         }
+    }
+
+    fn is_untouched(&self, attempt: &Attempt, name: &LockName) -> Result<bool> {
+        let found =
+            self.one(script::TOUCHED, params![attempt.as_bytes(), name.as_str()], |row| row.get(0))?;
+        Ok(found == Some(false))
     }
 
     /// Whether an attempt holds, and its ticket if it waits.
@@ -95,6 +108,7 @@ impl Tx<'_> {
             let row = params![name.as_str(), signed(fence.get()), turn, claim.attempt.as_bytes()];
             self.change(script::ADD_STAKE, row)?;
         }
+        self.after.durable = true;
         self.after.changed.extend(claim.names.iter().cloned());
         self.tell(claim.names.as_slice(), &EventKind::Granted { fence }, Some(holder))?;
         Ok(Grant { claim: claim.clone(), fence, mode: *mode, ttl: *ttl, sent_at: self.sent, lease: *ttl })
@@ -110,17 +124,22 @@ impl Tx<'_> {
             signed(process.start),
             signed(process.namespace)
         ];
-        Ok(if self.change(script::EXTEND, row)? == 1 { Renewal::Renewed } else { Renewal::Lost })
+        if self.change(script::EXTEND, row)? == 1 {
+            return Ok(Renewal::Renewed);
+        }
+        let hold = self.hold(attempt)?.filter(|hold| hold.expires > self.now.moment);
+        let reason = hold.map(|hold| self.revoked(&hold)).transpose()?.flatten();
+        Ok(reason.map_or(Renewal::Lost, |reason| Renewal::Revoked(reason.into())))
     }
 
     /// Gives back a grant, or takes an ask out of the line.
     pub fn release(&mut self, claim: &Claim) -> Result<Release> {
-        let hold = match self.whereabouts(&claim.attempt)? {
-            (true, _) => self.hold(&claim.attempt)?,
-            (_, Some(ticket)) => return self.leave(ticket).map(|()| Release::Released),
-            (false, None) => None,
+        let Some(hold) = self.hold(&claim.attempt)? else {
+            let (_, Some(ticket)) = self.whereabouts(&claim.attempt)? else {
+                return Ok(Release::AlreadyGone);
+            };
+            return self.leave(ticket).map(|()| Release::Released);
         };
-        let Some(hold) = hold else { return Ok(Release::AlreadyGone) };
         if hold.expires <= self.now.moment {
             self.end_expired(&hold.attempt)?;
             return Ok(Release::AlreadyGone);
@@ -128,7 +147,8 @@ impl Tx<'_> {
         let released = EventKind::Released { fence: hold.fence };
         self.tell(hold.names.as_slice(), &released, Some(&hold.holder))?;
         let stays = hold.granted + hold.min_hold;
-        if stays > self.now.moment {
+        // Whoever revoked it wants it to be free.
+        if stays > self.now.moment && !hold.revoked {
             self.linger(&hold, stays)?
         } else {
             self.remove(&hold)?
@@ -136,7 +156,16 @@ impl Tx<'_> {
         Ok(Release::Released)
     }
 
+    /// Takes a request out of the queue; a grant is left to its ttl.
+    pub fn withdraw(&mut self, claim: &Claim) -> Result<()> {
+        match self.whereabouts(&claim.attempt)? {
+            (false, Some(ticket)) => self.leave(ticket),
+            _ => Ok(()),
+        }
+    }
+
     fn linger(&mut self, hold: &Hold, until: Moment) -> Result<()> {
+        self.after.durable = true;
         let key = random_128();
         self.change(script::DISOWN, params![hold.attempt.as_bytes(), key, moment(until)])?;
         for name in &hold.names {
@@ -154,8 +183,11 @@ impl Tx<'_> {
         Ok(())
     }
 
-    fn remove(&mut self, hold: &Hold) -> Result<()> {
+    pub fn remove(&mut self, hold: &Hold) -> Result<()> {
         self.change(script::REMOVE_HOLD, [hold.attempt.as_bytes()])?;
+        if hold.revoked {
+            self.change(script::REMOVE_REVOKED, [hold.attempt.as_bytes()])?;
+        }
         for name in &hold.names {
             let row = params![name.as_str(), signed(hold.fence.get()), hold.turn];
             self.change(script::REMOVE_STAKE, row)?;
@@ -264,7 +296,7 @@ impl Tx<'_> {
             }
         }
         let held = self.live(name)?;
-        let held = held.iter().take(LockView::BUSY).map(|hold| hold.view(self.now.moment)).collect();
+        let held = self.views(&held[..held.len().min(LockView::BUSY)])?;
         Ok(Busy { name: name.clone(), held, waiting: self.line_length(name)? })
     }
 

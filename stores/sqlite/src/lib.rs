@@ -8,19 +8,24 @@
 //! `script.rs` for everything that is said to SQLite. The page in `docs/stores/sqlite.md` says what it does not promise.
 #![deny(missing_docs)]
 
+mod batch;
 mod busy;
 mod config;
 mod deadlock;
 mod events;
 mod fault;
+mod files;
 mod floor;
+mod gather;
 mod hold;
 mod line;
 mod locals;
 mod open;
+mod pending;
 mod place;
 mod post;
 mod records;
+mod revoke;
 mod rows;
 mod script;
 mod store;

@@ -16,11 +16,14 @@ use crate::rows::{Hold, Ticket, Waiter, mode_number, moment, names_text, signed,
 use crate::script;
 use crate::tx::Tx;
 
+/// A process to watch: its pid, its start, its namespace.
+pub(crate) type Guard = (u32, u64, u64);
+
 /// What a waiting process watches for one name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outlook {
     /// The processes whose end would let us go on.
-    pub guards: BTreeSet<(u32, u64, u64)>,
+    pub guards: BTreeSet<Guard>,
     /// When a lease or a delay ends that would let us go on.
     pub due: Option<Moment>,
 }
@@ -45,7 +48,11 @@ impl Tx<'_> {
                 && (self.delayed(name)?.is_some() || self.front(name)?.is_some_and(ahead));
             Ok(if held_back { Verdict::Blocked } else { verdict })
         });
-        judge_all(ask, place.is_some(), each)
+        let verdict = judge_all(ask, place.is_some(), each)?;
+        if let Verdict::Reenter(fence) = verdict {
+            self.refuse_revoked(&ask.claim.names, fence)?;
+        }
+        Ok(verdict)
     }
 
     pub fn enqueue(&mut self, ask: &Ask) -> Result<(Ticket, Moment)> {
@@ -88,7 +95,8 @@ impl Tx<'_> {
             self.change(script::ADD_PLACE, row)?;
         }
         self.tell(claim.names.as_slice(), &EventKind::Waiting, Some(holder))?;
-        self.joined = Some(ticket);
+        self.lengths.clear();
+        self.joined.insert(ticket);
         Ok((ticket, until))
     }
 
@@ -106,7 +114,7 @@ impl Tx<'_> {
             self.change(script::MOVE_PLACE, params![name.as_str(), ticket, peer])?;
         }
         self.nudge(waiter.peer, ticket);
-        self.joined = Some(ticket);
+        self.joined.insert(ticket);
         Ok(waiter.until)
     }
 
@@ -114,15 +122,22 @@ impl Tx<'_> {
         self.one(script::WAITER, [ticket], Waiter::read)
     }
 
-    pub fn line_length(&self, name: &LockName) -> Result<usize> {
+    /// Counted once for each transaction: a crowd that gives up together would else be counted again for each.
+    pub fn line_length(&mut self, name: &LockName) -> Result<usize> {
+        if let Some(length) = self.lengths.get(name) {
+            return Ok(*length);
+        }
         let length = self.one(script::LINE_LENGTH, [name.as_str()], |row| row.get::<_, u32>(0))?;
-        Ok(length.unwrap_or(0) as usize)
+        let length = length.unwrap_or(0) as usize;
+        self.lengths.insert(name.clone(), length);
+        Ok(length)
     }
 
-    /// The first in line that can be served. Passed over: who is silent (it keeps its place), who is gone (it loses it)
-    /// and whose patience is over (its own process sees to it).
+    /// The first in line that can be served. Passed over: who is silent (it keeps its place), who is gone (it loses it),
+    /// a queue entry of our own that nobody waits for (it is removed), and whose patience is over (its own process sees
+    /// to it).
     pub fn front(&mut self, name: &LockName) -> Result<Option<Ticket>> {
-        let mut gone = Vec::new();
+        let (mut gone, mut orphans) = (Vec::new(), Vec::new());
         let first = {
             let sql = self.sql;
             let mut line = sql.prepare_cached(script::LINE).map_err(fault)?;
@@ -133,6 +148,7 @@ impl Tx<'_> {
                 let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
                 let (ticket, peer, until): (Ticket, Peer, i64) = read(row).map_err(fault)?;
                 match self.presence(&peer) {
+                    Presence::Here if peer == self.home.peer && !self.wanted(ticket) => orphans.push(ticket),
                     Presence::Here if until >= now || peer == self.home.peer => break Some(ticket),
                     Presence::Here | Presence::Silent => {}
                     Presence::Gone if gone.contains(&peer) => {}
@@ -142,6 +158,9 @@ impl Tx<'_> {
         };
         for peer in gone {
             self.bury_peer(&peer)?;
+        }
+        for ticket in orphans {
+            self.remove_orphan(ticket)?;
         }
         Ok(first)
     }
@@ -160,10 +179,22 @@ impl Tx<'_> {
         Ok(())
     }
 
+    /// A queue entry of this process that nobody waits for would hold up everybody behind it.
+    pub fn remove_orphan(&mut self, ticket: Ticket) -> Result<()> {
+        self.due = true;
+        match self.waiter(ticket)?.filter(|_| self.writes) {
+            Some(waiter) => self.drop_waiter(&waiter),
+            None => Ok(()),
+        }
+    }
+
     fn remove_waiter(&mut self, waiter: &Waiter) -> Result<()> {
         self.change(script::REMOVE_WAITER, [waiter.ticket])?;
         for name in &waiter.ask.claim.names {
             self.change(script::REMOVE_PLACE, params![name.as_str(), waiter.ticket])?;
+            if let Some(length) = self.lengths.get_mut(name) {
+                *length = length.saturating_sub(1);
+            }
         }
         self.touch(&waiter.ask.claim.names);
         Ok(())
@@ -256,8 +287,8 @@ impl Tx<'_> {
     }
 
     /// Whether somebody of this process still waits for the answer.
-    fn wanted(&self, ticket: Ticket) -> bool {
-        self.joined == Some(ticket) || self.locals.wants(ticket)
+    pub fn wanted(&self, ticket: Ticket) -> bool {
+        self.locals.wants(ticket) || self.joined.contains(&ticket)
     }
 
     /// Other asks of an owner that just got these names re-enter past the line.

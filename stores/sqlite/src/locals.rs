@@ -1,16 +1,16 @@
-//! The asks of this process that stand in line, and what it watches for them.
+//! The requests of this process that wait in a queue, and what it watches for them.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use lockkeeper_core::{Acquired, Ask, Attempt, LockName, Moment, Result};
 use tokio::sync::oneshot;
 
-use crate::line::Outlook;
+use crate::line::{Guard, Outlook};
 use crate::rows::Ticket;
 
 pub(crate) type Teller = oneshot::Sender<Result<Acquired>>;
 
-/// An ask that stands in line for somebody of this process.
+/// A request that waits for somebody of this process.
 #[derive(Debug)]
 pub(crate) struct Local {
     pub ask: Ask,
@@ -30,6 +30,11 @@ pub(crate) struct Locals {
     tickets: HashMap<Attempt, Ticket>,
     lines: BTreeMap<LockName, Line>,
     patience: BTreeSet<(Moment, Ticket)>,
+    /// When a lease or a delay ends, in order: a crowd is not looked through each time.
+    dues: BTreeSet<(Moment, LockName)>,
+    /// The processes to watch, and for how many names.
+    guards: BTreeMap<Guard, usize>,
+    guards_changed: bool,
 }
 
 impl Locals {
@@ -37,7 +42,7 @@ impl Locals {
         self.waiting.is_empty()
     }
 
-    /// Adds an ask. Asked again, the newer asker is answered.
+    /// Adds a request. Asked again, the newer asker is answered.
     pub fn add(&mut self, ticket: Ticket, local: Local) {
         self.remove(ticket);
         self.tickets.insert(local.ask.claim.attempt, ticket);
@@ -55,11 +60,11 @@ impl Locals {
         self.tickets.remove(&local.ask.claim.attempt);
         self.patience.remove(&(local.until, ticket));
         for name in &local.ask.claim.names {
-            if let Some(line) = self.lines.get_mut(name) {
-                line.tickets.remove(&ticket);
-                if line.tickets.is_empty() {
-                    self.lines.remove(name);
-                }
+            let Some(line) = self.lines.get_mut(name) else { continue };
+            line.tickets.remove(&ticket);
+            if line.tickets.is_empty() {
+                self.set_outlook(name, Outlook::default());
+                self.lines.remove(name);
             }
         }
         Some(local)
@@ -72,7 +77,9 @@ impl Locals {
     }
 
     pub fn take_all(&mut self) -> Vec<Local> {
-        std::mem::take(self).waiting.into_values().collect()
+        let all = std::mem::take(self);
+        self.guards_changed = true;
+        all.waiting.into_values().collect()
     }
 
     /// Whether somebody still waits for the answer.
@@ -84,15 +91,15 @@ impl Locals {
         self.waiting.contains_key(&ticket)
     }
 
-    /// Whose patience is over.
-    pub fn overdue(&self, now: Moment) -> Vec<Ticket> {
+    /// Whose patience is over, at most so many of them.
+    pub fn overdue(&self, now: Moment, most: usize) -> Vec<Ticket> {
         let over = self.patience.range(..=(now, Ticket::MAX));
-        over.map(|(_, ticket)| *ticket).collect()
+        over.take(most).map(|(_, ticket)| *ticket).collect()
     }
 
     /// The names that somebody of ours waits for.
-    pub fn names(&self) -> Vec<LockName> {
-        self.lines.keys().cloned().collect()
+    pub fn names(&self) -> impl Iterator<Item = LockName> {
+        self.lines.keys().cloned()
     }
 
     /// The names that this one waits for.
@@ -103,29 +110,51 @@ impl Locals {
 
     /// The names of which a lease or a delay is over by now.
     pub fn due(&self, now: Moment) -> Vec<LockName> {
-        let due = self.lines.iter().filter(|(_, line)| line.outlook.due.is_some_and(|due| due <= now));
-        due.map(|(name, _)| name.clone()).collect()
+        self.dues.iter().take_while(|(due, _)| *due <= now).map(|(_, name)| name.clone()).collect()
     }
 
-    /// Our first ticket in the line of a name.
+    /// Our first ticket in the queue of a name.
     pub fn first(&self, name: &LockName) -> Option<Ticket> {
         self.lines.get(name)?.tickets.first().copied()
     }
 
     pub fn set_outlook(&mut self, name: &LockName, outlook: Outlook) {
-        if let Some(line) = self.lines.get_mut(name) {
-            line.outlook = outlook;
+        let Some(line) = self.lines.get_mut(name) else { return };
+        if line.outlook == outlook {
+            return;
         }
+        let old = std::mem::replace(&mut line.outlook, outlook);
+        let new = &line.outlook;
+        if old.due != new.due {
+            old.due.map(|due| self.dues.remove(&(due, name.clone())));
+            self.dues.extend(new.due.map(|due| (due, name.clone())));
+        }
+        for guard in &new.guards {
+            *self.guards.entry(*guard).or_default() += 1;
+        }
+        for guard in &old.guards {
+            let count = self.guards.get_mut(guard).expect("it was counted");
+            *count -= 1;
+            if *count == 0 {
+                self.guards.remove(guard);
+            }
+        }
+        self.guards_changed |= old.guards != new.guards;
     }
 
     /// When something is to be done next.
     pub fn next_due(&self) -> Option<Moment> {
-        let lines = self.lines.values().filter_map(|line| line.outlook.due);
-        lines.chain(self.patience.first().map(|(until, _)| *until)).min()
+        let due = self.dues.first().map(|(due, _)| *due);
+        due.into_iter().chain(self.patience.first().map(|(until, _)| *until)).min()
     }
 
-    /// All processes whose end would let somebody go on.
-    pub fn guards(&self) -> BTreeSet<(u32, u64, u64)> {
-        self.lines.values().flat_map(|line| line.outlook.guards.iter().copied()).collect()
+    /// All processes whose end would let somebody go on, if they are others than the last time.
+    pub fn changed_guards(&mut self) -> Option<BTreeSet<Guard>> {
+        std::mem::take(&mut self.guards_changed).then(|| self.guards.keys().copied().collect())
+    }
+
+    /// Those that could not be watched are tried again.
+    pub fn watch_guards_again(&mut self) {
+        self.guards_changed = true;
     }
 }

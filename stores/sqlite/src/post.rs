@@ -29,6 +29,11 @@ pub(crate) const POLL: Duration = Duration::from_millis(1000);
 /// For how long a store may be silent before it is passed over.
 pub(crate) const SILENCE: Duration = Duration::from_secs(3);
 
+/// For how many seconds a pipe without a reader is left alone: somebody may just be making it.
+const FRESH: i64 = 2;
+/// How many pipes are looked at by somebody who makes one.
+const SWEPT: usize = 128;
+
 /// What is said to a reader: the ticket to look at, or one of these.
 pub(crate) const NEWS: u64 = 0;
 /// Only ever said to oneself: the list of processes to watch has changed.
@@ -88,14 +93,15 @@ impl Post {
         }
     }
 
-    /// Takes away pipes that nobody reads any more, but not one that is just being made. Done by a few of those who come
-    /// here, so that it costs next to nothing.
+    /// Takes away pipes that nobody reads any more, but not one that is just being made. Every process that makes a pipe
+    /// does so, and looks at a few: processes that end without a word leave one each.
     pub fn sweep_old(&self) {
         let now = clock_gettime(ClockId::Realtime).tv_sec;
-        for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
+        for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten().take(SWEPT) {
             let path = entry.path();
             let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-            if entry.metadata().is_ok_and(|meta| meta.ctime() + 60 < now)
+            // Who waits changes this time about once a second.
+            if entry.metadata().is_ok_and(|meta| (meta.ctime() - now).abs() > FRESH)
                 && matches!(open(&path, flags, Mode::empty()), Err(Errno::NXIO))
             {
                 let _ = fs::remove_file(&path);

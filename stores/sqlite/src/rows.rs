@@ -37,6 +37,8 @@ pub(crate) struct Hold {
     pub min_hold: Duration,
     /// Released, and kept only for the rest of its minimum hold.
     pub lingering: bool,
+    /// Its holder is to give it back; why is in the table of that name.
+    pub revoked: bool,
     pub holder: Holder,
     pub process: Process,
 }
@@ -56,7 +58,8 @@ impl Hold {
             ttl: Duration::from_nanos(number(row.get(9)?)),
             lock_delay: Duration::from_nanos(number(row.get(10)?)),
             min_hold: Duration::from_nanos(number(row.get(11)?)),
-            lingering: row.get(12)?,
+            lingering: row.get::<_, i64>(12)? == 1,
+            revoked: row.get::<_, i64>(12)? == 2,
             holder: Holder { host: row.get(13)?, pid: row.get(14)?, label: row.get(15)? },
             process: process(row, 16)?,
         })
@@ -79,6 +82,7 @@ impl Hold {
             since: self.since,
             expires_in_ms: millis(self.expires.since(now)),
             lingering: self.lingering,
+            revoked: None,
         }
     }
 }
@@ -134,6 +138,7 @@ pub(crate) fn event(row: &Row<'_>) -> Sql<(i64, Event)> {
         "granted" => EventKind::Granted { fence: fence()? },
         "released" => EventKind::Released { fence: fence()? },
         "expired" => EventKind::Expired { fence: fence()? },
+        "revoked" => EventKind::Revoked { fence: fence()?, reason: row.get(5)? },
         "broken" => EventKind::Broken { fence: fence()?, reason: row.get(5)? },
         "waiting" => EventKind::Waiting,
         "left" => EventKind::Left,

@@ -5,17 +5,19 @@
 //! - Moments and durations are nanoseconds of the boot-time clock; `since` and `at` are microseconds of the wall clock.
 //! - `mode` is 0 for exclusive, -1 for shared, and the number of permits otherwise.
 
-use rusqlite::{Connection, Params};
+use std::path::Path;
+
+use rusqlite::{Connection, OpenFlags, Params};
 
 /// "LKpr": written into the file's header, so that another application's file is told apart.
 pub(crate) const APPLICATION: i64 = 0x4c4b_7072;
 /// The version of the schema below.
-pub(crate) const VERSION: i64 = 1;
+pub(crate) const VERSION: i64 = 2;
 
 // Without rowids where the key is what we look for: one page less to write for each grant.
 const SCHEMA: &str = "
 CREATE TABLE state(id INTEGER PRIMARY KEY, boot TEXT NOT NULL, fence INTEGER NOT NULL, reserved INTEGER NOT NULL,
- ticket INTEGER NOT NULL);
+ ticket INTEGER NOT NULL, moment INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE hold(attempt BLOB PRIMARY KEY, names TEXT NOT NULL, owner BLOB, mode INTEGER NOT NULL,
  fence INTEGER NOT NULL, turn INTEGER NOT NULL, granted INTEGER NOT NULL, since INTEGER NOT NULL,
  expires INTEGER NOT NULL, ttl INTEGER NOT NULL, lock_delay INTEGER NOT NULL, min_hold INTEGER NOT NULL, lingering INTEGER NOT NULL,
@@ -43,21 +45,45 @@ CREATE TABLE event(id INTEGER PRIMARY KEY, at INTEGER NOT NULL, name TEXT NOT NU
 CREATE TABLE watcher(peer BLOB PRIMARY KEY) WITHOUT ROWID;
 ";
 
+/// Makes a database in an empty file, ready to be put in place: in write-ahead mode, without a log, and on the disk.
+pub(crate) fn make(path: &Path, boot: &str) -> rusqlite::Result<()> {
+    let sql = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+    create(&sql, boot)?;
+    journal_mode(&sql, true)?;
+    sql.close().map_err(|(_, e)| e)
+}
+
 /// Makes the tables, unless somebody else was faster. In rollback mode: so the stamp is in the file's own header and
 /// not only in a log.
 pub(crate) fn create(sql: &Connection, boot: &str) -> rusqlite::Result<()> {
+    // A grant changes a row in each of four tables, and the log takes a whole page for each.
+    set_pragma(sql, "page_size", 2048)?;
     sql.execute_batch("BEGIN IMMEDIATE")?;
     let made = (|| {
         if pragma(sql, "application_id")? != 0 || !is_blank(sql)? {
             return Ok(());
         }
         sql.execute_batch(SCHEMA)?;
-        sql.execute("INSERT INTO state VALUES(1, ?1, 0, 0, 0)", [boot])?;
+        sql.execute("INSERT INTO state VALUES(1, ?1, 0, 0, 0, 0)", [boot])?;
         set_pragma(sql, "application_id", APPLICATION)?;
         set_pragma(sql, "user_version", VERSION)
     })();
     let end = sql.execute_batch(if made.is_ok() { "COMMIT" } else { "ROLLBACK" });
     made.and(end)
+}
+
+/// Brings a file of format 1 up to date, unless another process was faster: its state does not know when it was written.
+pub(crate) fn upgrade(sql: &Connection) -> rusqlite::Result<()> {
+    sql.execute_batch("BEGIN IMMEDIATE")?;
+    let done = (|| {
+        if pragma(sql, "user_version")? == 1 {
+            sql.execute_batch("ALTER TABLE state ADD COLUMN moment INTEGER NOT NULL DEFAULT 0")?;
+            set_pragma(sql, "user_version", VERSION)?;
+        }
+        Ok(())
+    })();
+    let end = sql.execute_batch(if done.is_ok() { "COMMIT" } else { "ROLLBACK" });
+    done.and(end)
 }
 
 /// No table and no view: nobody's.
@@ -77,6 +103,11 @@ pub(crate) fn journal_mode(sql: &Connection, set: bool) -> rusqlite::Result<Stri
     sql.query_row(if set { "PRAGMA journal_mode=WAL" } else { "PRAGMA journal_mode" }, [], |row| row.get(0))
 }
 
+/// Copies the log into the database: `PASSIVE`, as far as nobody is in the way, or `FULL`.
+pub(crate) fn checkpoint(sql: &Connection, how: &str) -> rusqlite::Result<()> {
+    sql.query_row(&format!("PRAGMA wal_checkpoint({how})"), [], |_| Ok(()))
+}
+
 /// Runs a statement that returns nothing.
 pub(crate) fn run(sql: &Connection, text: &str) -> rusqlite::Result<()> {
     change(sql, text, []).map(drop)
@@ -88,10 +119,9 @@ pub(crate) fn change(sql: &Connection, text: &str, params: impl Params) -> rusql
 }
 
 pub(crate) const STATE: &str =
-    "SELECT boot, fence, reserved, ticket, EXISTS(SELECT 1 FROM watcher) FROM state WHERE id = 1";
-pub(crate) const BOOT: &str = "SELECT boot FROM state WHERE id = 1";
+    "SELECT boot, fence, reserved, ticket, moment, EXISTS(SELECT 1 FROM watcher) FROM state WHERE id = 1";
 pub(crate) const SAVE_STATE: &str =
-    "UPDATE state SET boot = ?1, fence = ?2, reserved = ?3, ticket = ?4 WHERE id = 1";
+    "UPDATE state SET boot = ?1, fence = ?2, reserved = ?3, ticket = ?4, moment = ?5 WHERE id = 1";
 
 /// What another boot left behind: its moments mean nothing now. Records begin their ttl anew.
 pub(crate) const NEW_BOOT: [&str; 6] = [
@@ -104,12 +134,28 @@ pub(crate) const NEW_BOOT: [&str; 6] = [
 ];
 pub(crate) const NEW_BOOT_RECORDS: &str = "UPDATE record SET expires = ?1 + ttl WHERE ttl IS NOT NULL";
 
+/// Made when the first lock of a file is revoked: few are, and a file of before has no such table. `hold.lingering` says 2 for what is in it.
+pub(crate) const REVOKED_TABLE: &str =
+    "CREATE TABLE IF NOT EXISTS revoked(attempt BLOB PRIMARY KEY, reason TEXT NOT NULL) WITHOUT ROWID";
+/// What is not held any more: left by another boot.
+pub(crate) const REVOKED_TIDY: &str = "DELETE FROM revoked WHERE attempt NOT IN (SELECT attempt FROM hold)";
+pub(crate) const REVOKE: &str = "UPDATE hold SET lingering = 2 WHERE attempt = ?1";
+pub(crate) const ADD_REVOKED: &str = "INSERT OR REPLACE INTO revoked VALUES(?1, ?2)";
+pub(crate) const REVOKED: &str = "SELECT reason FROM revoked WHERE attempt = ?1";
+pub(crate) const REMOVE_REVOKED: &str = "DELETE FROM revoked WHERE attempt = ?1";
+
 macro_rules! hold_columns {
     () => {
         "h.attempt, h.names, h.owner, h.mode, h.fence, h.turn, h.granted, h.since, h.expires, h.ttl, h.lock_delay, \
          h.min_hold, h.lingering, h.host, h.holder, h.label, h.pid, h.start, h.namespace"
     };
 }
+/// Whether there is anything about an attempt or a name: what holds for neither is granted without another look.
+pub(crate) const TOUCHED: &str = "SELECT EXISTS(SELECT 1 FROM stake WHERE name = ?2) \
+     OR EXISTS(SELECT 1 FROM place WHERE name = ?2) OR EXISTS(SELECT 1 FROM delay WHERE name = ?2) \
+     OR EXISTS(SELECT 1 FROM hold WHERE attempt = ?1) OR EXISTS(SELECT 1 FROM waiter WHERE attempt = ?1)";
+/// Changes nothing that matters, but is written down (what is the same as before is not): with it the log is synced.
+pub(crate) const TOUCH_STATE: &str = "UPDATE state SET ticket = ticket + 1 WHERE id = 1";
 /// Where an attempt is: held, in line with this ticket, or neither.
 pub(crate) const WHERE_IS: &str = "SELECT EXISTS(SELECT 1 FROM hold WHERE attempt = ?1), \
      (SELECT ticket FROM waiter WHERE attempt = ?1)";
@@ -149,8 +195,8 @@ pub(crate) const WAITERS_OF_PEER: &str =
 pub(crate) const WAITERS_OF_OWNER: &str =
     concat!("SELECT ", waiter_columns!(), " FROM waiter WHERE owner = ?1 ORDER BY ticket");
 /// Ours whose owner holds something now: they may re-enter past the line.
-pub(crate) const REENTRANT: &str = "SELECT ticket FROM waiter WHERE peer = ?1 AND owner IS NOT NULL \
-     AND EXISTS(SELECT 1 FROM hold h WHERE h.owner = waiter.owner) ORDER BY ticket";
+pub(crate) const REENTRANT: &str = "SELECT DISTINCT w.ticket FROM hold h CROSS JOIN waiter w ON w.owner = h.owner \
+     WHERE h.owner IS NOT NULL AND w.owner IS NOT NULL AND +w.peer = ?1 ORDER BY w.ticket";
 pub(crate) const ADD_WAITER: &str = "INSERT INTO waiter VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, \
      ?13, ?14, ?15, ?16, ?17)";
 pub(crate) const ADD_PLACE: &str = "INSERT INTO place VALUES(?1, ?2, ?3, ?4)";

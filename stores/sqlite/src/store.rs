@@ -10,12 +10,14 @@ use lockkeeper_core::{
     Locks, Page, Profile, Promise, Record, RecordPage, Records, Release, Renewal, Result, Waiting, Write,
     limits,
 };
-use lockkeeper_host::SystemClock;
+use lockkeeper_host::{SystemClock, log_elsewhere};
 use tokio::sync::oneshot;
 
 use crate::Options;
+use crate::batch::Request;
+use crate::place::Medium;
 use crate::post::{POLL, SILENCE};
-use crate::tx::closed;
+use crate::tx::{Tx, closed};
 use crate::worker::{Job, Worker};
 
 /// Locks and records in one SQLite file. Clones share the open file.
@@ -28,7 +30,7 @@ pub struct SqliteStore(Arc<Inner>);
 struct Inner {
     jobs: mpsc::Sender<Job>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    notes: Vec<String>,
+    medium: Medium,
     wakes: Arc<AtomicU64>,
     path: std::path::PathBuf,
 }
@@ -57,22 +59,42 @@ impl SqliteStore {
     /// - [`Error::Unsupported`]: it was written by a newer version, or is on a network file system.
     /// - [`Error::Unavailable`]: it is damaged or no database, the disk is full, or somebody keeps it locked.
     pub fn open(options: Options) -> Result<Self> {
+        options.clock.start().map_err(|e| {
+            Error::Unavailable(format!("no thread or no file descriptor is left for the timers: {e}"))
+        })?;
         let (jobs, todo) = mpsc::channel();
         let path = options.path.clone();
         let wakes = Arc::new(AtomicU64::new(0));
         let worker = Worker::open(options, jobs.clone(), wakes.clone())?;
-        let notes = worker.notes().to_vec();
+        let medium = worker.medium();
         let thread = std::thread::Builder::new()
             .name("lockkeeper-sqlite".into())
-            .spawn(move || worker.run(&todo))
+            .spawn(move || {
+                let _log = log_elsewhere();
+                worker.run(&todo);
+            })
             .map_err(|e| Error::Unavailable(format!("no thread can be started: {e}")))?;
-        let inner = Inner { jobs, thread: Mutex::new(Some(thread)), notes, wakes, path };
+        let inner = Inner { jobs, thread: Mutex::new(Some(thread)), medium, wakes, path };
         Ok(SqliteStore(Arc::new(inner)))
     }
 
     /// How often another process woke this one so far. One release wakes one process, however many wait.
     pub fn wakes(&self) -> u64 {
         self.0.wakes.load(Ordering::Relaxed)
+    }
+
+    fn request(&self, request: Request) -> Result<()> {
+        self.0.jobs.send(Job::Request(request)).map_err(|_| closed())
+    }
+
+    /// Changes something, together with what others want changed at the same time. Dropping the future does not stop it.
+    async fn change<T: Send + 'static>(
+        &self,
+        work: impl FnMut(&mut Tx<'_>) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let (tell, told) = oneshot::channel();
+        self.request(Request::other(work, tell))?;
+        told.await.unwrap_or_else(|_| Err(closed()))
     }
 
     /// Lets the worker do something and waits for it. Dropping the future does not stop the worker.
@@ -90,7 +112,9 @@ impl SqliteStore {
 #[async_trait]
 impl Locks for SqliteStore {
     fn profile(&self) -> Profile {
-        let mut notes = vec![
+        let Medium { remote, durable, notes } = &self.0.medium;
+        let mut notes = notes.clone();
+        notes.extend([
             "for the processes of one host: the file must be on a local disk".to_owned(),
             format!(
                 "if the first in line is stopped (SIGSTOP, a debugger), the next is let in after up to {:.1} s",
@@ -99,18 +123,18 @@ impl Locks for SqliteStore {
             "a holder that is paused for longer than its ttl may be late: check the fence at the resource"
                 .to_owned(),
             "a lock whose process ends is free at once, also if the process meant to keep it".to_owned(),
-        ];
+        ]);
         if SystemClock::shift() != 0 {
             notes.push(
                 "this process runs in a time namespace: its shift is taken off, so that all agree on deadlines".into(),
             );
         }
-        notes.extend(self.0.notes.iter().cloned());
+        let kept_if = |good: bool| if good { Promise::Kept } else { Promise::Likely };
         Profile {
             store: "sqlite".into(),
-            exclusion: Promise::Kept,
-            fence: Promise::Kept,
-            durable: Promise::Kept,
+            exclusion: kept_if(!remote),
+            fence: kept_if(*durable),
+            durable: kept_if(*durable),
             waiting: Waiting::Line,
             wake: POLL * 6 / 5 + Duration::from_millis(100),
             shared: true,
@@ -121,6 +145,7 @@ impl Locks for SqliteStore {
             lock_delay: true,
             min_hold: true,
             watch: true,
+            revoke: true,
             records: true,
             notes,
         }
@@ -129,9 +154,7 @@ impl Locks for SqliteStore {
     async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
         ask.check()?;
         let (tell, told) = oneshot::channel();
-        let ask = ask.clone();
-        let call = Box::new(move |worker: &mut Worker| worker.acquire(ask, tell));
-        self.0.jobs.send(Job::Call(call)).map_err(|_| closed())?;
+        self.request(Request::Acquire { ask: ask.clone(), tell })?;
         // The sender goes only when the same attempt asks again, leaves, or the store is closed.
         told.await.unwrap_or_else(|_| Err(Error::Unknown("the ask left the line".into())))
     }
@@ -141,15 +164,13 @@ impl Locks for SqliteStore {
             return Ok(Vec::new());
         }
         let attempts: Vec<_> = grants.iter().map(|grant| grant.claim.attempt).collect();
-        let renew = move |worker: &mut Worker| {
-            worker.write(|tx| attempts.iter().map(|attempt| tx.extend(attempt)).collect())
-        };
-        self.call(renew).await
+        self.change(move |tx| attempts.iter().map(|attempt| tx.extend(attempt)).collect()).await
     }
 
     async fn release(&self, claim: &Claim) -> Result<Release> {
-        let claim = claim.clone();
-        self.call(move |worker| worker.release(&claim)).await
+        let (tell, told) = oneshot::channel();
+        self.request(Request::Release { claim: claim.clone(), tell })?;
+        told.await.unwrap_or_else(|_| Err(closed()))
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Option<LockView>> {
@@ -167,10 +188,16 @@ impl Locks for SqliteStore {
         self.call(move |worker| worker.watch(&prefix)).await
     }
 
+    async fn revoke(&self, name: &LockName, reason: &str) -> Result<Fence> {
+        limits::check_reason(reason)?;
+        let (name, reason) = (name.clone(), reason.to_owned());
+        self.change(move |tx| tx.revoke(&name, &reason)).await
+    }
+
     async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {
         limits::check_reason(reason)?;
         let (name, reason) = (name.clone(), reason.to_owned());
-        self.call(move |worker| worker.write(|tx| tx.break_lock(&name, &reason))).await
+        self.change(move |tx| tx.break_lock(&name, &reason)).await
     }
 }
 
@@ -190,12 +217,12 @@ impl Records for SqliteStore {
     ) -> Result<Write> {
         Record::check(value, ttl)?;
         let (key, value) = (key.clone(), value.to_vec());
-        self.call(move |worker| worker.write(|tx| tx.put(&key, &value, expect, ttl))).await
+        self.change(move |tx| tx.put(&key, &value, expect, ttl)).await
     }
 
     async fn delete(&self, key: &LockName, expect: Expect) -> Result<Delete> {
         let key = key.clone();
-        self.call(move |worker| worker.write(|tx| tx.delete(&key, expect))).await
+        self.change(move |tx| tx.delete(&key, expect)).await
     }
 
     async fn scan(&self, prefix: &str, page: &Page) -> Result<RecordPage> {

@@ -3,6 +3,7 @@
 use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use lockkeeper_core::table::Now;
 use lockkeeper_core::{Acquired, Error, Fence, LockName, Moment, Result};
@@ -21,7 +22,8 @@ use crate::script;
 pub(crate) struct Home {
     pub peer: Peer,
     pub process: &'static Process,
-    pub boot: String,
+    /// `None`: this container masks the identity of the boot.
+    pub boot: Option<String>,
     pub floor: Floor,
     pub post: Post,
     /// Made when the store first waits or watches.
@@ -36,9 +38,7 @@ impl Home {
             mailbox.touch();
             return Ok(mailbox.clone());
         }
-        if self.peer[0] < 4 {
-            self.post.sweep_old();
-        }
+        self.post.sweep_old();
         let mailbox = Arc::new(Mailbox::open(&self.post, &self.peer)?);
         Ok(self.mailbox.get_or_init(|| mailbox).clone())
     }
@@ -46,11 +46,42 @@ impl Home {
 
 /// The row of state: one counter for all fences and versions, which outlives every lock.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct State {
+pub(crate) struct State {
+    /// The boot in which it was written last; empty if its writer could not tell.
     boot: String,
     fence: u64,
     reserved: u64,
     ticket: Ticket,
+    /// When it was written last, give or take [`PRECISION`].
+    moment: Moment,
+}
+
+/// How exactly the state says when it was written.
+const PRECISION: Duration = Duration::from_secs(1);
+
+impl State {
+    /// Reads it, and whether somebody watches.
+    pub fn read(sql: &Connection) -> Result<(State, bool)> {
+        let read = |row: &rusqlite::Row<'_>| {
+            let number = |at| row.get::<_, i64>(at).map(i64::unsigned_abs);
+            let moment = Moment::from_nanos(number(4)?);
+            let (fence, reserved) = (number(1)?, number(2)?);
+            let state = State { boot: row.get(0)?, fence, reserved, ticket: row.get(3)?, moment };
+            Ok((state, row.get(5)?))
+        };
+        let found = rows::one(sql, script::STATE, [], read).map_err(fault)?;
+        found.ok_or_else(|| damaged("the missing row of state"))
+    }
+
+    /// Whether another boot of the machine wrote it. Where the identity of the boot is masked, only a clock that stands
+    /// before the last write proves that: a wrong guess would be a second holder. Without the proof, what another boot
+    /// left behind ends with its ttl, which is counted on from the last write.
+    pub fn is_of_another_boot(&self, boot: Option<&str>, now: Moment) -> bool {
+        match boot {
+            Some(boot) if !self.boot.is_empty() => boot != self.boot,
+            _ => now + PRECISION < self.moment,
+        }
+    }
 }
 
 /// What is to be done once the commit stands.
@@ -59,6 +90,8 @@ pub(crate) struct After {
     pub answers: Vec<(Ticket, Result<Acquired>)>,
     pub nudges: BTreeMap<Peer, BTreeSet<u64>>,
     pub events: bool,
+    /// It is told to somebody only when it is on the disk.
+    pub durable: bool,
     /// Names that are held otherwise than before: whoever waits for them has something else to watch.
     pub changed: BTreeSet<LockName>,
 }
@@ -77,12 +110,16 @@ pub(crate) struct Tx<'e> {
     pub watched: bool,
     /// A reader found something that only a writer can mend.
     pub due: bool,
-    /// The ask that joined the line in this transaction: this process does not know of it yet.
-    pub joined: Option<Ticket>,
+    /// Requests that joined a queue in this transaction: this process does not know of them yet.
+    pub joined: BTreeSet<Ticket>,
     /// Names whose lines may have somebody to serve now.
     pub touched: BTreeSet<LockName>,
+    /// How many wait for a name.
+    pub lengths: HashMap<LockName, usize>,
     state: State,
     stored: State,
+    /// What another boot left behind was dropped in this transaction.
+    new_boot: bool,
     lives: HashMap<Process, Life>,
     presences: HashMap<Peer, Presence>,
 }
@@ -106,10 +143,12 @@ impl<'e> Tx<'e> {
             after: After::default(),
             watched: false,
             due: false,
-            joined: None,
+            joined: BTreeSet::new(),
+            lengths: HashMap::new(),
             touched: BTreeSet::new(),
             state: State::default(),
             stored: State::default(),
+            new_boot: false,
             lives: HashMap::new(),
             presences: HashMap::new(),
         }
@@ -117,20 +156,10 @@ impl<'e> Tx<'e> {
 
     /// Reads the row of state; what another boot of the machine left behind is dropped.
     pub fn load(&mut self) -> Result<()> {
-        let read = |row: &rusqlite::Row<'_>| {
-            let (fence, reserved): (i64, i64) = (row.get(1)?, row.get(2)?);
-            let state = State {
-                boot: row.get(0)?,
-                fence: fence.unsigned_abs(),
-                reserved: reserved.unsigned_abs(),
-                ticket: row.get(3)?,
-            };
-            Ok((state, row.get(4)?))
-        };
-        let found = rows::one(self.sql, script::STATE, [], read).map_err(fault)?;
-        (self.stored, self.watched) = found.ok_or_else(|| damaged("the missing row of state"))?;
+        (self.stored, self.watched) = State::read(self.sql)?;
         self.state = self.stored.clone();
-        if self.state.boot != self.home.boot {
+        self.state.boot = self.home.boot.clone().unwrap_or_default();
+        if self.stored.is_of_another_boot(self.home.boot.as_deref(), self.now.moment) {
             self.forget_other_boot().map_err(fault)?;
         }
         Ok(())
@@ -141,35 +170,39 @@ impl<'e> Tx<'e> {
             script::run(self.sql, text)?;
         }
         script::change(self.sql, script::NEW_BOOT_RECORDS, [moment(self.now.moment)])?;
-        self.state.boot.clone_from(&self.home.boot);
-        self.watched = false;
+        self.state.moment = Moment::default();
+        (self.watched, self.new_boot) = (false, true);
         Ok(())
     }
 
-    /// Writes the row of state if it changed.
+    /// Writes the row of state if it changed, or is too old to say when anything was written.
     pub fn save(&self) -> Result<()> {
-        if self.state == self.stored {
+        let now = self.now.moment;
+        if self.state == self.stored && now < self.stored.moment + PRECISION {
             return Ok(());
         }
-        let State { boot, fence, reserved, ticket } = &self.state;
+        let State { boot, fence, reserved, ticket, moment: last } = &self.state;
         assert!(*fence >= self.stored.fence, "fences only grow");
-        let params = params![boot, signed(*fence), signed(*reserved), ticket];
+        let params = params![boot, signed(*fence), signed(*reserved), ticket, moment(now.max(*last))];
         script::change(self.sql, script::SAVE_STATE, params).map_err(fault)?;
         Ok(())
     }
 
     /// A number greater than every fence and version so far, whatever became of the file or the wall clock.
     pub fn next_fence(&mut self) -> Result<Fence> {
-        let floor = self.home.floor.read()?.unwrap_or(0);
-        if floor > self.state.reserved {
-            // The file does not know of a number that was reserved: it is new, or an old copy.
-            self.state.fence = self.state.fence.max(floor);
+        let floor = self.home.floor.read()?;
+        let mut last = self.state.fence.max(floor.latest);
+        // The file does not know of a number that was reserved: it is new, or an old copy. Or the machine has been
+        // restarted, and the newest fence, which is not synced, may be forgotten.
+        if floor.reserved > self.state.reserved || self.new_boot {
+            last = last.max(floor.reserved);
         }
-        let last = (self.state.fence > 0).then(|| Fence::new(self.state.fence)).transpose()?;
+        let last = (last > 0).then(|| Fence::new(last)).transpose()?;
         let fence = Fence::after(last, self.now.wall)?;
-        if fence.get() > self.state.reserved || floor < self.state.reserved {
-            self.state.reserved = self.home.floor.reserve(fence)?;
+        if fence.get() > self.state.reserved || floor.reserved < self.state.reserved {
+            self.state.reserved = self.home.floor.reserve(fence, self.now.wall)?;
         }
+        self.home.floor.note(fence)?;
         self.state.fence = fence.get();
         Ok(fence)
     }

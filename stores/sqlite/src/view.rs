@@ -21,9 +21,10 @@ impl Tx<'_> {
             }
         }
         let now = self.now.moment;
+        let held = self.live(name)?;
         let view = LockView {
             name: name.clone(),
-            held: self.live(name)?.iter().map(|hold| hold.view(now)).collect(),
+            held: self.views(&held)?,
             line: self.all(script::LINE_SHOWN, (name.as_str(), LINE), rows::queued)?,
             waiting: self.line_length(name)?,
             delayed_ms: self.delayed(name)?.map(|until| millis(until.since(now))),

@@ -11,6 +11,7 @@ use lockkeeper_core::{Error, Result};
 use lockkeeper_host::{Process, random_128};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::line::Guard;
 use crate::post::{Mailbox, NEWS, POLL, RELOAD};
 use crate::rows::Ticket;
 use crate::worker::Job;
@@ -55,13 +56,20 @@ impl Waker {
         Ok(Waker { mailbox, watch })
     }
 
-    /// Watches these processes from now on, and no others.
-    pub fn set(&self, wanted: &BTreeSet<(u32, u64, u64)>, active: bool) {
+    /// Watches these processes from now on, and no others. `None`: the same as before.
+    pub fn set(&self, wanted: Option<BTreeSet<Guard>>, active: bool) {
         let mut watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(wanted) = wanted else {
+            if std::mem::replace(&mut watch.active, active) != active {
+                drop(watch);
+                self.mailbox.say(RELOAD);
+            }
+            return;
+        };
         let as_key = |p: &Process| (p.pid, p.start, p.namespace);
         let known: BTreeSet<_> = watch.guards.keys().map(as_key).collect();
         let fresh: Vec<_> = wanted.difference(&known).take(GUARDS.saturating_sub(known.len())).collect();
-        if fresh.is_empty() && known.is_subset(wanted) && watch.active == active {
+        if fresh.is_empty() && known.is_subset(&wanted) && watch.active == active {
             return;
         }
         watch.active = active;

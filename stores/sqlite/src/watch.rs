@@ -2,24 +2,36 @@
 
 use lockkeeper_core::{Error, LockName, Moment, Wait};
 
+use crate::batch::Request;
 use crate::locals::Local;
 use crate::rows::Ticket;
 use crate::script;
 use crate::waker::Wake;
 use crate::worker::Worker;
 
+/// How many names or requests are looked at before others get their turn.
+const SLICE: usize = 64;
+
 impl Worker {
-    /// An ask of ours stands in line now.
-    pub fn wait(&mut self, ticket: Ticket) {
-        if let Err(error) = self.start_waker() {
-            if let Some(local) = self.locals.remove(ticket) {
-                let _ = local.tell.send(Err(error));
-            }
+    /// These requests of ours wait in a queue now.
+    pub fn wait(&mut self, tickets: &[Ticket]) {
+        if tickets.is_empty() {
             return;
         }
-        let mut names = self.locals.names_of(ticket);
-        // Only the first of ours in a line watches for it.
-        names.retain(|name| self.locals.first(name) == Some(ticket));
+        if let Err(error) = self.start_waker() {
+            for ticket in tickets {
+                let Some(local) = self.locals.remove(*ticket) else { continue };
+                self.withdraw_later(local.ask.claim);
+                let _ = local.tell.send(Err(error.clone()));
+            }
+            return self.rearm();
+        }
+        let mut names = Vec::new();
+        for ticket in tickets {
+            // Only the first of ours in a queue watches for it.
+            let of_it = self.locals.names_of(*ticket);
+            names.extend(of_it.into_iter().filter(|name| self.locals.first(name) == Some(*ticket)));
+        }
         if self.refresh(&names) || self.locals.next_due().is_some_and(|due| due <= self.now()) {
             self.ring();
         }
@@ -42,10 +54,10 @@ impl Worker {
         let old = self.home().peer;
         tracing::warn!("the pipe that wakes this process is gone: making another");
         self.move_house();
-        let _ = self.write(|tx| tx.bury_peer(&old));
+        let _ = self.write(false, |tx| tx.bury_peer(&old));
         if self.watchers.feed.any() {
             self.watchers.feed.miss();
-            let _ = self.write(|tx| tx.start_watching());
+            let _ = self.write(false, |tx| tx.start_watching());
             let _ = self.start_waker();
         }
     }
@@ -55,8 +67,16 @@ impl Worker {
     pub fn look(&mut self, tickets: &[Ticket], all: bool) {
         let now = self.now();
         self.looked = now;
-        let overdue = self.locals.overdue(now);
-        let mut names = if all { self.locals.names() } else { self.locals.due(now) };
+        if all {
+            self.looking = self.locals.names().collect();
+            self.locals.watch_guards_again();
+        }
+        let overdue = self.locals.overdue(now, SLICE);
+        if overdue.len() == SLICE {
+            self.ring();
+        }
+        let mut names = self.locals.due(now);
+        self.looking.extend(names.drain(names.len().min(SLICE)..));
         for ticket in tickets.iter().chain(&overdue) {
             names.extend(self.locals.names_of(*ticket));
         }
@@ -67,6 +87,18 @@ impl Worker {
             self.attend(&names);
         }
         self.look_at_events(all);
+        self.rearm();
+    }
+
+    /// Looks at some of the names that are to be looked at.
+    pub fn look_further(&mut self) {
+        if self.looking.is_empty() {
+            return;
+        }
+        let some = self.looking.len().min(SLICE);
+        let mut names: Vec<LockName> = self.looking.drain(..some).collect();
+        names.sort();
+        self.attend(&names);
         self.rearm();
     }
 
@@ -92,8 +124,14 @@ impl Worker {
 
     /// Whether the store let us.
     fn serve_now(&mut self, tickets: &[Ticket], names: &[LockName], overdue: &[Ticket]) -> bool {
-        let served = self.write(|tx| {
+        let served = self.write(true, |tx| {
             let peer = tx.home.peer;
+            for ticket in tickets {
+                let waiter = tx.waiter(*ticket)?;
+                if waiter.is_some_and(|waiter| waiter.peer == peer) && !tx.wanted(*ticket) {
+                    tx.remove_orphan(*ticket)?;
+                }
+            }
             let again = tx.all(script::REENTRANT, [peer], |row| row.get::<_, Ticket>(0))?;
             for ticket in tickets.iter().chain(&again) {
                 if let Some(waiter) = tx.waiter(*ticket)?.filter(|waiter| waiter.peer == peer) {
@@ -126,7 +164,9 @@ impl Worker {
             }
             Err(error) => {
                 tracing::warn!(%error, "those in line could not be served: trying again soon");
-                for local in overdue.iter().filter_map(|ticket| self.locals.remove(*ticket)) {
+                for ticket in overdue {
+                    let Some(local) = self.locals.remove(*ticket) else { continue };
+                    self.withdraw_later(local.ask.claim);
                     let text = format!("its patience is over, but it could not leave the line: {error}");
                     let _ = local.tell.send(Err(Error::Unknown(text)));
                 }
@@ -159,13 +199,13 @@ impl Worker {
         }
         self.watchers.feed.tidy();
         if !self.watchers.feed.any() {
-            let _ = self.write(|tx| tx.change(script::REMOVE_WATCHER, [tx.home.peer]));
+            let _ = self.write(false, |tx| tx.change(script::REMOVE_WATCHER, [tx.home.peer]));
             return;
         }
         // Nobody asks for a lock that is left to expire, but those who watch want to know.
         let now = self.now();
         let next = self.next_expiry();
-        if next.is_some_and(|next| next <= now) && self.write(|tx| tx.tidy()).is_ok() {
+        if next.is_some_and(|next| next <= now) && self.write(false, |tx| tx.tidy()).is_ok() {
             // Perhaps there is more; others get their turn in between.
             self.ring();
         }
@@ -180,7 +220,7 @@ impl Worker {
         let peer = self.home().peer;
         let (known, _) = self.read(|tx| tx.one(script::IS_WATCHER, [peer], |_| Ok(())))?;
         if known.is_none() {
-            self.write(|tx| tx.start_watching().map(drop))?;
+            self.write(false, |tx| tx.start_watching().map(drop))?;
         }
         Ok(())
     }
@@ -213,7 +253,7 @@ impl Worker {
     pub fn rearm(&mut self) {
         let now = self.now();
         let expiry = if self.watchers.feed.any() { self.next_expiry() } else { None };
-        let next = [self.locals.next_due(), expiry].into_iter().flatten().min();
+        let next = [self.locals.next_due(), expiry, self.withdraw_at()].into_iter().flatten().min();
         // What came due while we looked is looked at again. What was due already and could not be done waits for the
         // poll.
         if next.is_some_and(|next| next <= now && next > self.looked) {
@@ -226,12 +266,14 @@ impl Worker {
     /// Asks whose place is gone with the file stand in the line of the new one, in the same order.
     pub fn stand_again(&mut self) {
         let now = self.now();
+        let mut again = Vec::new();
         for Local { mut ask, until, tell } in self.take_strays() {
             ask.wait = if until == Moment::NEVER { Wait::Forever } else { Wait::For(until.since(now)) };
-            self.acquire(ask, tell);
+            again.push(Request::Acquire { ask, tell });
         }
+        self.run_batch(again);
         if self.watchers.feed.any() {
-            let _ = self.write(|tx| tx.start_watching());
+            let _ = self.write(false, |tx| tx.start_watching());
             let _ = self.start_waker();
         }
     }

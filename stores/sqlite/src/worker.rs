@@ -1,31 +1,34 @@
-//! The thread that has the file: it does one job after another, each in a transaction of its own.
+//! The thread that has the file: what callers want changed it does together, in one transaction after another.
 
 use std::cell::OnceCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use lockkeeper_core::table::Now;
-use lockkeeper_core::{Acquired, Ask, Error, EventStream, LockName, Moment, Release, Result};
-use lockkeeper_host::{Process, Timer, random_128};
+use lockkeeper_core::{Acquired, Attempt, Claim, Error, EventStream, LockName, Moment, Result};
+use lockkeeper_host::{Process, Timer, random_128, while_busy};
 
+use crate::batch::Request;
 use crate::events::Watchers;
 use crate::fault::{commit_fault, fault};
-use crate::hold::Answer;
+use crate::floor::Floor;
 use crate::locals::{Local, Locals, Teller};
 use crate::open::{Database, begin};
-use crate::place::Identity;
+use crate::pending::{Call, Pending};
+use crate::place::{Identity, Medium};
 use crate::post::{Peer, Post};
-use crate::tx::{After, Home, Tx};
+use crate::tx::{After, Home, State, Tx};
 use crate::waker::{Wake, Waker};
-use crate::{Options, rows, script};
-
-type Call = Box<dyn FnOnce(&mut Worker) + Send>;
+use crate::{Options, gather, open, script};
 
 /// What the worker is told to do.
 pub(crate) enum Job {
-    /// Something a caller wants.
+    /// Something a caller wants changed.
+    Request(Request),
+    /// Something a caller wants to know.
     Call(Call),
     /// Something happened outside.
     Wake(Wake),
@@ -45,28 +48,46 @@ pub(crate) struct Worker {
     pub stale: BTreeSet<LockName>,
     /// Asks whose place was in a file that is not there any more.
     strays: Vec<Local>,
+    pub pending: Pending,
+    /// How many requests of the last transaction were answered with it.
+    pub answered: usize,
+    /// Names that are to be looked at, a few at a time: others get their turn in between.
+    pub looking: VecDeque<LockName>,
+    /// Requests that may still be in a queue, because they could not be taken out of it.
+    unreleased: HashMap<Attempt, Claim>,
+    withdraw_at: Option<Moment>,
     waker: Option<Waker>,
     alarm: Option<(Moment, Timer)>,
     /// When we last looked for what is due.
     pub looked: Moment,
     jobs: mpsc::Sender<Job>,
     wakes: Arc<AtomicU64>,
-    count: u8,
+    count: u32,
     /// What another boot left behind has been dropped, if there was any.
     this_boot: bool,
+    /// Whether a commit waits for the disk, as the connection is set now.
+    durable: bool,
 }
+
+/// After how long a request is taken out of a queue that could not be taken out of it before.
+const WITHDRAW: Duration = Duration::from_secs(1);
+/// How many transactions a short command makes at most. Others let the log grow longer before they copy it.
+const SHORT: u32 = 256;
 
 impl Worker {
     pub fn open(mut options: Options, jobs: mpsc::Sender<Job>, wakes: Arc<AtomicU64>) -> Result<Self> {
         let boot = lockkeeper_host::boot_id().map_err(|e| {
-            Error::Unsupported(format!("this machine does not tell one boot from another: {e}"))
+            let why = format!("this machine does not tell one boot from another: {e}");
+            // Out of descriptors, for instance, which passes.
+            let lasting = e.kind() == std::io::ErrorKind::NotFound;
+            if lasting { Error::Unsupported(why) } else { Error::Unavailable(why) }
         })?;
         // A relative path means another file after the program has changed its directory.
         options.path = std::path::absolute(&options.path)
             .map_err(|e| Error::invalid(format!("{}: {e}", options.path.display())))?;
-        let db = Database::open(&options, &boot)?;
+        let db = Database::open(&options, boot.as_deref().unwrap_or_default())?;
         let random = random_128();
-        let home = at_home(&db, random, boot);
+        let home = at_home(&db, random, boot)?;
         Ok(Worker {
             options,
             db,
@@ -75,43 +96,108 @@ impl Worker {
             watchers: Watchers::default(),
             stale: BTreeSet::new(),
             strays: Vec::new(),
+            pending: Pending::default(),
+            answered: 0,
+            looking: VecDeque::new(),
+            unreleased: HashMap::new(),
+            withdraw_at: None,
             waker: None,
             alarm: None,
             looked: Moment::default(),
             jobs,
             wakes,
             // Short-lived processes tidy up now and then as well: each begins to count somewhere else.
-            count: random[0],
+            count: u32::from(random[0] % 16),
             this_boot: false,
+            durable: true,
         })
     }
 
-    pub fn notes(&self) -> &[String] {
-        &self.db.notes
+    /// What it stands on, and what a user should know of it.
+    pub fn medium(&self) -> Medium {
+        let mut medium = self.db.medium.clone();
+        if self.home.boot.is_none() {
+            medium.notes.push(
+                "this container masks the identity of the boot: after a reboot of the machine, locks that were held \
+                 before end with their ttl"
+                    .into(),
+            );
+        }
+        medium
     }
 
     pub fn run(mut self, jobs: &mpsc::Receiver<Job>) {
-        while let Ok(job) = jobs.recv() {
-            let stop = matches!(job, Job::Stop);
-            let work = || match job {
-                Job::Call(call) => call(&mut self),
-                Job::Wake(wake) => self.wake(&wake),
-                Job::Alarm => {
-                    self.alarm = None;
-                    self.look(&[], false);
-                }
-                Job::Stop => self.close(),
-            };
-            // A panic is a bug; it costs this job, and not everybody else's locks.
-            let _ = catch_unwind(AssertUnwindSafe(work));
-            if stop {
-                return;
+        let mut stop = false;
+        while !stop {
+            if self.pending.is_empty() && self.looking.is_empty() {
+                let Some(job) = gather::next_job(jobs, self.answered > 0) else { return };
+                stop |= self.take_up(job);
             }
+            stop |= self.gather(jobs);
+            self.next_batch();
+            self.guarded(Worker::look_further);
             if !self.strays.is_empty() {
-                self.stand_again();
+                self.guarded(Worker::stand_again);
             }
-            self.catch_up();
+            self.guarded(Worker::catch_up);
         }
+        while !self.pending.is_empty() {
+            self.next_batch();
+        }
+        self.guarded(Worker::close);
+    }
+
+    /// Whether it was the last.
+    pub fn take_up(&mut self, job: Job) -> bool {
+        match job {
+            Job::Request(request) => self.pending.push(request, &self.locals),
+            Job::Call(call) => self.pending.push_call(call),
+            Job::Wake(wake) => self.guarded(|worker| worker.wake(&wake)),
+            Job::Alarm => {
+                self.alarm = None;
+                self.guarded(|worker| worker.look(&[], false));
+            }
+            Job::Stop => return true,
+        }
+        false
+    }
+
+    /// A panic is a bug; it costs this job, and not everybody else's locks.
+    fn guarded(&mut self, work: impl FnOnce(&mut Worker)) {
+        let _ = catch_unwind(AssertUnwindSafe(|| work(self)));
+    }
+
+    fn next_batch(&mut self) {
+        let (mut batch, call) = self.pending.next();
+        if !self.unreleased.is_empty() {
+            for request in &batch {
+                if let Request::Acquire { ask, .. } = request {
+                    self.unreleased.remove(&ask.claim.attempt);
+                }
+            }
+            if !batch.is_empty() || self.withdraw_at.is_some_and(|at| at <= self.now()) {
+                batch.extend(self.unreleased.drain().map(|(_, claim)| Request::Withdraw(claim)));
+                self.withdraw_at = None;
+            }
+        }
+        self.answered = 0;
+        self.guarded(|worker| worker.run_batch(batch));
+        if let Some(call) = call {
+            self.guarded(call);
+        }
+        if self.withdraw_at.is_some() {
+            self.guarded(Worker::rearm);
+        }
+    }
+
+    /// It could not be taken out of the queue, where it would hold up everybody behind it.
+    pub fn withdraw_later(&mut self, claim: Claim) {
+        self.withdraw_at = Some(self.now() + WITHDRAW);
+        self.unreleased.insert(claim.attempt, claim);
+    }
+
+    pub fn withdraw_at(&self) -> Option<Moment> {
+        self.withdraw_at
     }
 
     fn time(&self) -> Now {
@@ -121,12 +207,12 @@ impl Worker {
     /// Begins a transaction on the file that the path leads to now. Going on with a file that was deleted or replaced
     /// would be a second set of the same locks.
     fn begin(&mut self, writes: bool) -> Result<()> {
-        for _ in 0..8 {
+        for _ in 0..64 {
             if !self.db.sql.is_autocommit() {
                 let _ = script::run(&self.db.sql, "ROLLBACK");
             }
             begin(&self.db.sql, writes)?;
-            if Identity::of(&self.options.path) == Some(self.db.identity) {
+            if self.db.is_in_place(&self.options.path) {
                 return Ok(());
             }
             let _ = script::run(&self.db.sql, "ROLLBACK");
@@ -136,12 +222,19 @@ impl Worker {
     }
 
     fn reopen(&mut self) -> Result<()> {
-        tracing::warn!(path = %self.options.path.display(), "the file was deleted or replaced: its locks are lost");
-        let db = Database::open(&self.options, &self.home.boot)?;
-        self.waker = None;
-        self.home = at_home(&db, random_128(), self.home.boot.clone());
+        self.db.save_lost_log();
+        let db = Database::open(&self.options, self.home.boot.as_deref().unwrap_or_default())?;
+        let same = db.identity == self.db.identity;
         self.db = db;
-        self.this_boot = false;
+        (self.this_boot, self.durable) = (false, true);
+        self.count %= 16;
+        if same {
+            tracing::warn!(path = %self.options.path.display(), "somebody deleted the log of the file or its index");
+            return Ok(());
+        }
+        tracing::warn!(path = %self.options.path.display(), "the file was deleted or replaced: its locks are lost");
+        self.waker = None;
+        self.home = at_home(&self.db, random_128(), self.home.boot.clone())?;
         self.watchers.feed.miss();
         self.watchers.cursor = 0;
         let lost = self.locals.take_all();
@@ -153,9 +246,9 @@ impl Worker {
     /// for somebody who writes.
     fn is_of_this_boot(&mut self) -> Result<bool> {
         self.begin(false)?;
-        let boot = rows::one(&self.db.sql, script::BOOT, [], |row| row.get::<_, String>(0));
+        let (now, state) = (self.now(), State::read(&self.db.sql));
         let _ = script::run(&self.db.sql, "ROLLBACK");
-        self.this_boot = boot.map_err(fault)?.is_some_and(|boot| boot == self.home.boot);
+        self.this_boot = !state?.0.is_of_another_boot(self.home.boot.as_deref(), now);
         Ok(self.this_boot)
     }
 
@@ -166,7 +259,7 @@ impl Worker {
         if !amiss {
             return Ok(seen);
         }
-        let mended = self.write(|tx| {
+        let mended = self.write(false, |tx| {
             work(tx)?;
             tx.serve()?;
             work(tx)
@@ -177,7 +270,7 @@ impl Worker {
     /// A transaction that only looks. The second answer: it found something that a writer has to mend.
     pub fn read<T>(&mut self, work: impl FnOnce(&mut Tx<'_>) -> Result<T>) -> Result<(T, bool)> {
         if !self.this_boot && !self.is_of_this_boot()? {
-            self.write(|_| Ok(()))?;
+            self.write(true, |_| Ok(()))?;
         }
         let sent = self.options.clock.now();
         self.begin(false)?;
@@ -189,15 +282,23 @@ impl Worker {
         Ok((done?, due))
     }
 
-    /// A transaction that changes something, and then passes on what came of it.
-    pub fn write<T>(&mut self, work: impl FnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
-        let (done, after) = self.commit(work)?;
+    /// A transaction that changes something, and then passes on what came of it. `durable`: it will most likely have to
+    /// be on the disk before anybody is told.
+    pub fn write<T>(&mut self, durable: bool, work: impl FnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        let (done, after) = self.commit(durable, work)?;
         self.pass_on(after);
         Ok(done)
     }
 
-    fn commit<T>(&mut self, work: impl FnOnce(&mut Tx<'_>) -> Result<T>) -> Result<(T, After)> {
+    pub fn commit<T>(
+        &mut self,
+        durable: bool,
+        work: impl FnOnce(&mut Tx<'_>) -> Result<T>,
+    ) -> Result<(T, After)> {
+        // Stopped in here (Ctrl-Z), this process would keep the write lock, and everybody out.
+        let _busy = while_busy();
         let sent = self.options.clock.now();
+        self.set_durable(durable)?;
         self.begin(true)?;
         self.count = self.count.wrapping_add(1);
         let now = self.time();
@@ -224,11 +325,42 @@ impl Worker {
         }
         let done = done?;
         end?;
+        if after.durable && !durable {
+            self.sync()?;
+        }
         self.this_boot = true;
+        if self.count == SHORT {
+            let _ = script::set_pragma(&self.db.sql, "wal_autocheckpoint", open::LONG_LOG);
+        }
         Ok((done, after))
     }
 
-    fn pass_on(&mut self, after: After) {
+    /// Lets the next commit wait for the disk, or not. The log is written in order: what did not wait is on the disk
+    /// before anything later that did.
+    fn set_durable(&mut self, durable: bool) -> Result<()> {
+        if self.durable != durable {
+            let level = if durable { open::FULL } else { open::NORMAL };
+            script::set_pragma(&self.db.sql, "synchronous", level).map_err(fault)?;
+            self.durable = durable;
+        }
+        Ok(())
+    }
+
+    /// Brings to the disk what was committed without waiting for it.
+    fn sync(&mut self) -> Result<()> {
+        let unknown = |e: Error| Error::Unknown(format!("a power cut could still take it back: {e}"));
+        self.set_durable(true).map_err(unknown)?;
+        begin(&self.db.sql, true).map_err(unknown)?;
+        let done = script::run(&self.db.sql, script::TOUCH_STATE)
+            .and_then(|()| script::run(&self.db.sql, "COMMIT"))
+            .map_err(|e| unknown(fault(e)));
+        if !self.db.sql.is_autocommit() {
+            let _ = script::run(&self.db.sql, "ROLLBACK");
+        }
+        done
+    }
+
+    pub fn pass_on(&mut self, after: After) {
         let mut gone: Vec<Peer> = Vec::new();
         for (peer, words) in &after.nudges {
             if !words.iter().all(|word| self.home.post.nudge(peer, *word)) {
@@ -237,47 +369,34 @@ impl Worker {
         }
         for (ticket, answer) in after.answers {
             let Some(local) = self.locals.remove(ticket) else { continue };
-            if let Err(Ok(Acquired::Granted(grant))) = local.tell.send(answer) {
-                // It left without saying goodbye: the next in line must not wait for its ttl.
-                let _ = self.write(|tx| tx.release(&grant.claim));
-            }
+            self.tell(local.tell, answer);
         }
         self.stale.extend(after.changed.into_iter().filter(|name| self.locals.first(name).is_some()));
         if !gone.is_empty() {
             // Whoever was to be served next is served now.
-            let _ = self.write(|tx| gone.iter().try_for_each(|peer| tx.bury_peer(peer)));
+            let _ = self.write(true, |tx| gone.iter().try_for_each(|peer| tx.bury_peer(peer)));
         }
         if after.events && self.watchers.feed.any() {
             self.pass_on_events();
         }
     }
 
-    pub fn acquire(&mut self, ask: Ask, tell: Teller) {
-        let (answer, after) = match self.commit(|tx| tx.ask(&ask)) {
-            Ok(done) => done,
-            Err(error) => return drop(tell.send(Err(error))),
-        };
-        match answer {
-            Answer::Granted(grant) => drop(tell.send(Ok(Acquired::Granted(grant)))),
-            Answer::Busy(busy) => drop(tell.send(Ok(Acquired::Busy(busy)))),
-            Answer::Waiting(ticket, until) => {
-                // Known here before anything else happens: a place that nobody knows of is given up.
-                self.locals.add(ticket, Local { ask, until, tell });
-                self.pass_on(after);
-                return self.wait(ticket);
-            }
+    /// Answers a request. If its caller left without a word, the next in the queue must not wait for its ttl.
+    pub fn tell(&mut self, tell: Teller, answer: Result<Acquired>) {
+        if let Err(Ok(Acquired::Granted(grant))) = tell.send(answer) {
+            let (tell, _) = tokio::sync::oneshot::channel();
+            self.pending.push(Request::Release { claim: grant.claim, tell }, &self.locals);
         }
-        self.pass_on(after);
     }
 
-    pub fn release(&mut self, claim: &lockkeeper_core::Claim) -> Result<Release> {
+    /// Nobody waits for this request any more.
+    pub fn forget(&mut self, claim: &Claim) {
         self.locals.forget(&claim.attempt);
         self.strays.retain(|stray| stray.ask.claim.attempt != claim.attempt);
-        self.write(|tx| tx.release(claim))
     }
 
     pub fn watch(&mut self, prefix: &str) -> Result<EventStream> {
-        let newest = self.write(|tx| tx.start_watching())?;
+        let newest = self.write(false, |tx| tx.start_watching())?;
         if !self.watchers.feed.any() {
             self.watchers.cursor = newest;
         }
@@ -292,7 +411,10 @@ impl Worker {
         let there = Identity::of(&self.options.path) == Some(self.db.identity);
         if there && self.home.mailbox.get().is_some() {
             let peer = self.home.peer;
-            let _ = self.write(|tx| tx.bury_peer(&peer));
+            let _ = self.write(false, |tx| tx.bury_peer(&peer));
+        }
+        if there && self.count > SHORT {
+            let _ = script::checkpoint(&self.db.sql, "PASSIVE");
         }
         self.waker = None;
     }
@@ -331,7 +453,7 @@ impl Worker {
     pub fn set_guards(&mut self) {
         let active = !self.locals.is_empty() || self.watchers.feed.any();
         if let Some(waker) = &self.waker {
-            waker.set(&self.locals.guards(), active);
+            waker.set(self.locals.changed_guards(), active);
         }
     }
 
@@ -349,13 +471,15 @@ impl Worker {
     }
 }
 
-fn at_home(db: &Database, peer: Peer, boot: String) -> Home {
-    Home {
+fn at_home(db: &Database, peer: Peer, boot: Option<String>) -> Result<Home> {
+    let process = Process::this()
+        .map_err(|e| Error::Unavailable(format!("/proc does not tell which process this is: {e}")))?;
+    Ok(Home {
         peer,
-        process: Process::this(),
+        process,
         boot,
-        floor: db.floor.clone(),
+        floor: Floor::beside(&db.path),
         post: Post::beside(&db.path),
         mailbox: OnceCell::new(),
-    }
+    })
 }

@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use common::{Contender, Dir, ask, open, run, take};
-use lockkeeper_core::{Acquired, Error, Fence, Locks, Release};
+use lockkeeper_core::{Acquired, Ask, Error, Fence, Locks, Promise, Purpose, Release};
 use lockkeeper_sqlite::{Options, SqliteStore};
 
 #[test]
@@ -44,6 +44,27 @@ impl Drop for Mount {
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
     }
+}
+
+/// Only a file system that is known to keep what was synced will do for correctness.
+#[test]
+fn a_file_system_that_forgets_is_not_for_correctness() {
+    if common::without_root() || common::without("ext4", common::has("mkfs.ext4"), "mkfs.ext4 (e2fsprogs)") {
+        return;
+    }
+    let dir = Dir::new();
+    let allows = |mount: &Mount| open(&mount.db()).profile().allows(Purpose::Correctness);
+    for kind in ["tmpfs", "ramfs"] {
+        let mount = Mount::new(dir.path().join(kind), &["mount", "-t", kind, "none"]);
+        let refused = allows(&mount).expect_err("it forgets");
+        assert!(refused.to_string().contains(kind), "{refused}");
+        assert_eq!(open(&mount.db()).profile().exclusion, Promise::Kept);
+    }
+    let image = dir.path().join("image");
+    fs::File::create(&image).unwrap().set_len(32 << 20).unwrap();
+    run("mkfs.ext4", &["-q", "-F", image.to_str().unwrap()]);
+    let mount = Mount::new(dir.path().join("disk"), &["mount", "-o", "loop", image.to_str().unwrap()]);
+    assert!(allows(&mount).is_ok());
 }
 
 /// Fills the disk to the last byte.
@@ -137,6 +158,61 @@ async fn a_power_cut_right_after_a_grant_loses_neither_grant_nor_fence() {
     }
 }
 
+/// A release that gives the lock to nobody does not wait for the disk. A power cut may forget it, but nothing that was
+/// built on it: the next grant, and a minimum hold.
+#[tokio::test]
+async fn a_power_cut_forgets_at_most_a_release_that_nobody_built_on() {
+    if common::without_root()
+        || common::without("ext4", common::has("mkfs.ext4"), "mkfs.ext4 (e2fsprogs)")
+        || common::without("python3", common::has("python3"), "python3")
+    {
+        return;
+    }
+    let dir = Dir::new();
+    let image = dir.path().join("image");
+    fs::File::create(&image).unwrap().set_len(32 << 20).unwrap();
+    let image = image.to_str().unwrap();
+    run("mkfs.ext4", &["-q", "-F", image]);
+    let on_loop = || Mount::new(dir.path().join("disk"), &["mount", "-o", "loop", image]);
+    let held = |mount: &Mount| -> Vec<(String, bool)> {
+        let file = rusqlite::Connection::open(mount.db()).unwrap();
+        let mut holds = file.prepare("SELECT names, lingering FROM hold ORDER BY names").unwrap();
+        let rows = holds.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
+        rows.collect::<Result<_, _>>().unwrap()
+    };
+    let mut last = None;
+    for built_on in [false, true] {
+        let mount = on_loop();
+        let store = open(&mount.db());
+        let released = take(&store, &ask("released")).await;
+        assert_eq!(store.release(&released.claim).await.unwrap(), Release::Released);
+        if built_on {
+            let again = take(&store, &ask("released")).await;
+            assert!(again.fence > released.fence);
+            let brief = Ask { min_hold: std::time::Duration::from_secs(600), ..ask("brief") };
+            store.release(&take(&store, &brief).await.claim).await.unwrap();
+            last = Some(again.fence);
+        }
+        pull_the_plug(&mount.0);
+        drop(store);
+        drop(mount);
+
+        let mount = on_loop();
+        let held = held(&mount);
+        match built_on {
+            true => assert_eq!(held, [("brief".to_owned(), true), ("released".to_owned(), false)]),
+            false => assert!(held.len() <= 1, "{held:?}"),
+        }
+        let file = rusqlite::Connection::open(mount.db()).unwrap();
+        file.execute("UPDATE state SET boot = 'another'", []).unwrap();
+        drop(file);
+        let store = open(&mount.db());
+        let next = take(&store, &ask("released")).await;
+        assert!(next.fence > released.fence && last < Some(next.fence), "the fence went back");
+        store.release(&next.claim).await.unwrap();
+    }
+}
+
 /// What was not synced is gone, and nothing can be written any more.
 fn pull_the_plug(mount: &Path) {
     let script = "import fcntl,os,struct,sys\n\
@@ -198,5 +274,8 @@ async fn a_file_on_fuse_is_refused_unless_it_is_allowed() {
     let url = format!("sqlite:{}?network_fs=allow", mount.db().display());
     let store = SqliteStore::open(Options::from_url(&url).unwrap()).unwrap();
     take(&store, &ask("a")).await;
-    assert!(store.profile().notes.iter().any(|note| note.contains("FUSE")));
+    let profile = store.profile();
+    assert!(profile.notes[0].contains("FUSE"));
+    assert_eq!((profile.exclusion, profile.fence), (Promise::Likely, Promise::Likely));
+    assert!(profile.allows(Purpose::Correctness).is_err());
 }

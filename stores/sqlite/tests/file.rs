@@ -67,6 +67,74 @@ async fn a_restored_copy_and_a_clock_set_back_do_not_lower_the_fence() {
     assert!(version.0 > newest.get(), "versions come from the same counter");
 }
 
+/// A copy that is younger than the last number that was reserved knows of it: fences and record versions began again
+/// where the copy was made. Put in place as the page says, or written over the old file.
+#[tokio::test]
+async fn a_young_copy_repeats_no_fence_and_no_version() {
+    for in_place in [false, true] {
+        let dir = Dir::new();
+        let clock = VirtualClock::default();
+        let copy = dir.path().join("copy");
+        let store = open_by(&dir.db(), &clock);
+        take(&store, &ask("a")).await;
+        clock.set_wall(Wall::from_micros(1));
+        store.write(&name("r"), b"old", Expect::Any, None).await.unwrap();
+        Connection::open(dir.db()).unwrap().execute("VACUUM INTO ?1", [copy.to_str()]).unwrap();
+        let fence = take(&store, &ask("b")).await.fence;
+        let told = store.write(&name("r"), b"new", Expect::Any, None).await.unwrap();
+        let Write::Written(version) = told else { panic!("{told:?}") };
+        drop(store);
+
+        for suffix in ["-wal", "-shm"] {
+            fs::remove_file(format!("{}{suffix}", dir.db().display())).unwrap();
+        }
+        if !in_place {
+            fs::remove_file(dir.db()).unwrap();
+        }
+        fs::copy(&copy, dir.db()).unwrap();
+        let store = open_by(&dir.db(), &clock);
+        assert!(take(&store, &ask("b")).await.fence > fence, "in place: {in_place}");
+        let told = store.write(&name("r"), b"newer", Expect::Any, None).await.unwrap();
+        let Write::Written(next) = told else { panic!("{told:?}") };
+        assert!(next > version, "in place: {in_place}");
+    }
+}
+
+/// The newest fence is noted without waiting for the disk, so a power cut may forget it; then the number that was
+/// reserved counts.
+#[tokio::test]
+async fn a_young_copy_after_a_power_cut_repeats_no_fence() {
+    let dir = Dir::new();
+    let clock = VirtualClock::default();
+    let (copy, floor) = (dir.path().join("copy"), dir.path().join("locks.db.floor"));
+    let store = open_by(&dir.db(), &clock);
+    take(&store, &ask("a")).await;
+    Connection::open(dir.db()).unwrap().execute("VACUUM INTO ?1", [copy.to_str()]).unwrap();
+    let unsynced = fs::read(&floor).unwrap();
+    clock.advance(Duration::from_secs(30));
+    let fence = take(&store, &ask("b")).await.fence;
+    drop(store);
+    remove(&dir.db());
+    fs::copy(&copy, dir.db()).unwrap();
+    fs::write(&floor, unsynced).unwrap();
+    Connection::open(dir.db()).unwrap().execute("UPDATE state SET boot = 'another'", []).unwrap();
+    clock.set_wall(Wall::from_micros(1));
+    assert!(take(&open_by(&dir.db(), &clock), &ask("b")).await.fence > fence);
+}
+
+#[tokio::test]
+async fn a_file_of_format_1_is_brought_up_to_date() {
+    let dir = Dir::new();
+    let held = take(&open(&dir.db()), &ask("a")).await;
+    Connection::open(dir.db())
+        .unwrap()
+        .execute_batch("ALTER TABLE state DROP COLUMN moment; PRAGMA user_version = 1")
+        .unwrap();
+    let store = open(&dir.db());
+    assert_eq!(common::refused(&store, &ask("a")).await.held[0].fence, held.fence);
+    assert!(take(&store, &ask("b")).await.fence > held.fence);
+}
+
 #[tokio::test]
 async fn a_lost_floor_is_made_again() {
     let dir = Dir::new();
@@ -203,7 +271,7 @@ async fn what_is_not_ours_is_refused_and_left_as_it_is() {
 async fn a_newer_version_is_refused() {
     let dir = Dir::new();
     drop(open(&dir.db()));
-    Connection::open(dir.db()).unwrap().execute_batch("PRAGMA user_version = 2").unwrap();
+    Connection::open(dir.db()).unwrap().execute_batch("PRAGMA user_version = 3").unwrap();
     let error = refusal(&dir.db());
     assert!(matches!(&error, Error::Unsupported(text) if text.contains("newer Lockkeeper")), "{error:?}");
 }
@@ -236,6 +304,27 @@ async fn a_link_to_the_file_leads_to_the_same_locks() {
     common::refused(&other, &ask("a")).await;
     take(&other, &ask("b")).await;
     assert!(!dir.path().join("link.db.floor").exists(), "a second floor");
+}
+
+/// By a hard link in another directory the log and the locks beside it are others: both names had their own holder.
+#[tokio::test]
+async fn a_hard_link_is_refused_by_either_name() {
+    let (dir, other) = (Dir::new(), Dir::new());
+    let store = open(&dir.db());
+    let held = take(&store, &ask("jobs")).await;
+    fs::hard_link(dir.db(), other.db()).unwrap();
+    for db in [dir.db(), other.db()] {
+        let error = refusal(&db);
+        assert!(
+            matches!(&error, Error::Unsupported(text) if text.contains("share the directory")),
+            "{error:?}"
+        );
+    }
+    assert_eq!(fs::read_dir(other.path()).unwrap().count(), 1, "something was made beside it");
+    // Who had it open goes on.
+    assert_eq!(store.renew(std::slice::from_ref(&held)).await.unwrap(), [Renewal::Renewed]);
+    fs::remove_file(other.db()).unwrap();
+    common::refused(&open(&dir.db()), &ask("jobs")).await;
 }
 
 #[tokio::test]

@@ -42,6 +42,69 @@ async fn a_holder_in_another_pid_namespace_is_not_taken_for_dead() {
     Contender::fence(&inside.hear());
 }
 
+/// `-v locks.db:/c/locks.db` of a container: the database is shared, and its log and its locks are not. Both sides were
+/// granted the same lock.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_is_mounted_without_its_directory_is_refused() {
+    if cannot_unshare() {
+        return;
+    }
+    let (dir, inside) = (Dir::new(), Dir::new());
+    let store = open(&dir.db());
+    let held = take(&store, &ask("jobs")).await;
+    std::fs::write(inside.db(), "").unwrap();
+    let mount = |from: &std::path::Path, to: &std::path::Path| {
+        format!("mount --bind {} {} && exec \"$0\" \"$@\"", from.display(), to.display())
+    };
+    let alone = mount(&dir.db(), &inside.db());
+    let said = Contender::begin(&["unshare", "--mount", "sh", "-c", &alone], &inside.db()).hear();
+    assert!(said.starts_with("error unsupported") && said.contains("Share the directory"), "{said}");
+    assert_eq!(std::fs::read_dir(inside.path()).unwrap().count(), 1, "something was made beside it");
+    // With its directory it is the same set of locks.
+    let whole = mount(dir.path(), inside.path());
+    let mut there = Contender::start_in(&["unshare", "--mount", "sh", "-c", &whole], &inside.db());
+    assert_eq!(there.ask("take jobs"), "busy");
+    store.release(&held.claim).await.unwrap();
+    assert!(Contender::fence(&there.ask("take jobs")) > held.fence.get());
+}
+
+/// LXC and systemd-nspawn mount a boot id of their own over the kernel's. The container took the file for one of
+/// another boot, and emptied it of everybody's locks.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_container_that_masks_the_boot_id_leaves_the_locks_of_others_alone() {
+    if cannot_unshare() {
+        return;
+    }
+    let dir = Dir::new();
+    let store = open(&dir.db());
+    let mine = take(&store, &ask("mine")).await;
+    let mask = dir.path().join("boot_id");
+    std::fs::write(&mask, "11111111-2222-4333-8444-555555555555\n").unwrap();
+    let mount =
+        format!("mount --bind {} /proc/sys/kernel/random/boot_id && exec \"$0\" \"$@\"", mask.display());
+    let masked = ["unshare", "--mount", "sh", "-c", &mount];
+    let mut inside = Contender::start_in(&masked, &dir.db());
+    assert_eq!(inside.ask("take mine"), "busy");
+    assert!(inside.ask("notes").contains("masks the identity of the boot"));
+    assert_eq!(store.renew(std::slice::from_ref(&mine)).await.unwrap(), [Renewal::Renewed]);
+    // And the other way round, also for a process that comes later.
+    let theirs = Contender::fence(&inside.ask("take theirs"));
+    for store in [&store, &open(&dir.db())] {
+        assert_eq!(common::refused(store, &ask("theirs")).await.held[0].fence.get(), theirs);
+    }
+    assert_eq!(inside.ask("take mine"), "busy");
+    assert_eq!(inside.ask("release"), "AlreadyGone");
+    drop(inside);
+
+    // It still knows another boot by a clock that stands before the last write.
+    drop(store);
+    let file = rusqlite::Connection::open(dir.db()).unwrap();
+    file.execute("UPDATE state SET boot = 'another', moment = moment + 3600000000000", []).unwrap();
+    drop(file);
+    let mut inside = Contender::start_in(&masked, &dir.db());
+    assert!(Contender::fence(&inside.ask("take mine")) > theirs);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_time_namespace_shares_deadlines_and_is_noted() {
     if cannot_unshare() {

@@ -161,6 +161,26 @@ async fn a_stopped_head_of_line_is_passed_over_and_served_when_it_is_back() {
     assert!(common::soon("the third is served", third).await.unwrap().fence.get() > fence);
 }
 
+/// Ctrl-Z stopped a process inside a transaction: the file was busy for everybody until `fg`.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_stops_outside_of_its_transactions() {
+    let dir = Dir::new();
+    let store = open(&dir.db());
+    let mut other = Contender::start(&dir.db());
+    other.tell("churn");
+    for i in 0..20 {
+        other.tell("stop");
+        let stat = format!("/proc/{}/stat", other.pid);
+        common::until("it is stopped", || {
+            let stat = std::fs::read_to_string(&stat).unwrap();
+            stat[stat.rfind(')').unwrap()..].starts_with(") T")
+        });
+        let grant = take(&store, &ask(&format!("mine/{i}"))).await;
+        store.release(&grant.claim).await.unwrap();
+        other.signal(Signal::CONT);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn one_release_wakes_one_process_of_two_hundred() {
     let dir = Dir::new();

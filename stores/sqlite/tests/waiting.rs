@@ -66,6 +66,27 @@ async fn an_ask_that_was_dropped_does_not_keep_the_line_waiting() {
     assert_eq!(two.release(&dropped.claim).await.unwrap(), Release::AlreadyGone);
 }
 
+/// A process is stopped inside a transaction, so that the release of a waiting request fails, and its caller gives up.
+/// Its queue entry held up everybody behind it for as long as the process lived.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_queue_entry_whose_release_failed_does_not_stay() {
+    let dir = Dir::new();
+    let (one, two) = (open(&dir.db()), open(&dir.db()));
+    let held = take(&one, &ask("jobs")).await;
+    let given_up = waiting("jobs");
+    let task = start(&two, &given_up);
+    in_line(&one, "jobs", 1).await;
+    let stopped = rusqlite::Connection::open(dir.db()).unwrap();
+    stopped.execute_batch("BEGIN IMMEDIATE").unwrap();
+    task.abort();
+    let failed = two.release(&given_up.claim).await;
+    assert!(matches!(failed, Err(lockkeeper_core::Error::Unavailable(_))), "{failed:?}");
+    stopped.execute_batch("ROLLBACK").unwrap();
+    in_line(&one, "jobs", 0).await;
+    one.release(&held.claim).await.unwrap();
+    take(&one, &ask("jobs")).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_ask_withdrawn_elsewhere_is_told_so() {
     let dir = Dir::new();

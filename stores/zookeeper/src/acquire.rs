@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{Acquired, Ask, Error, Grant, Moment, Result, Wait};
+use lockkeeper_core::{Acquired, Ask, Error, Grant, Moment, Result};
 use lockkeeper_host::sleep_until;
 
 use crate::book::Caller;
@@ -84,18 +84,18 @@ impl Shared {
         let may_have = asking.known || !asking.own.is_empty();
         let open = may_have || matches!(answer, Ok(Acquired::Granted(_)) | Err(Error::Unknown(_)));
         entered.nothing = !open;
-        answer
+        match answer {
+            // This call has queued the request, and nothing says that its nodes are gone.
+            Err(Error::Unavailable(why)) if may_have && asking.session.is_some() => Err(Error::Unknown(why)),
+            answer => answer,
+        }
     }
 }
 
 impl Asking<'_> {
     async fn run(&mut self, caller: &Caller) -> Result<Acquired> {
         let clock = &self.shared.clock;
-        let patience = match self.ask.wait {
-            Wait::No => clock.now(),
-            Wait::For(time) => clock.now() + time,
-            Wait::Forever => Moment::NEVER,
-        };
+        let patience = self.ask.wait.deadline(clock.now());
         let mut since_failure = None;
         loop {
             if caller.has_left() {

@@ -17,6 +17,9 @@ use crate::store::Shared;
 /// How long until an end that could not be told is told again.
 const AGAIN: Duration = Duration::from_millis(500);
 
+/// How long a request whose outcome is unknown is kept for a caller that sends it again.
+const RETRY: Duration = Duration::from_secs(5);
+
 /// A hold of ours.
 #[derive(Clone)]
 pub struct Hold {
@@ -116,7 +119,7 @@ impl Book {
     }
 
     /// Notes that an ask is under way. If it is dropped before its outcome is known, what it may have got is given back
-    /// when its ttl is over. True: it was never heard of before.
+    /// soon, unless it is asked again. True: it was never heard of before.
     pub fn begin(&self, mark: Mark, ask: &Ask, now: Moment) -> (Arc<Caller>, bool) {
         let caller = Arc::new(Caller::default());
         let mut pages = self.open();
@@ -149,7 +152,7 @@ impl Book {
             if nothing {
                 pages.holds.remove(&mark);
             } else {
-                hold.expires = now + hold.ttl;
+                hold.expires = now + hold.ttl.min(RETRY);
                 self.ring.notify_one();
             }
         }

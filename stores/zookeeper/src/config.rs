@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{Address, Error, Result};
+use lockkeeper_core::{Address, Error, Result, Secret};
 use lockkeeper_host::{Clock, SystemClock};
 
 use crate::tls::Tls;
@@ -21,7 +21,7 @@ pub struct Options {
     /// Where the servers of the ensemble listen for clients, as `host:port`. One that answers is enough.
     pub servers: Vec<String>,
     /// User and password, for digest authentication.
-    pub login: Option<(String, String)>,
+    pub login: Option<(String, Secret)>,
     /// How to encrypt, and whom to believe.
     pub tls: Option<Tls>,
     /// The node that all locks are below: `/lock` by default.

@@ -61,6 +61,13 @@ pub fn predecessor<'a>(line: &'a Line, own: &str) -> Option<&'a One> {
     line.all[..place].last().or(later)
 }
 
+/// The one whose grant or end may let a request in that can share the lock: the last in front of it that was not seen to hold. The nodes are
+/// not read at one moment, so one that stands further behind may have been seen to hold already.
+pub fn awaited<'a>(mode: Mode, line: &'a Line, own: &str) -> Option<&'a One> {
+    let in_front = in_front(line, own).last().filter(|_| mode != Mode::Exclusive);
+    in_front.or_else(|| predecessor(line, own))
+}
+
 /// Whether news of `one` that is not its end could let an ask of this mode in: its own grant, where both can hold.
 pub fn may_share(mode: Mode, one: &One) -> bool {
     matches!((mode, one.mode()), (Mode::Shared, Mode::Shared) | (Mode::Permit(_), Mode::Permit(_)))

@@ -34,6 +34,11 @@ impl One {
         self.entry().is_some_and(|entry| entry.state == state)
     }
 
+    /// Which write of the node was read.
+    pub fn written(&self) -> Option<i64> {
+        self.read.as_ref().map(|read| read.stat.mzxid)
+    }
+
     pub fn is_foreign(&self) -> bool {
         self.mark.is_none() || self.read.as_ref().is_some_and(|read| read.entry.is_none())
     }
@@ -76,6 +81,7 @@ impl One {
             since: self.since(),
             expires_in_ms: self.entry().map_or(1, |entry| entry.ttl_ms),
             lingering: false,
+            revoked: None,
         }
     }
 
@@ -108,6 +114,7 @@ impl Back {
             since: note.since_us,
             expires_in_ms: self.left,
             lingering: true,
+            revoked: None,
         })
     }
 }

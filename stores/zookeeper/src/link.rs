@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lockkeeper_core::Moment;
+use lockkeeper_core::{Moment, Secret};
 use lockkeeper_host::Clock;
 use zookeeper_client::{
     self as zk, Acls, Client, CreateMode, MultiWriteError, MultiWriteResult, SessionState, Stat,
@@ -22,7 +22,7 @@ use crate::tls::Tls;
 pub struct Link {
     servers: Vec<String>,
     tls: Option<Tls>,
-    login: Option<(String, String)>,
+    login: Option<(String, Secret)>,
     timeout: Duration,
     session: Duration,
     clock: Arc<dyn Clock>,
@@ -103,7 +103,7 @@ impl Link {
             .with_detached()
             .with_fail_eagerly();
         if let Some((user, password)) = &self.login {
-            connector = connector.with_auth("digest", format!("{user}:{password}").as_bytes());
+            connector = connector.with_auth("digest", format!("{user}:{}", password.expose()).as_bytes());
         }
         let limit = self.timeout * u32::try_from(self.servers.len()).unwrap_or(u32::MAX);
         let client = match tokio::time::timeout(limit, self.connect_with(connector)).await {

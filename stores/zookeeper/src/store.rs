@@ -131,6 +131,11 @@ impl Locks for ZooKeeperStore {
         self.run(self.shared.watch(prefix)).await
     }
 
+    async fn revoke(&self, _: &LockName, reason: &str) -> Result<Fence> {
+        limits::check_reason(reason)?;
+        Err(Profile::cannot_revoke(&self.profile().store))
+    }
+
     async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {
         limits::check_reason(reason)?;
         self.run(self.shared.break_lock(name, reason)).await

@@ -30,13 +30,13 @@ impl Asking<'_> {
     fn worth_watching<'a>(&'a self, session: &'a Session, lines: &'a [Line]) -> Vec<News<'a>> {
         let mut worth: Vec<News<'a>> = Vec::new();
         for back in lines.iter().flat_map(|line| &line.backs) {
-            worth.push(Box::pin(changes(session, &back.path)));
+            worth.push(Box::pin(changes(session, &back.path, None)));
             worth.push(Box::pin(tokio::time::sleep(Duration::from_millis(back.left + 1))));
         }
         let before = lines
             .iter()
             .zip(&self.own)
-            .filter_map(|(line, own)| Some((line, judge::predecessor(line, own)?)));
+            .filter_map(|(line, own)| Some((line, judge::awaited(self.ask.mode, line, own)?)));
         // Who wants to be alone waits for everybody, so for one after the other. Where several may hold, the one before need not
         // be in the way at all, and then somebody in another line is.
         let lines_at_once = if self.ask.mode == Mode::Exclusive { 1 } else { usize::MAX };
@@ -46,7 +46,7 @@ impl Asking<'_> {
                 // The first in line for a permit: any of those who hold one may be the next to let go.
                 Box::pin(self.line_changes(session, line))
             } else if judge::may_share(self.ask.mode, before) {
-                Box::pin(changes(session, &before.path))
+                Box::pin(changes(session, &before.path, before.written()))
             } else {
                 Box::pin(ends(session, &before.path))
             });
@@ -55,7 +55,9 @@ impl Asking<'_> {
         if let Some(owner) = self.ask.owner.as_ref().map(crate::layout::owner_mark) {
             let siblings = lines.iter().flat_map(|line| &line.all).filter(|one| one.owner() == Some(owner));
             let siblings = siblings.filter(|one| !self.own.contains(&one.path));
-            worth.extend(siblings.take(8).map(|one| Box::pin(changes(session, &one.path)) as News<'a>));
+            worth.extend(
+                siblings.take(8).map(|one| Box::pin(changes(session, &one.path, one.written())) as News<'a>),
+            );
         }
         worth
     }
@@ -83,10 +85,12 @@ async fn ends(session: &Session, path: &str) {
     }
 }
 
-/// Waits for the end of a node, or for another word in it.
-async fn changes(session: &Session, path: &str) {
+/// Waits for the end of a node, or for another write of it than `seen`, the one that was judged. A write between that read and this
+/// watch is found in the answer: the watch does not report it.
+async fn changes(session: &Session, path: &str, seen: Option<i64>) {
     let Some(_room) = session.room_to_watch(path) else { return pending().await };
     match session.hear(session.client.get_and_watch_data(path)).await {
+        Ok((_, stat, _)) if seen.is_some_and(|seen| seen != stat.mzxid) => {}
         Ok((_, _, watcher)) => _ = watcher.changed().await,
         Err(failure) if failure.is(&zookeeper_client::Error::NoNode) => {}
         Err(_) => tokio::time::sleep(PAUSE).await,

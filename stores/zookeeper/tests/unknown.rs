@@ -106,7 +106,7 @@ async fn a_lost_answer_is_not_forgotten_over_a_try_that_was_never_sent() {
     let options = ZooKeeperOptions { extra: vec!["maxSessionTimeout=90000".into()], ..Default::default() };
     let Ok(server) = servers::zookeeper(options) else { return };
     let proxy = Proxy::start(server.addr(), Framing::ZooKeeper);
-    let store = try_open(&format!("zk://{}?timeout=500ms&session=90s", proxy.addr())).await.unwrap();
+    let store = try_open(&format!("zk://{}?timeout=3s&session=90s", proxy.addr())).await.unwrap();
     let other = open(server.addr()).await;
     // The first ask makes what is missing; the next one is a single request.
     give_back(&store, &take(&store, &ask("x")).await.claim).await;
@@ -150,7 +150,7 @@ async fn a_hold_that_was_given_back_in_vain_does_not_stay() {
     let Ok(server) = servers::zookeeper(options) else { return };
     let proxy = Proxy::start(server.addr(), Framing::ZooKeeper);
     // A session that does not end meanwhile: it would help.
-    let store = try_open(&format!("zk://{}?timeout=500ms&session=90s", proxy.addr())).await.unwrap();
+    let store = try_open(&format!("zk://{}?timeout=3s&session=90s", proxy.addr())).await.unwrap();
     let other = open(server.addr()).await;
     let held = take(&store, &ask("dropped")).await;
     proxy.hold(Direction::Requests);
@@ -187,4 +187,32 @@ async fn a_broken_grant_is_not_found_again() {
     give_back(&other, &holds.claim).await;
     let next = take(&store, &asked).await;
     assert!(next.fence > holds.fence);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_that_ends_during_an_outage() {
+    let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
+    let proxy = Proxy::start(server.addr(), Framing::ZooKeeper);
+    let store = try_open(&format!("zk://{}?timeout=2s&poll=200ms&session=30s", proxy.addr())).await.unwrap();
+    let other = open(server.addr()).await;
+    laws::doubt::a_wait_that_ends_during_an_outage_leaves_nothing(&proxy, &store, &other).await;
+}
+
+/// A server that a session reconnects to closes the session's old connection, and what it still brings does nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_arrives_after_its_release() {
+    let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
+    let proxy = Proxy::start(server.addr(), Framing::ZooKeeper);
+    let store = try_open(&format!("zk://{}?timeout=2s&poll=200ms&session=30s", proxy.addr())).await.unwrap();
+    let other = open(server.addr()).await;
+    // What both need beside the request itself is there.
+    give_back(&store, &take(&store, &ask("first")).await.claim).await;
+    laws::doubt::a_request_that_arrives_after_its_release_takes_nothing(&proxy, &store, &other).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_clients_cost_no_more_than_declared() {
+    let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
+    let open = async |addr| try_open(&format!("zk://{addr}?timeout=2s&poll=2s&session=4s")).await.unwrap();
+    laws::wake::dead_clients_cost_no_more_than_declared(server.addr(), Framing::ZooKeeper, open).await;
 }

@@ -1,14 +1,26 @@
 //! What a command prints: passed on as it comes, and kept up to a limit.
+//!
+//! For each stream one thread reads and keeps, and another one passes on. So a reader of ours that is slow holds up the
+//! command, as it would without us, but neither the end of the command nor a signal; and one that has gone away changes
+//! nothing about what is kept.
 
-use std::io::{PipeReader, PipeWriter, Read, Write};
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::Signal;
 use tokio::sync::oneshot;
+
+use crate::signals::Signals;
 
 /// What is kept of each stream.
 pub const KEPT: usize = 1 << 20;
-/// How much is still read when the command has ended: a pipe has less, unless somebody it left behind goes on writing.
+/// How much is still read when the command has ended: a pipe has less, unless a process that it left behind goes on writing.
 const AFTER_THE_END: usize = 1 << 20;
+
+/// How long a slow reader is waited for when a signal has ended the command.
+const AFTER_A_SIGNAL: Duration = Duration::from_secs(1);
 
 /// The ends that the command writes to.
 #[derive(Debug)]
@@ -25,61 +37,171 @@ pub struct Kept {
     pub cut: bool,
 }
 
+/// Everything that is known at the end.
+#[derive(Debug)]
+pub struct Captured {
+    pub out: Kept,
+    pub err: Kept,
+    /// Why not all of it was passed on, other than that the reader had gone away.
+    pub undelivered: Option<io::Error>,
+    /// A signal ended the wait for a slow reader.
+    pub signal: Option<Signal>,
+}
+
 /// Both streams of a command, on their way through us.
 pub struct Capture {
-    out: oneshot::Receiver<Kept>,
-    err: oneshot::Receiver<Kept>,
+    out: (oneshot::Receiver<Kept>, Arc<Handover>),
+    err: (oneshot::Receiver<Kept>, Arc<Handover>),
     /// Closed when the command has ended: what it left behind may keep the pipes open for ever.
     ended: PipeWriter,
 }
 
 impl Capture {
-    /// Begins to pass on. Threads, because a reader of ours that is slow must not keep us from ending the command.
-    pub fn start() -> std::io::Result<(Capture, Pipes)> {
-        let (out_reader, out) = std::io::pipe()?;
-        let (err_reader, err) = std::io::pipe()?;
-        let (told, ended) = std::io::pipe()?;
+    pub fn start() -> io::Result<(Capture, Pipes)> {
+        let (out_reader, out) = io::pipe()?;
+        let (err_reader, err) = io::pipe()?;
+        let (told, ended) = io::pipe()?;
         let capture = Capture {
-            out: pass_on(out_reader, told.try_clone()?, std::io::stdout()),
-            err: pass_on(err_reader, told, std::io::stderr()),
+            out: pass_on(out_reader, told.try_clone()?, io::stdout())?,
+            err: pass_on(err_reader, told, io::stderr())?,
             ended,
         };
         Ok((capture, Pipes { out, err }))
     }
 
-    /// The command has ended: what it printed.
-    pub async fn finish(self) -> (Kept, Kept) {
+    /// The command has ended: what it printed, all of which has been read. A reader that does not read is waited for until a
+    /// signal comes, or only for a moment if one had been passed on to the command (`asked`).
+    pub async fn finish(self, asked: Option<Signal>, signals: &mut Signals) -> io::Result<Captured> {
         drop(self.ended);
-        (self.out.await.unwrap_or_default(), self.err.await.unwrap_or_default())
+        let handovers = [self.out.1, self.err.1];
+        let (out, err) = (self.out.0, self.err.0);
+        let mut both = std::pin::pin!(async { (out.await, err.await) });
+        let patience = if asked.is_some() { AFTER_A_SIGNAL } else { Duration::MAX };
+        let read = signals.or_end(tokio::time::timeout(patience, both.as_mut())).await;
+        let ended = match &read {
+            Ok(Ok(_)) => None,
+            Ok(Err(_)) => asked,
+            Err(signal) => Some(*signal),
+        };
+        let (kept, signal) = match (read, ended) {
+            (Ok(Ok(kept)), _) => (kept, None),
+            (_, signal) => {
+                handovers.iter().for_each(|handover| handover.change(|state| state.abandoned = true));
+                (both.await, signal)
+            }
+        };
+        // Unless a thread panicked, both have sent.
+        let (Ok(out), Ok(err)) = kept else { return Err(io::Error::other("its output was lost")) };
+        let undelivered = handovers.iter().find_map(|handover| handover.lock().error.take());
+        let undelivered = undelivered.filter(|e| e.kind() != io::ErrorKind::BrokenPipe);
+        Ok(Captured { out, err, undelivered, signal })
+    }
+}
+
+/// What one thread gives to the other.
+#[derive(Debug, Default)]
+struct Handover {
+    state: Mutex<Passing>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Passing {
+    chunk: Option<Vec<u8>>,
+    /// Nothing follows.
+    over: bool,
+    /// It cannot be written any more.
+    error: Option<io::Error>,
+    /// Nobody waits for the reader any more.
+    abandoned: bool,
+}
+
+impl Passing {
+    fn is_open(&self) -> bool {
+        self.error.is_none() && !self.abandoned
+    }
+}
+
+impl Handover {
+    fn lock(&self) -> MutexGuard<'_, Passing> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Passing)) {
+        change(&mut self.lock());
+        self.changed.notify_all();
+    }
+
+    /// Gives a chunk to the thread that passes it on, when that is done with the one before. False: it is not passed on.
+    fn give(&self, chunk: Option<Vec<u8>>) -> bool {
+        let state = self.lock();
+        let waited = self.changed.wait_while(state, |state| state.is_open() && state.chunk.is_some());
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+        state.over = chunk.is_none();
+        let open = state.is_open();
+        state.chunk = chunk;
+        drop(state);
+        self.changed.notify_all();
+        open
+    }
+
+    fn write_to(&self, mut to: impl Write) {
+        loop {
+            let state = self.lock();
+            let waited = self.changed.wait_while(state, |state| state.chunk.is_none() && !state.over);
+            let state = waited.unwrap_or_else(PoisonError::into_inner);
+            // Left where it is until it is written: whoever gives the next one waits for that.
+            let Some(chunk) = state.chunk.clone() else { return };
+            drop(state);
+            let written = to.write_all(&chunk).and_then(|()| to.flush());
+            self.change(|state| match written {
+                Ok(()) => state.chunk = None,
+                Err(e) => state.error = Some(e),
+            });
+            if self.lock().error.is_some() {
+                return;
+            }
+        }
     }
 }
 
 fn pass_on(
-    mut from: PipeReader,
+    from: PipeReader,
     ended: PipeReader,
-    mut to: impl Write + Send + 'static,
-) -> oneshot::Receiver<Kept> {
+    to: impl Write + Send + 'static,
+) -> io::Result<(oneshot::Receiver<Kept>, Arc<Handover>)> {
     let (tell, told) = oneshot::channel();
-    std::thread::spawn(move || {
-        let mut kept = Kept::default();
-        let (mut chunk, mut left) = (vec![0; 64 << 10], AFTER_THE_END);
-        while readable(&from, &ended, &mut left) {
-            let n = match from.read(&mut chunk) {
-                Ok(0) | Err(_) => break,
-                Ok(n) => n,
-            };
-            left = left.saturating_sub(n).max(1);
-            let room = KEPT - kept.bytes.len();
-            kept.bytes.extend_from_slice(&chunk[..n.min(room)]);
-            kept.cut |= n > room;
-            // Nobody listens any more: closing our end tells the command so, as it would be without us.
-            if to.write_all(&chunk[..n]).and_then(|()| to.flush()).is_err() {
-                break;
-            }
-        }
+    let handover = Arc::new(Handover::default());
+    let writing = handover.clone();
+    std::thread::Builder::new().spawn(move || writing.write_to(to))?;
+    let reading = handover.clone();
+    std::thread::Builder::new().spawn(move || {
+        let kept = read(from, &ended, &reading);
+        // Waits for the last chunk to be written.
+        reading.give(None);
         let _ = tell.send(kept);
-    });
-    told
+    })?;
+    Ok((told, handover))
+}
+
+/// Reads to the end, and keeps what has room. When nobody listens any more, what has room is still kept; then the pipe is
+/// closed, and the command hears of it as it would without us.
+fn read(mut from: PipeReader, ended: &PipeReader, handover: &Handover) -> Kept {
+    let mut kept = Kept::default();
+    let (mut chunk, mut left) = (vec![0; 64 << 10], AFTER_THE_END);
+    let mut heard = true;
+    while (heard || !kept.cut) && readable(&from, ended, &mut left) {
+        let n = match from.read(&mut chunk) {
+            Ok(0) | Err(_) => break,
+            Ok(n) => n,
+        };
+        left = left.saturating_sub(n).max(1);
+        let room = KEPT - kept.bytes.len();
+        kept.bytes.extend_from_slice(&chunk[..n.min(room)]);
+        kept.cut |= n > room;
+        heard = heard && handover.give(Some(chunk[..n].to_vec()));
+    }
+    kept
 }
 
 /// Waits until there is something to read. False: the command has ended, and all it printed has been read.

@@ -1,31 +1,31 @@
-//! The descendants of this process that left the command's process group (`setsid`, daemons, shells with job control).
+//! Finds the descendants of a process in `/proc`, also those that left the command's process group (`setsid`, daemons, shells
+//! with job control).
 //!
-//! The group is reached by one call; these have to be looked for. This process is a subreaper, so every descendant
-//! has a chain of parents that leads here, however often it forked.
+//! One call reaches the process group; the others have to be looked for. `lockkeeper run` is a subreaper, so every
+//! descendant has a chain of parents that leads to it, however often it forked.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
 
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 
+/// A living process, as `/proc` shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Relative {
     pub pid: i32,
     parent: i32,
-    group: i32,
+    pub group: i32,
     /// Tells it apart from a later process with the same pid.
     start: u64,
 }
 
-/// Every living descendant of this process that is not in `group`, and is no watchdog.
-pub fn escaped(group: Pid) -> Vec<Relative> {
-    let all: HashMap<i32, Relative> = processes().filter_map(read).map(|r| (r.pid, r)).collect();
-    let me = getpid().as_raw_pid();
+/// Every living descendant of the process `root` among `all`.
+pub fn descendants(root: i32, all: &[Relative]) -> Vec<Relative> {
     let mut children: HashMap<i32, Vec<Relative>> = HashMap::new();
-    for relative in all.values() {
+    for relative in all {
         children.entry(relative.parent).or_default().push(*relative);
     }
-    let (mut found, mut seen, mut next) = (Vec::new(), HashSet::from([me]), vec![me]);
+    let (mut found, mut seen, mut next) = (Vec::new(), HashSet::from([root]), vec![root]);
     while let Some(parent) = next.pop() {
         for relative in children.get(&parent).into_iter().flatten() {
             if seen.insert(relative.pid) {
@@ -34,16 +34,23 @@ pub fn escaped(group: Pid) -> Vec<Relative> {
             }
         }
     }
-    found.retain(|r| r.group != group.as_raw_pid() && !super::watchdog::is_ours(r.pid));
+    found
+}
+
+/// Every living descendant of this process that is not in `group`, and is not `watchdog`.
+pub fn escaped(group: Pid, watchdog: Option<Pid>) -> Vec<Relative> {
+    let mut found = descendants(getpid().as_raw_pid(), &all());
+    let watchdog = watchdog.map(Pid::as_raw_pid);
+    found.retain(|r| r.group != group.as_raw_pid() && Some(r.pid) != watchdog);
     found
 }
 
 /// Sends `signal` to each of them, again and again until none is new: some may be forking right now.
-pub fn signal_escaped(group: Pid, signal: Signal) {
+pub fn signal_escaped(group: Pid, watchdog: Option<Pid>, signal: Signal) {
     let mut reached = HashSet::new();
     for _ in 0..16 {
-        let new: Vec<Relative> =
-            escaped(group).into_iter().filter(|r| reached.insert((r.pid, r.start))).collect();
+        let found = escaped(group, watchdog).into_iter();
+        let new: Vec<Relative> = found.filter(|r| reached.insert((r.pid, r.start))).collect();
         if new.is_empty() {
             return;
         }
@@ -60,14 +67,14 @@ pub fn send(relative: &Relative, signal: Signal) {
     }
 }
 
-/// The pids of all processes that can be seen.
-pub fn processes() -> impl Iterator<Item = i32> {
+/// All living processes that can be seen.
+pub fn all() -> Vec<Relative> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+    entries.filter_map(|entry| read(entry.file_name().to_str()?.parse().ok()?)).collect()
 }
 
 /// What `/proc` knows about a living process.
-pub fn read(pid: i32) -> Option<Relative> {
+fn read(pid: i32) -> Option<Relative> {
     let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
     let end = stat.iter().rposition(|b| *b == b')')?;
     let rest = std::str::from_utf8(&stat[end + 1..]).ok()?;

@@ -7,15 +7,16 @@ use lockkeeper::{Guard, LockName, Outcome};
 use serde_json::json;
 
 use super::capture::Pipes;
-use super::supervise::{End, Watch};
+use super::supervise::{End, Leads, Watch};
+use super::watchdog::Watchdog;
 use super::{Child, Unusable, find};
 use crate::exit::{self, Failure};
+use crate::outlet;
 use crate::report::{Report, millis};
 use crate::signals::Signals;
 use crate::text::plain;
 
 /// What is to be run, and how.
-#[derive(Debug)]
 pub struct Job<'a> {
     pub command: &'a [OsString],
     /// The lock it runs under.
@@ -23,7 +24,8 @@ pub struct Job<'a> {
     /// Time between TERM and KILL.
     pub grace: Duration,
     pub max_hold: Option<Duration>,
-    pub url: &'a str,
+    /// What it sees of the store in its environment.
+    pub store: [(&'static str, Option<String>); 2],
     /// What it sees in its environment beside the name, the fence, the sequencer, the store and the ttl.
     pub env: Vec<(&'a str, String)>,
     /// Where its output goes; to ours if not given.
@@ -44,14 +46,20 @@ impl Job<'_> {
         };
         let changes = Watch::changes().map_err(cannot)?;
         let mut env = vec![
-            ("LOCKKEEPER_NAME", self.name.to_string()),
-            ("LOCKKEEPER_FENCE", guard.fence().to_string()),
-            ("LOCKKEEPER_SEQUENCER", guard.sequencer().to_string()),
-            ("LOCKKEEPER_STORE", self.url.to_owned()),
-            ("LOCKKEEPER_TTL_MS", millis(guard.ttl()).to_string()),
+            ("LOCKKEEPER_NAME", Some(self.name.to_string())),
+            ("LOCKKEEPER_FENCE", Some(guard.fence().to_string())),
+            ("LOCKKEEPER_SEQUENCER", Some(guard.sequencer().to_string())),
+            ("LOCKKEEPER_TTL_MS", Some(millis(guard.ttl()).to_string())),
         ];
-        env.extend(self.env.iter().cloned());
-        let child = Child::start(self.command, &env, self.pipes.as_ref()).map_err(cannot)?;
+        env.extend(self.store.iter().cloned());
+        env.extend(self.env.iter().map(|(name, value)| (*name, Some(value.clone()))));
+        // What was said before the command belongs before what the command prints.
+        outlet::ERR.flush(outlet::SHORTLY);
+        let mut watchdog = Watchdog::start(self.name, guard.fence()).map_err(cannot)?;
+        let leads = Leads::new(self.grace, guard.lease(), self.max_hold);
+        watchdog.tell_moment(guard.deadline().before(leads.watchdog));
+        let child = Child::start(self.command, &env, self.pipes.as_ref(), watchdog, report.is_json())
+            .map_err(cannot)?;
         // Ours are closed, so that the readers see the end when the command's are.
         drop(self.pipes);
         let watch = Watch::new(child, changes, guard, self.name, self.grace, self.max_hold);

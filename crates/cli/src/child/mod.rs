@@ -2,13 +2,14 @@
 //!
 //! - [`Child`]: starts it in its own process group, tells when it stops or ends, passes signals on.
 //! - [`job`]: all of it together; [`capture`]: keeps what it prints.
-//! - [`family`]: its descendants, also those that left the group.
+//! - [`family`]: its descendants, also those that left the group. [`cgroup`]: all of them, as the kernel sees them.
 //! - [`supervise`]: keeps an eye on it, and ends it before its lock is gone.
 //! - [`shim`]: what it is started through, so that it dies with us.
-//! - [`watchdog`]: a second process that ends it if we are killed or stopped.
+//! - [`watchdog`]: a second process, there before the command, that ends it if we are killed or stopped.
 //! - [`terminal`]: who may read from the terminal.
 
 pub mod capture;
+pub mod cgroup;
 pub mod family;
 pub mod job;
 pub mod shim;
@@ -21,17 +22,28 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::time::Duration;
 
 use capture::Pipes;
+use lockkeeper::{Clock, Moment, SystemClock};
 use rustix::fs::{Access, access};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process_group, test_kill_process_group, wait};
+use watchdog::Watchdog;
 
-/// A running command. Its process group has the same number as it.
+/// At least this long from the start of one watchdog to the start of the next.
+const BETWEEN_WATCHDOGS: Duration = Duration::from_millis(100);
+
+/// A running command and its watchdog. Its process group has the same number as it.
 #[derive(Debug)]
 pub struct Child {
     pid: Pid,
     ended: bool,
+    /// `None`: it is gone, and another one has to be started.
+    watchdog: Option<Watchdog>,
+    /// When the last one was started, or could not be.
+    watched_since: Moment,
+    /// It was said that no other one can be started.
+    told_unwatched: bool,
 }
 
 /// What happened to it.
@@ -44,33 +56,34 @@ pub enum Change {
 }
 
 impl Child {
-    /// Starts `command` in its own process group, in such a way that it dies when this process does.
+    /// Starts `command` in its own process group, in such a way that it dies when this process does. `watchdog` has been told
+    /// when to act.
     ///
     /// Must be called on the main thread: "parent" means the thread here.
     pub fn start(
         command: &[impl AsRef<OsStr>],
-        env: &[(&str, String)],
+        env: &[(&str, Option<String>)],
         pipes: Option<&Pipes>,
+        mut watchdog: Watchdog,
+        json: bool,
     ) -> io::Result<Child> {
-        // Whoever is orphaned below us becomes our child and not init's: so nobody gets out of sight.
-        let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
-        let mut shim = shim::command(command);
-        let start = |c: &mut Command| {
-            if let Some(pipes) = pipes {
-                c.stdout(pipes.out.try_clone()?).stderr(pipes.err.try_clone()?);
-            }
-            c.envs(env.iter().map(|(k, v)| (k, v))).process_group(0).spawn()
-        };
-        let child = match start(&mut shim) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                // No /proc: then without the shim.
-                let mut plain = Command::new(&command[0]);
-                start(plain.args(&command[1..]))?
-            }
-            other => other?,
-        };
-        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-        Ok(Child { pid: pid.expect("a child has a pid"), ended: false })
+        // An orphan below us becomes our child and not init's: so no process gets out of sight.
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+        let mut shim = shim::command(command, json);
+        if let Some(pipes) = pipes {
+            shim.stdout(pipes.out.try_clone()?).stderr(pipes.err.try_clone()?);
+        }
+        for (name, value) in env {
+            match value {
+                Some(value) => shim.env(name, value),
+                None => shim.env_remove(name),
+            };
+        }
+        let child = shim.process_group(0).spawn()?;
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a child has a pid");
+        watchdog.tell_group(pid);
+        let watched_since = watchdog.started();
+        Ok(Child { pid, ended: false, watchdog: Some(watchdog), watched_since, told_unwatched: false })
     }
 
     /// Its pid, and the number of its process group.
@@ -82,6 +95,9 @@ impl Child {
     pub fn change(&mut self) -> Option<Change> {
         let mut change = None;
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
+            if self.watchdog.as_ref().is_some_and(|watchdog| watchdog.pid() == pid) {
+                self.lose_watchdog();
+            }
             if pid != self.pid {
                 continue;
             }
@@ -97,6 +113,52 @@ impl Child {
         change
     }
 
+    /// The watchdog has ended or was stopped: either way it is of no use any more.
+    fn lose_watchdog(&mut self) {
+        if let Some(watchdog) = self.watchdog.take() {
+            watchdog.kill();
+        }
+    }
+
+    /// When another watchdog is to be started; `None`: there is one.
+    pub fn watchdog_due(&self) -> Option<Moment> {
+        // One that ends at once, again and again, must not keep us busy.
+        self.watchdog.is_none().then(|| self.watched_since + BETWEEN_WATCHDOGS)
+    }
+
+    /// Tells the watchdog when to act, and starts another one if there is none.
+    pub fn keep_watched(&mut self, act: Moment, start: impl FnOnce() -> io::Result<Watchdog>) {
+        if self.watchdog_due().is_some_and(|due| SystemClock.now() >= due) {
+            self.watched_since = SystemClock.now();
+            match start() {
+                Ok(mut watchdog) => {
+                    tracing::warn!("the watchdog of the command was killed; another one was started");
+                    watchdog.tell_group(self.pid);
+                    self.watchdog = Some(watchdog);
+                }
+                Err(_) if self.told_unwatched => {}
+                Err(e) => {
+                    tracing::error!(
+                        "the watchdog of the command was killed, and no other can be started yet: {e}"
+                    );
+                    self.told_unwatched = true;
+                }
+            }
+        }
+        if let Some(watchdog) = &mut self.watchdog {
+            watchdog.tell_moment(act);
+        }
+    }
+
+    /// All is done: the watchdog may go.
+    pub fn dismiss_watchdog(&mut self) {
+        self.watchdog.take().into_iter().for_each(Watchdog::dismiss);
+    }
+
+    fn watchdog(&self) -> Option<Pid> {
+        self.watchdog.as_ref().map(Watchdog::pid)
+    }
+
     /// Sends `signal` to everything in its process group.
     pub fn signal_group(&self, signal: Signal) {
         // An error means that nobody is left in it.
@@ -106,12 +168,14 @@ impl Child {
     /// Sends `signal` to the group and to every descendant that left it.
     pub fn signal_all(&self, signal: Signal) {
         self.signal_group(signal);
-        family::signal_escaped(self.pid, signal);
+        family::signal_escaped(self.pid, self.watchdog(), signal);
     }
 
     /// Whether it and everything it started are gone.
     pub fn all_gone(&self) -> bool {
-        self.ended && test_kill_process_group(self.pid).is_err() && family::escaped(self.pid).is_empty()
+        self.ended
+            && test_kill_process_group(self.pid).is_err()
+            && family::escaped(self.pid, self.watchdog()).is_empty()
     }
 }
 

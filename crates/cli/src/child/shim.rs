@@ -9,26 +9,33 @@ use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use lockkeeper::Outcome;
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 
-use crate::exit;
+use crate::exit::{self, Failure};
+use crate::outlet;
 
 /// The first word on its command line.
 pub const WORD: &str = "__exec";
 
+/// How it says that the command cannot be started.
+const JSON: &str = "json";
+const TEXT: &str = "text";
+
 /// The command line that starts `command` through the shim.
-pub fn command(command: &[impl AsRef<OsStr>]) -> Command {
+pub fn command(command: &[impl AsRef<OsStr>], json: bool) -> Command {
     // The running file itself, even if it has been replaced by an upgrade meanwhile.
     let mut shim = Command::new("/proc/self/exe");
-    shim.arg0("lockkeeper").arg(WORD).arg(getpid().as_raw_pid().to_string()).args(command);
+    let errors = if json { JSON } else { TEXT };
+    shim.arg0("lockkeeper").args([WORD, &getpid().as_raw_pid().to_string(), errors]).args(command);
     shim
 }
 
 /// Becomes the command. Returns an exit code if that cannot be.
 pub fn main(mut words: impl Iterator<Item = OsString>) -> i32 {
     let parent = words.next().and_then(|word| word.to_str()?.parse::<i32>().ok());
-    let (Some(parent), Some(program)) = (parent, words.next()) else {
-        return lockkeeper::Outcome::Invalid.exit_code().into();
+    let (Some(parent), Some(errors), Some(program)) = (parent, words.next(), words.next()) else {
+        return Outcome::Invalid.exit_code().into();
     };
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     // If the parent died before the line above, nobody would tell us any more.
@@ -36,6 +43,9 @@ pub fn main(mut words: impl Iterator<Item = OsString>) -> i32 {
         return exit::by_signal(Signal::KILL.as_raw());
     }
     let error = Command::new(&program).args(words).exec();
-    eprintln!("lockkeeper: {} cannot be started: {error}", program.display());
-    if error.kind() == ErrorKind::NotFound { exit::NOT_FOUND } else { exit::CANNOT_START }
+    let code = if error.kind() == ErrorKind::NotFound { exit::NOT_FOUND } else { exit::CANNOT_START };
+    let message = format!("{} cannot be started: {error}", program.display());
+    Failure::new(Outcome::Unavailable, message).with_code(code).tell(errors == JSON);
+    outlet::ERR.flush(outlet::AT_THE_END);
+    code
 }

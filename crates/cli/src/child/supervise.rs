@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use lockkeeper::{Clock, Guard, LockName, Moment, State, SystemClock};
+use lockkeeper::{Clock, Guard, LockName, Moment, SystemClock};
 use lockkeeper_host::sleep_until;
-use rustix::process::{Signal, getpid, kill_process};
+use rustix::process::{Signal, getpid};
 use tokio::signal::unix::{Signal as Stream, SignalKind, signal};
 
+use super::cgroup::{self, Cgroup};
 use super::terminal::Terminal;
-use super::watchdog::{self, Watchdog};
+use super::watchdog::Watchdog;
 use super::{Change, Child};
 use crate::signals::Signals;
 
@@ -37,8 +38,12 @@ impl Leads {
 /// How it ended.
 #[derive(Debug)]
 pub enum End {
-    /// By itself, or by a signal that was passed on: the exit code.
-    Itself(i32),
+    /// By itself, or by a signal that was passed on.
+    Itself {
+        code: i32,
+        /// A signal that ends programs was passed on to it, whatever it made of that.
+        asked: Option<Signal>,
+    },
     /// Its lock was lost or about to be.
     Lost {
         why: String,
@@ -59,6 +64,8 @@ pub struct Watch<'a> {
     changes: Stream,
     terminal: Option<Terminal>,
     interrupts: u32,
+    /// The last signal that was passed on and usually ends a program.
+    asked: Option<Signal>,
     /// When Ctrl-Z was passed on last.
     stop_asked: Option<Moment>,
 }
@@ -86,6 +93,7 @@ impl<'a> Watch<'a> {
             changes,
             terminal: None,
             interrupts: 0,
+            asked: None,
             stop_asked: None,
         }
     }
@@ -97,49 +105,45 @@ impl<'a> Watch<'a> {
 
     /// Until the command has ended, or has been ended.
     pub async fn until_end(mut self, signals: &mut Signals, tell_lost: impl FnOnce(&str)) -> End {
-        let mut dog: Option<Watchdog> = None;
         let term = Leads::new(self.grace, self.guard.ttl(), self.max_hold).term;
-        let mut wake = SystemClock.now() + watchdog::AFTER;
-        let end = loop {
+        let mut wake = self.next_wake();
+        let ended = loop {
             tokio::select! {
                 biased;
-                _ = self.changes.recv() => match self.child.change() {
-                    Some(Change::Ended(code)) if self.guard.is_held() => break End::Itself(code),
-                    // Too late to be told apart: it may have run on without its lock, or the watchdog ended it.
-                    Some(Change::Ended(code)) => break self.lose(Some(code), tell_lost).await,
-                    Some(Change::Stopped(signal)) => self.handle_stop(signal),
-                    None => {}
-                },
-                () = self.guard.nearly_lost(term) => break self.lose(None, tell_lost).await,
+                _ = self.changes.recv() => {}
+                () = self.guard.nearly_lost(term) => break None,
                 signal = signals.next() => self.pass_on(signal),
                 () = sleep_until(&SystemClock, wake) => {
-                    if dog.is_none() {
-                        dog = Watchdog::start(self.child.pid(), self.name, self.guard.fence());
-                    }
-                    if let Some(dog) = &mut dog {
-                        dog.tell(self.guard.deadline().before(self.leads().watchdog));
-                    }
-                    // Of what is left, not of the ttl: the first lease may be much shorter.
-                    wake = SystemClock.now() + (self.guard.remaining() / 8).max(Duration::from_millis(10));
+                    let act = self.guard.deadline().before(self.leads().watchdog);
+                    self.child.keep_watched(act, || Watchdog::start(self.name, self.guard.fence()));
+                    wake = self.next_wake();
                 }
             }
+            // Looked for at every turn: a signal of the kernel's is a hint, and may be lost.
+            match self.child.change() {
+                Some(Change::Ended(code)) => break Some(code),
+                Some(Change::Stopped(signal)) => self.handle_stop(signal),
+                None => {}
+            }
+            wake = self.child.watchdog_due().map_or(wake, |due| wake.min(due));
         };
-        dog.into_iter().for_each(Watchdog::dismiss);
+        let end = match ended {
+            Some(code) if self.guard.is_held() => End::Itself { code, asked: self.asked },
+            // Too late to be told apart: it may have run on without its lock, or the watchdog ended it.
+            code => self.lose(code, tell_lost).await,
+        };
+        self.child.dismiss_watchdog();
         end
     }
 
-    async fn lose(&mut self, code: Option<i32>, tell_lost: impl FnOnce(&str)) -> End {
-        let why = match self.guard.state() {
-            State::Lost(why) => why.to_string(),
-            _ => "it could not be renewed, and its deadline is near".into(),
-        };
-        tell_lost(&why);
-        let all_gone = self.end().await;
-        End::Lost { why, code, all_gone }
+    /// Of what is left, not of the ttl: the first lease may be much shorter.
+    fn next_wake(&self) -> Moment {
+        SystemClock.now() + (self.guard.remaining() / 8).max(Duration::from_millis(10))
     }
 
-    /// Asks the command and everything it started to end, then makes sure of it before the deadline.
-    async fn end(&mut self) -> bool {
+    /// Signals first and tells afterwards, because the one who is told may be slow.
+    async fn lose(&mut self, code: Option<i32>, tell_lost: impl FnOnce(&str)) -> End {
+        let why = self.guard.loss_reason().to_string();
         let now = SystemClock.now();
         let kill_at = (now + self.grace).min(self.guard.deadline().before(self.leads().kill));
         if kill_at > now {
@@ -147,12 +151,21 @@ impl<'a> Watch<'a> {
             // A stopped process hears nothing until it goes on.
             self.child.signal_all(Signal::CONT);
         }
-        if self.gone_before(kill_at).await {
-            return true;
-        }
+        tell_lost(&why);
+        let all_gone = self.gone_before(kill_at).await || self.kill().await;
+        End::Lost { why, code, all_gone }
+    }
+
+    /// Kills the command and everything that it started.
+    async fn kill(&mut self) -> bool {
+        let tag = cgroup::tag(getpid(), &self.guard.fence().to_string());
         // What cannot be killed in two seconds hangs in the kernel; we cannot wait for it for ever.
         let give_up = SystemClock.now() + Duration::from_secs(2);
         while SystemClock.now() < give_up {
+            self.child.signal_group(Signal::KILL);
+            if let Some(cgroup) = Cgroup::find(&tag) {
+                cgroup.kill();
+            }
             self.child.signal_all(Signal::KILL);
             if self.gone_before((SystemClock.now() + Duration::from_millis(20)).min(give_up)).await {
                 return true;
@@ -184,6 +197,9 @@ impl<'a> Watch<'a> {
             Signal::INT if self.interrupts > 0 => self.child.signal_all(Signal::KILL),
             Signal::CONT => self.go_on(),
             _ => {
+                if [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT].contains(&signal) {
+                    self.asked = Some(signal);
+                }
                 self.interrupts += u32::from(signal == Signal::INT);
                 if signal == Signal::TSTP {
                     self.stop_asked = Some(SystemClock.now());
@@ -212,7 +228,7 @@ impl<'a> Watch<'a> {
             return self.child.signal_group(Signal::CONT);
         }
         terminal.take_back();
-        let _ = kill_process(getpid(), Signal::STOP);
+        lockkeeper_host::stop_this_process();
     }
 
     /// We go on after a stop. The command does too, but only if its lock is still there: if not, it is killed where

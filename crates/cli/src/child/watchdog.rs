@@ -1,80 +1,107 @@
-//! A second process that ends the command when we cannot: because we were killed, or stopped past the deadline.
+//! The watchdog: a second process that ends the command when `lockkeeper run` cannot, because it was killed, or stopped past
+//! the deadline.
 //!
-//! The kernel kills the command itself when we die (see [`super::shim`]), but not what it had started; and nobody at
-//! all acts while we are stopped. The watchdog hears from us when to act, a little before the deadline, and again whenever
-//! that moves. When the moment comes, or the line to us goes dead without a good-bye, it kills the whole process group, and
-//! whoever carries our mark in its environment. It is started only for commands that take a while: a short one is over
-//! before it would be of use.
+//! The kernel kills the command itself when `run` dies (see [`super::shim`]), but not what the command had started; and while `run` is
+//! stopped, nobody acts at all. So no command starts before its watchdog. `run` tells it through a pipe which process group
+//! the command has, and when to act: a little before the deadline, and anew whenever that moves. When the moment comes, or the
+//! pipe is closed without a good-bye, the watchdog kills the process group, the descendants of `run`, every process with the
+//! name and fence of the lock in its environment, and the control group of the command where there is one.
+//!
+//! Each watches the other: `run` is the parent of the watchdog, and starts another one if it ends or is stopped.
 
 use std::ffi::OsString;
-use std::io::{PipeWriter, Write};
+use std::io::{self, PipeWriter, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
 use lockkeeper::{Clock, Fence, LockName, Moment, SystemClock};
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::Errno;
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::fs::{OFlags, fcntl_setfl};
+use rustix::process::{Pid, Signal, getpid, getppid, kill_process, kill_process_group};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
 
-use super::family;
+use super::cgroup::{self, Cgroup};
+use super::family::{self, Relative};
 
 /// The first word on its command line.
 pub const WORD: &str = "__watchdog";
-/// A command that has run for this long gets one.
-pub const AFTER: Duration = Duration::from_millis(50);
-/// So long before it acts it looks for those in other groups: that takes its time where there are many processes.
+/// A command that has run for this long gets a control group of its own. Moving a process into one may cost the kernel 10 ms,
+/// which a shorter command should not pay.
+const CGROUP_AFTER: Duration = Duration::from_millis(50);
+/// So long before it acts it looks for processes in other groups: that takes its time where there are many.
 const AHEAD: Duration = Duration::from_millis(100);
-/// What we send to say good-bye.
-const GOOD_BYE: u64 = 0;
+/// What cannot be killed in this time hangs in the kernel.
+const GIVE_UP: Duration = Duration::from_secs(10);
+/// The last message of `run`: all is done.
+const GOOD_BYE: &str = "good-bye";
 
-static OURS: AtomicI32 = AtomicI32::new(0);
-
-/// Whether `pid` is our watchdog: it is a descendant that must outlive the others.
-pub fn is_ours(pid: i32) -> bool {
-    OURS.load(Ordering::Relaxed) == pid
-}
-
-/// Our end of the line.
+/// The end of `run`: what it knows of its watchdog.
 #[derive(Debug)]
 pub struct Watchdog {
-    line: PipeWriter,
-    told: Moment,
+    pid: Pid,
+    pipe: PipeWriter,
+    /// When it is to act, as it was told last.
+    told: Option<Moment>,
+    started: Moment,
 }
 
 impl Watchdog {
-    /// Starts one for the process group `group`. It acts at the moment that it was told last.
-    pub fn start(group: Pid, name: &LockName, fence: Fence) -> Option<Self> {
-        let (reader, line) = std::io::pipe().ok()?;
+    /// Starts one for the command that is to run under this lock.
+    pub fn start(name: &LockName, fence: Fence) -> io::Result<Self> {
+        let (reader, pipe) = io::pipe()?;
+        // A watchdog that does not read must not stop the one who writes.
+        fcntl_setfl(&pipe, OFlags::NONBLOCK)?;
         let child = Command::new("/proc/self/exe")
             .arg0("lockkeeper")
-            .args([WORD, &group.as_raw_pid().to_string(), name.as_str(), &fence.to_string()])
+            .args([WORD, &getpid().as_raw_pid().to_string(), name.as_str(), &fence.to_string()])
             .stdin(reader)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             // Its own group: it must not end with the one it watches, or with ours.
             .process_group(0)
-            .spawn()
-            .ok()?;
-        OURS.store(i32::try_from(child.id()).unwrap_or(0), Ordering::Relaxed);
-        Some(Watchdog { line, told: Moment::from_nanos(GOOD_BYE) })
+            .spawn()?;
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a child has a pid");
+        Ok(Watchdog { pid, pipe, told: None, started: SystemClock.now() })
+    }
+
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    pub fn started(&self) -> Moment {
+        self.started
+    }
+
+    /// Tells it which process group the command has.
+    pub fn tell_group(&mut self, group: Pid) {
+        self.send(&format!("group {}", group.as_raw_pid()));
     }
 
     /// Tells it when to act, if that has moved.
-    pub fn tell(&mut self, at: Moment) {
-        if at != self.told {
-            self.told = at;
-            let _ = self.line.write_all(&at.as_nanos().to_ne_bytes());
+    pub fn tell_moment(&mut self, at: Moment) {
+        if self.told != Some(at) {
+            self.told = Some(at);
+            self.send(&format!("act {}", at.as_nanos()));
         }
     }
 
     /// All is done; it may go.
     pub fn dismiss(mut self) {
-        let _ = self.line.write_all(&GOOD_BYE.to_ne_bytes());
+        self.send(GOOD_BYE);
+    }
+
+    /// One that does not read is of no use: it is ended, and its end is seen as any other.
+    fn send(&mut self, message: &str) {
+        if self.pipe.write_all(format!("{message}\n").as_bytes()).is_err() {
+            self.kill();
+        }
+    }
+
+    pub fn kill(&self) {
+        let _ = kill_process(self.pid, Signal::KILL);
     }
 }
 
@@ -82,79 +109,162 @@ impl Watchdog {
 pub fn main(words: impl Iterator<Item = OsString>) -> i32 {
     let words: Vec<OsString> = words.collect();
     let word = |i: usize| words.get(i).and_then(|word| word.to_str());
-    let group = word(0).and_then(|w| w.parse().ok()).and_then(Pid::from_raw);
-    let (Some(group), Some(name), Some(fence)) = (group, word(1), word(2)) else {
+    let run = word(0).and_then(|w| w.parse().ok()).and_then(Pid::from_raw);
+    let (Some(run), Some(name), Some(fence)) = (run, word(1), word(2)) else {
         return lockkeeper::Outcome::Invalid.exit_code().into();
     };
-    let Some(known) = stand_by(name, fence) else { return 0 };
-    let _ = kill_process_group(group, Signal::KILL);
-    // And whoever has come since.
-    for relative in known.into_iter().chain(marked(name, fence)) {
-        family::send(&relative, Signal::KILL);
+    let mut ward = Ward {
+        run,
+        marks: [format!("LOCKKEEPER_NAME={name}"), format!("LOCKKEEPER_FENCE={fence}")],
+        tag: cgroup::tag(run, fence),
+        group: None,
+        cgroup: None,
+    };
+    let act = stand_by(&mut ward);
+    // A watchdog before this one may have made it.
+    ward.cgroup = ward.cgroup.take().or_else(|| Cgroup::find(&ward.tag));
+    if let Some(known) = act {
+        ward.end(known);
+    }
+    if let Some(cgroup) = ward.cgroup.take() {
+        cgroup.remove();
     }
     0
 }
 
-/// Waits until it is time to act, and tells who is known to carry the mark then. `None`: all is done.
-fn stand_by(name: &str, fence: &str) -> Option<Vec<family::Relative>> {
-    let mut at = Moment::NEVER;
-    loop {
-        let mut news = news_before(at.before(AHEAD));
-        let mut known = Vec::new();
-        if let News::Nothing = news {
-            known = marked(name, fence).collect();
-            news = news_before(at);
-        }
-        match news {
-            News::Told(GOOD_BYE) => return None,
-            News::Told(nanos) => at = Moment::from_nanos(nanos),
-            News::Nothing | News::Silence => return Some(known),
-        }
-    }
+/// What is watched.
+struct Ward {
+    run: Pid,
+    /// What every process that the command starts has in its environment, unless it was taken out.
+    marks: [String; 2],
+    tag: String,
+    group: Option<Pid>,
+    cgroup: Option<Cgroup>,
 }
 
-enum News {
-    /// When to act.
-    Told(u64),
-    /// The time came first.
-    Nothing,
-    /// Nobody is there any more who could tell.
-    Silence,
-}
-
-/// What we are told until `end`. The timer goes on during suspend.
-fn news_before(end: Moment) -> News {
-    try_news_before(end).unwrap_or(News::Silence)
-}
-
-fn try_news_before(end: Moment) -> Option<News> {
-    let input = rustix::stdio::stdin();
-    let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC).ok()?;
-    if end < Moment::NEVER.before(Duration::from_secs(1 << 32)) {
-        let left = end.since(SystemClock.now()).max(Duration::from_nanos(1));
-        let at = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-        let once = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: at };
-        timerfd_settime(&timer, TimerfdTimerFlags::empty(), &once).ok()?;
+impl Ward {
+    /// Every living process that belongs to the command.
+    fn members(&self) -> Vec<Relative> {
+        let all = family::all();
+        let me = getpid().as_raw_pid();
+        // Once `run` is dead its children are those of another process.
+        let mut found = match getppid() == Some(self.run) {
+            true => family::descendants(self.run.as_raw_pid(), &all),
+            false => Vec::new(),
+        };
+        let group = self.group.map(Pid::as_raw_pid);
+        found.extend(all.iter().filter(|r| Some(r.group) == group || self.is_marked(r)));
+        found.retain(|r| r.pid != me && r.pid != self.run.as_raw_pid());
+        found
     }
-    let mut fds = [PollFd::new(&input, PollFlags::IN), PollFd::new(&timer, PollFlags::IN)];
-    while let Err(Errno::INTR) = poll(&mut fds, None) {}
-    if fds[0].revents().is_empty() {
-        return Some(News::Nothing);
-    }
-    let mut news = [0; 8];
-    match rustix::io::read(input, &mut news) {
-        Ok(8) => Some(News::Told(u64::from_ne_bytes(news))),
-        _ => None,
-    }
-}
 
-/// Every process of ours that carries this lock in its environment, in whatever group or session it is.
-fn marked(name: &str, fence: &str) -> impl Iterator<Item = family::Relative> {
-    let marks = [format!("LOCKKEEPER_NAME={name}"), format!("LOCKKEEPER_FENCE={fence}")];
-    let me = std::process::id() as i32;
-    family::processes().filter(move |pid| *pid != me).filter_map(family::read).filter(move |relative| {
+    fn is_marked(&self, relative: &Relative) -> bool {
         let environ = std::fs::read(format!("/proc/{}/environ", relative.pid)).unwrap_or_default();
         let has = |mark: &String| environ.split(|b| *b == 0).any(|entry| entry == mark.as_bytes());
-        marks.iter().all(has)
-    })
+        self.marks.iter().all(has)
+    }
+
+    /// Puts the command and everything that it has started into a control group, where that may be.
+    fn make_cgroup(&mut self) {
+        self.cgroup = Cgroup::make(&self.tag);
+        if let Some(cgroup) = &self.cgroup {
+            cgroup.adopt(|| self.members().iter().map(|r| r.pid).collect());
+        }
+    }
+
+    /// Kills everything, those that are known already first, until nothing is left.
+    fn end(&self, known: Vec<Relative>) {
+        let give_up = SystemClock.now() + GIVE_UP;
+        let mut left = known;
+        loop {
+            if let Some(cgroup) = &self.cgroup {
+                cgroup.kill();
+            }
+            if let Some(group) = self.group {
+                let _ = kill_process_group(group, Signal::KILL);
+            }
+            left.iter().for_each(|relative| family::send(relative, Signal::KILL));
+            left = self.members();
+            let gone = left.is_empty() && self.cgroup.as_ref().is_none_or(Cgroup::is_empty);
+            if gone || SystemClock.now() >= give_up {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+/// Waits until it is time to act, and returns which processes are known by then. `None`: all is done.
+fn stand_by(ward: &mut Ward) -> Option<Vec<Relative>> {
+    let mut pipe = Messages::default();
+    let mut act = Moment::NEVER;
+    let mut make_cgroup = Moment::NEVER;
+    let mut known: Option<Vec<Relative>> = None;
+    loop {
+        let ahead = if known.is_none() { act.before(AHEAD) } else { act };
+        let next = match pipe.next_before(ahead.min(make_cgroup)) {
+            Ok(next) => next,
+            // Without a pipe there is nobody to protect the command from but ourselves.
+            Err(_) => return Some(known.unwrap_or_default()),
+        };
+        let Some(message) = next else {
+            let now = SystemClock.now();
+            if now >= act {
+                return Some(known.unwrap_or_default());
+            } else if now >= make_cgroup {
+                make_cgroup = Moment::NEVER;
+                ward.make_cgroup();
+            } else {
+                known = Some(ward.members());
+            }
+            continue;
+        };
+        match message.split_once(' ') {
+            None if message == GOOD_BYE => return None,
+            Some(("act", nanos)) => {
+                act = nanos.parse().map_or(act, Moment::from_nanos);
+                known = None;
+            }
+            Some(("group", pid)) => {
+                ward.group = pid.parse().ok().and_then(Pid::from_raw);
+                make_cgroup = SystemClock.now() + CGROUP_AFTER;
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The lines that `run` sends.
+#[derive(Default)]
+struct Messages(Vec<u8>);
+
+impl Messages {
+    /// The next line; `None` if there is none before `end`, an error if the other end is closed. The timer goes on during
+    /// suspend.
+    fn next_before(&mut self, end: Moment) -> io::Result<Option<String>> {
+        loop {
+            if let Some(at) = self.0.iter().position(|b| *b == b'\n') {
+                let line: Vec<u8> = self.0.drain(..=at).collect();
+                return Ok(Some(String::from_utf8_lossy(&line[..at]).into_owned()));
+            }
+            let input = rustix::stdio::stdin();
+            let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC)?;
+            if end < Moment::NEVER.before(Duration::from_secs(1 << 32)) {
+                let left = end.since(SystemClock.now()).max(Duration::from_nanos(1));
+                let at = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+                let once = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: at };
+                timerfd_settime(&timer, TimerfdTimerFlags::empty(), &once)?;
+            }
+            let mut fds = [PollFd::new(&input, PollFlags::IN), PollFd::new(&timer, PollFlags::IN)];
+            while let Err(rustix::io::Errno::INTR) = poll(&mut fds, None) {}
+            if fds[0].revents().is_empty() {
+                return Ok(None);
+            }
+            let mut bytes = [0; 512];
+            match rustix::io::read(input, &mut bytes)? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                n => self.0.extend_from_slice(&bytes[..n]),
+            }
+        }
+    }
 }

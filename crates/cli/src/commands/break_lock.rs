@@ -1,19 +1,21 @@
 use std::io::{IsTerminal, Write};
+use std::time::Duration;
 
 use clap::Args;
-use lockkeeper::{LockName, LockView, Outcome, limits};
+use lockkeeper::{Error, LockName, LockView, Outcome, limits};
 use serde_json::json;
 
 use crate::args::{Common, lock_name, utf8};
 use crate::exit::{Failure, OK};
 use crate::output;
 use crate::report::held_line;
+use crate::span;
 use crate::text::{plain, quoted};
 
 /// Take a lock away from whoever holds it.
 ///
-/// The fence moves on at once, so a resource that checks fences refuses the old holder from now on. The holder itself
-/// learns of it at its next renewal, within a third of its ttl: until then only the fence keeps it out.
+/// The holder is told the reason at its next renewal, within a third of its ttl; its command is ended, and it gives the lock back. The next
+/// one is let in then, or when the lease is over, which is not renewed any more. With `--now` the next one is let in at once.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Break {
@@ -23,6 +25,9 @@ pub struct Break {
     /// Why; others will see it
     #[arg(long, value_name = "TEXT", value_parser = utf8("reason"))]
     pub reason: String,
+    /// Let the next one in at once, beside a holder that may not know it yet
+    #[arg(long)]
+    pub now: bool,
     /// Do not ask first
     #[arg(long, short)]
     pub yes: bool,
@@ -35,9 +40,12 @@ Examples:
   lockkeeper show nightly                                          look first
   lockkeeper break nightly --reason 'host 7 hangs, ticket 4711'
   lockkeeper break nightly --reason 'clean-up' --yes               do not ask
+  lockkeeper break nightly --reason 'host 7 is off' --now          do not wait for the holder
 
-The fence moves on at once, so resources that check fences refuse the old holder from now on. The
-holder itself learns of it at its next renewal, within a third of its ttl.";
+The holder is told the reason at its next renewal, within a third of its ttl: its command is ended
+and the lock is given back. Only then the next one is let in, or when the lease is over, which is
+not renewed any more. --now lets the next one in at once: until its next renewal the old holder runs
+on beside it, and only a resource that checks fences is safe from it.";
 
 impl Break {
     pub async fn go(self) -> Result<i32, Failure> {
@@ -48,25 +56,58 @@ impl Break {
         {
             self.confirm(before.as_ref())?;
         }
-        let fence = keeper.break_lock(&self.name, &self.reason).await?;
+        let broken = match self.now {
+            true => keeper.break_lock(&self.name, &self.reason).await,
+            false => keeper.revoke(&self.name, &self.reason).await,
+        };
+        let fence = broken.map_err(|error| self.refused(error))?;
+        let delayed = before.as_ref().is_some_and(|view| view.delayed_ms.is_some());
         let held = before.map(|view| view.held).unwrap_or_default();
         if self.common.json {
-            let line =
-                json!({ "name": self.name, "fence": fence, "thrown_out": held, "reason": self.reason });
+            let line = json!({ "name": self.name, "fence": fence, "now": self.now, "thrown_out": held, "reason": self.reason });
             output::line(&line.to_string())?;
             return Ok(OK);
         }
-        output::line(&format!("broken {}, the fence moved on to {fence}", quoted(self.name.as_str())))?;
+        let name = quoted(self.name.as_str());
+        if held.is_empty() && !delayed {
+            output::line(&format!(
+                "nobody held {name}: nothing was taken away; the fence moved on to {fence}"
+            ))?;
+            return Ok(OK);
+        }
+        output::line(&format!("broken {name}, the fence moved on to {fence}"))?;
         for held in &held {
             let who = plain(&held.holder.to_string()).into_owned();
-            output::line(&format!("  thrown out: {who}, fence {}", held.fence))?;
+            let what = if self.now { "thrown out" } else { "told to stop" };
+            output::line(&format!("  {what}: {who}, fence {}", held.fence))?;
         }
-        output::line(if held.is_empty() {
-            "  nobody held it"
-        } else {
-            "  they learn of it at their next renewal; resources that check fences refuse them from now on"
+        let latest = held.iter().map(|held| held.expires_in_ms).max();
+        output::line(&match latest {
+            None => "  nobody held it; it is not held back any more".into(),
+            Some(_) if self.now => {
+                "  the next one is let in beside them: they learn of it at their next renewal, and only resources that check \
+                 fences refuse them until then"
+                    .into()
+            }
+            Some(ms) => format!(
+                "  the next one is let in when they have stopped, in {} at the latest",
+                span::rough(Duration::from_millis(ms))
+            ),
         })?;
         Ok(OK)
+    }
+
+    /// A store that cannot wait for the holder does nothing unless it is told that it need not.
+    fn refused(&self, error: Error) -> Failure {
+        let cannot = matches!(error, Error::Unsupported(_)) && !self.now;
+        let failure = Failure::from(error);
+        if !cannot {
+            return failure;
+        }
+        failure.next(format!(
+            "nothing happened. If the holder is known to be dead, or every write is fenced: lockkeeper break {} --now --reason …",
+            quoted(self.name.as_str())
+        ))
     }
 
     fn confirm(&self, before: Option<&LockView>) -> Result<(), Failure> {

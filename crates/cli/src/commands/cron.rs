@@ -3,20 +3,19 @@ use std::time::Duration;
 
 use clap::Args;
 use jiff::Timestamp;
-use jiff::tz::TimeZone;
 use lockkeeper::{Clock, Guard, LockName, Lockkeeper, Outcome, SystemClock};
-use rustix::process::Signal;
 use serde_json::json;
 
-use crate::args::{Common, lock_name, utf8};
+use crate::args::{Common, Inherited, Named, utf8};
 use crate::child::job::{self, Job};
 use crate::child::supervise::End;
 use crate::exit::{self, Failure};
 use crate::report::{Events, Report};
-use crate::schedule::Schedule;
+use crate::schedule::{self, Schedule};
 use crate::signals::Signals;
 use crate::span;
-use crate::windows::{self, Windows};
+use crate::store::{self, Address};
+use crate::windows::{self, Missed, Ran, Windows};
 
 /// Run a command on schedule, each time by one of many hosts.
 ///
@@ -25,9 +24,8 @@ use crate::windows::{self, Windows};
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Cron {
-    /// The job, which is also the name of its lock: any text of 1 to 448 bytes
-    #[arg(value_parser = lock_name())]
-    pub name: LockName,
+    #[command(flatten)]
+    pub named: Named,
     /// When: minute, hour, day, month and weekday, as in a crontab
     #[arg(long, value_name = "FIELDS", value_parser = utf8("schedule"), allow_hyphen_values = true)]
     pub every: String,
@@ -37,6 +35,9 @@ pub struct Cron {
     /// Run up to N missed times first, oldest first
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub catch_up: Option<u16>,
+    /// Run a time that failed up to N times more, each time by the next host that waits
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub retry_failed: Option<u32>,
     /// How long our silence may last before another host takes over
     #[arg(long, value_name = "SPAN", default_value = "30s", value_parser = span::ttl, allow_hyphen_values = true)]
     pub ttl: Duration,
@@ -49,6 +50,8 @@ pub struct Cron {
     /// Say nothing but errors
     #[arg(long, short)]
     pub quiet: bool,
+    #[command(flatten)]
+    pub inherited: Inherited,
     #[command(flatten)]
     pub common: Common,
     /// The command and its arguments
@@ -64,32 +67,41 @@ Examples:
 
 The command sees LOCKKEEPER_WINDOW (the time it was due, in UTC), LOCKKEEPER_FENCE and what `run`
 sets. A time that does not exist, because clocks are set forward, is due at that moment; one that
-exists twice is due once. A run that fails is a run; a run whose host dies is run by another.
+exists twice is due once. A run that fails is a run, unless --retry-failed is given; a run whose host
+dies is run by another. `lockkeeper status NAME` says how the last run ended.
 
-Goes on until a signal ends it: 128+n. Other exit codes: 64 bad call, 69 store unavailable at the
-start, 78 the store has no records.";
+Goes on until a signal ends it: 128+n, whatever the command makes of the signal. Other exit codes:
+64 bad call, 69 store unavailable at the start, 78 the store has no records.";
 
-fn now() -> Timestamp {
+/// How long a release may take when all is over.
+const RELEASE: Duration = Duration::from_secs(2);
+
+pub fn now() -> Timestamp {
     let micros = i64::try_from(SystemClock.wall().as_micros()).unwrap_or(i64::MAX);
     Timestamp::from_microsecond(micros).unwrap_or(Timestamp::MAX)
 }
 
-fn ms(at: Timestamp) -> u64 {
+pub fn ms(at: Timestamp) -> u64 {
     u64::try_from(at.as_millisecond()).unwrap_or(0)
 }
 
-fn of_ms(at: u64) -> Timestamp {
+pub fn of_ms(at: u64) -> Timestamp {
     i64::try_from(at).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok()).unwrap_or(Timestamp::MAX)
 }
 
 impl Cron {
+    fn name(&self) -> &LockName {
+        self.named.get()
+    }
+
     pub async fn go(self) -> Result<i32, Failure> {
         let schedule = self.schedule()?;
         job::check(&self.command)?;
-        let report = Report::new(std::iter::once(&self.name), self.common.json, self.quiet, Events::Stderr);
-        let url = self.common.url()?;
-        let keeper = Lockkeeper::open(&url).await?;
-        keeper.windows(self.name.as_str()).check()?;
+        let report = Report::new(std::iter::once(self.name()), self.common.json, self.quiet, Events::Stderr);
+        let address = self.common.address()?;
+        store::warn_of_one_host(address.url.expose(), &report);
+        let keeper = Lockkeeper::open(address.url.expose()).await?;
+        keeper.windows(self.name().as_str()).check()?;
         let mut signals = Signals::forwarded()?;
         let mut last = now();
         loop {
@@ -104,17 +116,21 @@ impl Cron {
             let guard = tokio::select! {
                 biased;
                 signal = signals.end() => {
-                    keeper.settle().await;
-                    return Ok(exit::by_signal(signal.as_raw()));
+                    return Ok(signals.leave(&keeper, signal).await);
                 }
                 guard = turn => guard?,
             };
-            if let Some(guard) = guard
-                && let Some(code) =
-                    self.run(&keeper, &url, &guard, due, &schedule, &mut signals, &report).await?
-            {
-                let _ = guard.release().await;
-                return Ok(code);
+            if let Some(guard) = guard {
+                let next = self.run(&keeper, &address, &guard, due, &schedule, &mut signals, &report).await?;
+                match next {
+                    Next::End(code) => {
+                        let _ = signals.or_end(tokio::time::timeout(RELEASE, guard.release())).await;
+                        return Ok(code);
+                    }
+                    // Behind those that wait: another host may have more luck.
+                    Next::Again if schedule.after(due).is_none_or(|next| next > now()) => continue,
+                    _ => {}
+                }
             }
             // What came due meanwhile is missed, and told by the next run.
             last = due.max(schedule.between(due, now()).last().copied().unwrap_or(due));
@@ -123,11 +139,7 @@ impl Cron {
 
     /// What can be wrong with it is told before any store is opened.
     fn schedule(&self) -> Result<Schedule, Failure> {
-        let zone = TimeZone::get(&self.zone).map_err(|e| {
-            Failure::new(Outcome::Invalid, format!("--zone {}: {e}", self.zone))
-                .next("name one of /usr/share/zoneinfo (Debian package tzdata), or UTC")
-        })?;
-        Schedule::new(&self.every, zone)
+        Schedule::new(&self.every, schedule::zone(&self.zone)?)
             .map_err(|e| Failure::new(Outcome::Invalid, format!("--every {:?}: {e}", self.every)))
     }
 
@@ -140,7 +152,7 @@ impl Cron {
         schedule: &Schedule,
     ) -> Result<Option<Guard>, Failure> {
         loop {
-            let mut ask = keeper.lock(&self.name).ttl(self.ttl);
+            let mut ask = keeper.lock(self.name()).ttl(self.ttl);
             if let Some(label) = job::label(&self.command) {
                 ask = ask.label(label);
             }
@@ -162,57 +174,68 @@ impl Cron {
         }
     }
 
-    /// Runs what is due. An exit code means that a signal ended the command, and us with it.
+    /// Runs what is due.
     #[allow(clippy::too_many_arguments, reason = "all of it belongs to the one run")]
     async fn run(
         &self,
         keeper: &Lockkeeper,
-        url: &str,
+        address: &Address,
         guard: &Guard,
         due: Timestamp,
         schedule: &Schedule,
         signals: &mut Signals,
         report: &Report,
-    ) -> Result<Option<i32>, Failure> {
+    ) -> Result<Next, Failure> {
         let catch_up = self.catch_up.unwrap_or(0).into();
-        let windows = Windows { keeper, name: self.name.as_str(), report, catch_up };
-        let between =
-            |newest: u64, at: u64| schedule.between(of_ms(newest), of_ms(at)).into_iter().map(ms).collect();
-        let work = async |at| {
+        let (zone, retries) = (self.zone.as_str(), self.retry_failed.unwrap_or(0));
+        let windows = Windows { keeper, name: self.name().as_str(), report, zone, catch_up, retries };
+        let between = |newest: u64, at: u64| {
+            let all: Vec<u64> = schedule.between(of_ms(newest), of_ms(at)).into_iter().map(ms).collect();
+            Missed::of(&all, catch_up)
+        };
+        let work = async |at, signals: &mut Signals| {
             let job = Job {
                 command: &self.command,
-                name: &self.name,
+                name: self.name(),
                 grace: self.grace,
                 max_hold: None,
-                url,
+                store: address.environment(self.inherited.hide_store),
                 env: vec![("LOCKKEEPER_WINDOW", windows::shown(at))],
                 pipes: None,
             };
             job.supervise(guard, signals, report).await
         };
-        match windows.run(guard, ms(due), between, work).await {
-            Ok(End::Itself(code)) if ended_by_us(code) => Ok(Some(code)),
-            Ok(End::Itself(0)) => Ok(None),
-            Ok(End::Itself(code)) => {
-                report.say(&format!("{}: the command ended with {code}", report.what()));
-                Ok(None)
+        match windows.run(guard, ms(due), between, signals, work).await {
+            // Whatever the command made of it: the signal was for us, too.
+            Ok(Ran { end: End::Itself { asked: Some(signal), .. }, .. }) => {
+                Ok(Next::End(exit::by_signal(signal.as_raw())))
             }
-            Ok(End::Lost { why, code, all_gone }) => {
+            Ok(Ran { end: End::Itself { code: 0, .. }, .. }) => Ok(Next::Time),
+            Ok(Ran { end: End::Itself { code, .. }, again }) => {
+                report.say(&format!("{}: the command ended with {code}", report.what()));
+                Ok(if again { Next::Again } else { Next::Time })
+            }
+            Ok(Ran { end: End::Lost { why, code, all_gone }, .. }) => {
                 job::lost(&report.what(), &why, code, all_gone).tell(self.common.json);
-                Ok(None)
+                Ok(Next::Time)
             }
             // Told, and not the end: the next time may go well.
             Err(failure) => {
                 failure.tell(self.common.json);
-                Ok(None)
+                Ok(Next::Time)
             }
         }
     }
 }
 
-/// Whether it is the code of a signal that is passed on and means the end of us all.
-fn ended_by_us(code: i32) -> bool {
-    [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT].iter().any(|s| code == exit::by_signal(s.as_raw()))
+/// What comes after a run.
+enum Next {
+    /// The next time that is due.
+    Time,
+    /// The same time again: it failed.
+    Again,
+    /// A signal came that ends us, with this exit code.
+    End(i32),
 }
 
 /// Waits until the wall clock says `due`. In steps, because a wall clock can be set.

@@ -8,7 +8,7 @@ use lockkeeper::{Election, Leader, LockName, Lockkeeper, Outcome, Proclamation};
 use lockkeeper_host::host_name;
 use serde_json::json;
 
-use crate::args::{Common, lock_name, utf8};
+use crate::args::{Common, Inherited, Named, utf8};
 use crate::child::job::{self, Job};
 use crate::child::supervise::End;
 use crate::exit::{self, Failure, OK};
@@ -17,6 +17,7 @@ use crate::report::{Events, Report};
 use crate::resume::Resume;
 use crate::signals::Signals;
 use crate::span;
+use crate::store::{self, Address};
 use crate::text::plain;
 
 /// Run a command while this process is the leader; campaign again when it is not.
@@ -26,9 +27,8 @@ use crate::text::plain;
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Elect {
-    /// The election: any text of 1 to 448 bytes
-    #[arg(value_parser = lock_name())]
-    pub name: LockName,
+    #[command(flatten)]
+    pub named: Named,
     /// What others are told about the leader, for instance its address [default: the host name]
     #[arg(long, value_name = "TEXT", value_parser = utf8("value"))]
     pub value: Option<String>,
@@ -51,6 +51,8 @@ pub struct Elect {
     #[arg(long, short)]
     pub quiet: bool,
     #[command(flatten)]
+    pub inherited: Inherited,
+    #[command(flatten)]
     pub common: Common,
     /// The command and its arguments
     #[arg(last = true, required_unless_present = "observe", value_name = "CMD")]
@@ -71,23 +73,28 @@ Exit codes: the command's own when it ended by itself, 128+n for a signal that e
 bad call, 69 store unavailable at the start, 78 the store has no records.";
 
 impl Elect {
+    fn name(&self) -> &LockName {
+        self.named.get()
+    }
+
     pub async fn go(self) -> Result<i32, Failure> {
         if self.observe {
             return self.print_leaders().await;
         }
         job::check(&self.command)?;
-        let report = Report::new(std::iter::once(&self.name), self.common.json, self.quiet, Events::Stderr);
+        let report = Report::new(std::iter::once(self.name()), self.common.json, self.quiet, Events::Stderr);
         let mut resume = self.resume.as_deref().map(Resume::open).transpose()?;
-        let url = self.common.url()?;
-        let keeper = Lockkeeper::open(&url).await?;
+        let address = self.common.address()?;
+        store::warn_of_one_host(address.url.expose(), &report);
+        let keeper = Lockkeeper::open(address.url.expose()).await?;
         let mut signals = Signals::forwarded()?;
         loop {
             let leader = self.campaign(&keeper, resume.as_mut(), &mut signals, &report).await?;
             report.event("elected", json!({ "term": leader.term() }));
             report.say(&format!("elected for {}, term {}", report.what(), leader.term()));
-            match self.lead(&leader, &url, &mut signals, &report).await? {
-                End::Itself(code) => {
-                    resign(leader, &report).await;
+            match self.lead(&leader, &address, &mut signals, &report).await? {
+                End::Itself { code, .. } => {
+                    resign(leader, &mut signals, &report).await;
                     if let Some(resume) = resume {
                         resume.remove();
                     }
@@ -108,7 +115,7 @@ impl Elect {
     }
 
     fn election(&self, keeper: &Lockkeeper) -> Election {
-        let mut election = keeper.election(self.name.as_str()).ttl(self.ttl);
+        let mut election = keeper.election(self.name().as_str()).ttl(self.ttl);
         if let Some(label) = self.command.first().and_then(|_| job::label(&self.command)) {
             election = election.label(label);
         }
@@ -133,8 +140,7 @@ impl Elect {
                 biased;
                 elected = election.campaign(value) => elected,
                 signal = signals.end() => {
-                    keeper.settle().await;
-                    return Err(Failure::silent(exit::by_signal(signal.as_raw())));
+                    return Err(Failure::silent(signals.leave(keeper, signal).await));
                 }
             };
             match elected {
@@ -160,7 +166,7 @@ impl Elect {
     async fn lead(
         &self,
         leader: &Leader,
-        url: &str,
+        address: &Address,
         signals: &mut Signals,
         report: &Report,
     ) -> Result<End, Failure> {
@@ -170,7 +176,7 @@ impl Elect {
             name: &name,
             grace: self.grace,
             max_hold: None,
-            url,
+            store: address.environment(self.inherited.hide_store),
             env: vec![("LOCKKEEPER_TERM", leader.term().to_string())],
             pipes: None,
         };
@@ -180,7 +186,7 @@ impl Elect {
     async fn print_leaders(&self) -> Result<i32, Failure> {
         let mut signals = Signals::ending()?;
         let keeper = self.common.open().await?;
-        let mut news = keeper.election(self.name.as_str()).observe();
+        let mut news = keeper.election(self.name().as_str()).observe();
         loop {
             tokio::select! {
                 biased;
@@ -199,7 +205,7 @@ impl Elect {
     fn print(&self, next: &Proclamation) -> Result<(), Failure> {
         if self.common.json {
             let line = json!({
-                "name": self.name, "term": next.term, "number": next.number, "value": next.value,
+                "name": self.name(), "term": next.term, "number": next.number, "value": next.value,
                 "missed": next.missed,
             });
             return output::line(&line.to_string());
@@ -215,9 +221,10 @@ fn passes(outcome: Outcome) -> bool {
     matches!(outcome, Outcome::Unavailable | Outcome::Unknown | Outcome::Lost | Outcome::Stale)
 }
 
-async fn resign(leader: Leader, report: &Report) {
+async fn resign(leader: Leader, signals: &mut Signals, report: &Report) {
     let term = leader.term();
-    match leader.resign().await {
+    let interrupted = |_| Err(lockkeeper::Error::Unknown("a signal came first".into()));
+    match signals.or_end(leader.resign()).await.unwrap_or_else(interrupted) {
         Ok(_) => report.event("resigned", json!({ "term": term })),
         Err(error) => {
             report.say(&format!("warning: the term could not be given back ({error}); its ttl ends it"))

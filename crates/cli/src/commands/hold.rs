@@ -13,7 +13,7 @@ use crate::args::{Ask, Common};
 use crate::exit::{self, Failure};
 use crate::report::{Events, Report};
 use crate::signals::Signals;
-use crate::{output, span, waiting};
+use crate::{outlet, span, store, waiting};
 use lockkeeper::{Clock, Moment, SystemClock};
 
 /// Hold a lock until stdin closes, a signal comes or the time is over.
@@ -54,17 +54,18 @@ impl Hold {
     pub async fn go(self) -> Result<i32, Failure> {
         let report = Report::new(self.ask.names(), self.common.json, false, Events::Stdout);
         self.ask.check()?;
-        let keeper = self.common.open().await?;
+        let (keeper, wait) = store::open(self.common.url()?.expose(), self.ask.wait, &report).await?;
         if keeper.profile().store == "memory" && !self.ask.correctness {
             report.say("warning: a memory: store is private to this process. This lock keeps nobody out");
         }
         let mut signals = Signals::ending()?;
-        let guard = waiting::acquire(&keeper, &self.ask, Some("hold".into()), &report, &mut signals).await?;
+        let guard =
+            waiting::acquire(&keeper, &self.ask, Some("hold".into()), wait, &report, &mut signals).await?;
         let end_at = self.at_most.map_or(Moment::NEVER, |span| SystemClock.now() + span);
         report.granted(&guard);
         if !self.common.json {
-            // A reader that is gone is told from a closed stdin, not from here.
-            let _ = output::line(&format!("held {}, fence {}", report.what(), guard.fence()));
+            // A reader that is gone is known by a closed stdin, not from here.
+            outlet::OUT.post(format!("held {}, fence {}\n", report.what(), guard.fence()));
         }
         let end = tokio::select! {
             biased;
@@ -74,7 +75,8 @@ impl Hold {
             () = sleep_until(&SystemClock, end_at) => End::Asked,
         };
         let fence = guard.fence();
-        let release = guard.release().await;
+        let interrupted = |_| Err(lockkeeper::Error::Unknown("a signal came first".into()));
+        let release = signals.or_end(guard.release()).await.unwrap_or_else(interrupted);
         match end {
             End::Lost(loss) => {
                 report.event("lost", json!({ "fence": fence, "why": loss.to_string() }));

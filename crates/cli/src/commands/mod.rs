@@ -18,6 +18,7 @@ pub mod once;
 pub mod record;
 pub mod run;
 pub mod show;
+pub mod status;
 pub mod store;
 pub mod watch;
 
@@ -39,6 +40,8 @@ pub enum Command {
     Ls(ls::Ls),
     /// Show everything about one lock
     Show(show::Show),
+    /// Say whether a job of `run --window` or `cron` runs as it should
+    Status(status::Status),
     /// Print what happens to locks, as it happens
     Watch(watch::Watch),
     /// Take a lock away from whoever holds it
@@ -73,6 +76,7 @@ impl Command {
             Command::Hold(hold) => hold.common.json,
             Command::Ls(ls) => ls.common.json,
             Command::Show(show) => show.common.json,
+            Command::Status(status) => status.common.json,
             Command::Watch(watch) => watch.common.json,
             Command::Break(break_lock) => break_lock.common.json,
             Command::Cron(cron) => cron.common.json,
@@ -85,6 +89,18 @@ impl Command {
             Command::Gate(gate) => gate.common.json,
             Command::FencedWrite(write) => write.json,
             Command::Completions(_) | Command::Man(_) => false,
+        }
+    }
+
+    /// The lock that it is about, if it is about one.
+    fn lock(&self) -> Option<String> {
+        match self {
+            Command::Run(run) => Some(run.ask.name().to_string()),
+            Command::Hold(hold) => Some(hold.ask.name().to_string()),
+            Command::Show(show) => Some(show.name.to_string()),
+            Command::Break(break_lock) => Some(break_lock.name.to_string()),
+            Command::Cron(cron) => Some(cron.named.get().to_string()),
+            _ => None,
         }
     }
 
@@ -101,13 +117,14 @@ impl Command {
 
 /// Does it, says what went wrong, and returns the exit code.
 pub fn run(command: Command) -> i32 {
-    let json = command.json();
+    let (json, lock) = (command.json(), command.lock());
     log::start(json, command.quiet());
     let result = match command {
         Command::Run(run) => block_on(run.go()),
         Command::Hold(hold) => block_on(hold.go()),
         Command::Ls(ls) => block_on(ls.go()),
         Command::Show(show) => block_on(show.go()),
+        Command::Status(status) => block_on(status.go()),
         Command::Watch(watch) => block_on(watch.go()),
         Command::Break(break_lock) => block_on(break_lock.go()),
         Command::Cron(cron) => block_on(cron.go()),
@@ -123,6 +140,7 @@ pub fn run(command: Command) -> i32 {
         Command::Man(man) => man.go().map(|()| OK),
     };
     result.unwrap_or_else(|failure| {
+        let failure = failure.about(lock.as_deref());
         failure.tell(json);
         failure.code
     })

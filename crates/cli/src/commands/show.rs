@@ -1,9 +1,10 @@
 use std::time::Duration;
 
 use clap::Args;
-use lockkeeper::{LockName, LockView, Mode, Profile};
+use lockkeeper::{LockName, LockView, Mode, Profile, Purpose};
 use serde_json::json;
 
+use super::status;
 use crate::args::{Common, lock_name};
 use crate::exit::{Failure, OK};
 use crate::output::{self, bold};
@@ -33,8 +34,16 @@ impl Show {
         let keeper = self.common.open().await?;
         let view = keeper.inspect(&self.name).await?;
         let profile = keeper.profile();
+        let correctness = profile.allows(Purpose::Correctness).map_err(|error| error.to_string());
+        // A name may be too long for the windows of a job: then there are none.
+        let windows = keeper.windows(self.name.as_str());
+        let window = if windows.check().is_ok() { windows.record().await? } else { None };
         if self.common.json {
-            output::line(&json!({ "name": self.name, "lock": view, "store": profile }).to_string())?;
+            let good = json!({ "good": correctness.is_ok(), "why": correctness.err() });
+            let all = json!({
+                "name": self.name, "lock": view, "window": window, "store": profile, "correctness": good,
+            });
+            output::line(&all.to_string())?;
             return Ok(OK);
         }
         let shown = bold(&quoted(self.name.as_str()));
@@ -42,7 +51,20 @@ impl Show {
             None => output::line(&format!("{shown} is free"))?,
             Some(view) => lock(&shown, view)?,
         }
+        if let Some(window) = &window {
+            let holds = |view: &LockView| view.held.iter().any(|held| held.fence == window.fence);
+            if let Some(text) = status::unfinished(window, view.as_ref().is_some_and(holds)) {
+                output::line(&text)?;
+            }
+            if let Some(run) = &window.ended {
+                output::line(&format!("last run: {}", status::ended(run)))?;
+            }
+        }
         store(profile)?;
+        output::line(&match correctness {
+            Ok(()) => "good for correctness: yes, because it keeps grants and fences over a crash".into(),
+            Err(why) => format!("good for correctness: no, because {}", plain(&why)),
+        })?;
         Ok(OK)
     }
 }

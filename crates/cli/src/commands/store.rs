@@ -2,7 +2,7 @@ use clap::{Args, Subcommand};
 use lockkeeper::Init;
 use serde_json::json;
 
-use crate::args::utf8;
+use crate::args::{SecretUrl, secret_url};
 use crate::exit::{Failure, OK};
 use crate::output;
 
@@ -28,8 +28,8 @@ pub enum What {
 #[command(after_help = EXAMPLES)]
 pub struct Make {
     /// The store
-    #[arg(env = "LOCKKEEPER_STORE", hide_env_values = true, value_parser = utf8("store URL"))]
-    pub url: String,
+    #[arg(env = "LOCKKEEPER_STORE", hide_env_values = true, value_parser = secret_url())]
+    pub url: SecretUrl,
     /// Write JSON, for machines
     #[arg(long)]
     pub json: bool,
@@ -50,7 +50,7 @@ impl Store {
 
     pub async fn go(self) -> Result<i32, Failure> {
         let What::Init(make) = self.what;
-        let (word, text) = match lockkeeper::init(&make.url).await? {
+        let (word, text) = match lockkeeper::init(make.url.expose()?).await? {
             Init::Made => ("made", "made: the store can be used now"),
             Init::WasThere => ("there", "it was there: the store can be used"),
             Init::Opened => ("opened", "opened: this store makes what it needs itself, and can be used"),

@@ -24,7 +24,7 @@ Examples:
   lockkeeper watch
   lockkeeper watch orders/ --json | jq -r 'select(.event == \"broken\") | .reason'
 
-Events: granted, released, expired, broken, waiting, left; missed says that some were not seen.";
+Events: granted, released, expired, revoked, broken, waiting, left; missed: some were not seen.";
 
 impl Watch {
     pub async fn go(self) -> Result<i32, Failure> {
@@ -56,7 +56,7 @@ impl Watch {
         if let Some(holder) = &event.holder {
             line += &format!("  {}", plain(&holder.to_string()));
         }
-        if let EventKind::Broken { reason, .. } = &event.kind {
+        if let EventKind::Broken { reason, .. } | EventKind::Revoked { reason, .. } = &event.kind {
             line += &format!("  because: {}", plain(reason));
         }
         output::line(&line)

@@ -5,6 +5,7 @@
 mod common;
 mod crowd;
 mod drain;
+mod hostile;
 mod lost;
 mod pass;
 mod pause;

@@ -22,7 +22,9 @@ mod state;
 
 use std::collections::VecDeque;
 use std::ops::Bound;
+use std::sync::Arc;
 
+use crate::lease;
 use crate::rules::{Verdict, judge, judge_all};
 use crate::{
     Acquired, Ask, Attempt, Busy, Claim, Error, Event, EventKind, Fence, Grant, Holder, LockName, LockPage,
@@ -99,6 +101,7 @@ impl Table {
         ask.check()?;
         self.handle_timeout(now);
         if let Some(id) = self.state.hold_of(&ask.claim.attempt) {
+            self.refuse_revoked(id)?;
             self.extend(now, id);
             return Ok(Answer::Granted(self.grant_of(now, id)));
         }
@@ -139,7 +142,13 @@ impl Table {
                 verdict => verdict,
             })
         });
-        judge_all(ask, place.is_some(), each)
+        let verdict = judge_all(ask, place.is_some(), each)?;
+        if let Verdict::Reenter(fence) = verdict {
+            let holds = slots.iter().flat_map(|slot| &state.slots[*slot].holds);
+            let own = holds.filter(|id| state.holds[**id].fence == fence);
+            own.copied().try_for_each(|id| self.refuse_revoked(id))?;
+        }
+        Ok(verdict)
     }
 
     fn admit(&mut self, now: Now, ask: &Ask, slots: &Ids, fence: Fence) -> Grant {
@@ -169,13 +178,12 @@ impl Table {
     /// Renews a grant: its lease counts from `now`.
     pub fn handle_renew(&mut self, now: Now, attempt: &Attempt) -> Renewal {
         self.handle_timeout(now);
-        match self.state.hold_of(attempt) {
-            Some(id) => {
-                self.extend(now, id);
-                Renewal::Renewed
-            }
-            None => Renewal::Lost,
+        let Some(id) = self.state.hold_of(attempt) else { return Renewal::Lost };
+        if let Some(reason) = self.state.revoked.get(&id) {
+            return Renewal::Revoked(reason.clone());
         }
+        self.extend(now, id);
+        Renewal::Renewed
     }
 
     /// Gives back a grant, or takes an ask out of the line.
@@ -191,13 +199,47 @@ impl Table {
         let hold = &self.state.holds[id];
         let (fence, stays, holder, slots) = (hold.fence, hold.stays, hold.holder.clone(), hold.slots.clone());
         self.tell(now, &slots, EventKind::Released { fence }, Some(&holder));
-        if stays > now.moment {
+        // Whoever revoked it wants it to be free.
+        if stays > now.moment && !self.state.revoked.contains_key(&id) {
             self.state.linger(id);
         } else {
             self.state.remove_hold(id);
             self.serve(now, slots);
         }
         Release::Released
+    }
+
+    /// Asks the holders of a lock to give it back: none of their leases is counted anew. A hold that only lingers ends, and a lock that is
+    /// only held back is freed.
+    pub fn handle_revoke(&mut self, now: Now, name: &LockName, reason: &str) -> Result<Fence> {
+        self.handle_timeout(now);
+        let fence = self.next_fence(now.wall)?;
+        let reason: Arc<str> = reason.into();
+        let slot = self.state.slot_of(name);
+        self.state.undelay(slot);
+        let mut touched = Ids::from_slice(&[slot]);
+        for id in self.state.slots[slot].holds.clone() {
+            touched.extend(self.state.holds[id].slots.iter().copied().filter(|other| *other != slot));
+            if self.state.holds[id].lingering() {
+                self.state.remove_hold(id);
+            } else {
+                self.state.revoked.insert(id, reason.clone());
+            }
+        }
+        // A grant of several names is revoked as a whole.
+        touched[1..].sort_unstable_by(|a, b| self.state.slots[*a].name.cmp(&self.state.slots[*b].name));
+        touched.dedup();
+        self.tell(now, &touched, EventKind::Revoked { fence, reason: reason.as_ref().into() }, None);
+        self.serve(now, touched);
+        Ok(fence)
+    }
+
+    /// A holder that is to stop cannot begin anew.
+    fn refuse_revoked(&self, id: HoldId) -> Result<()> {
+        match self.state.revoked.get(&id) {
+            Some(reason) => Err(Error::Lost(lease::Why::Revoked(reason.clone()).to_string())),
+            None => Ok(()),
+        }
     }
 
     /// Takes a lock away from whoever holds it, and lets the fence move on. A lock that is only held back is freed.
@@ -326,7 +368,7 @@ impl Table {
         let Self { state, .. } = self;
         let live = |id: &&HoldId| state.holds[**id].expires > now;
         let held: Vec<_> =
-            state.slots[slot].holds.iter().filter(live).map(|id| state.holds[*id].view(now)).collect();
+            state.slots[slot].holds.iter().filter(live).map(|id| state.view_hold(now, *id)).collect();
         let line = state.lines.get(&slot);
         let delayed_ms =
             state.delays.get(&slot).filter(|until| **until > now).map(|until| ms64(until.since(now)));
@@ -352,11 +394,7 @@ impl Table {
         let holds = &self.state.slots[slot].holds;
         Busy {
             name: self.state.slots[slot].name.clone(),
-            held: holds
-                .iter()
-                .take(LockView::BUSY)
-                .map(|id| self.state.holds[*id].view(now.moment))
-                .collect(),
+            held: holds.iter().take(LockView::BUSY).map(|id| self.state.view_hold(now.moment, *id)).collect(),
             waiting: self.state.lines.get(&slot).map_or(0, |line| line.len()),
         }
     }

@@ -75,7 +75,7 @@ impl Hold {
         Duration::from_millis(self.ttl_ms.into())
     }
 
-    pub fn view(&self, now: Moment) -> Held {
+    fn view(&self, now: Moment) -> Held {
         Held {
             holder: (*self.holder).clone(),
             fence: self.fence,
@@ -83,6 +83,7 @@ impl Hold {
             since: self.since,
             expires_in_ms: ms64(self.expires.since(now)),
             lingering: self.lingering(),
+            revoked: None,
         }
     }
 }
@@ -127,6 +128,8 @@ pub(super) struct State {
     pub delay_ends: BTreeSet<(Moment, SlotId)>,
 
     pub owners: HashMap<Owner, Estate>,
+    /// The holds that are to be given back, and why. Few, so they cost the others nothing.
+    pub revoked: HashMap<HoldId, Arc<str>>,
 }
 
 impl State {
@@ -187,6 +190,11 @@ impl State {
         id
     }
 
+    pub fn view_hold(&self, now: Moment, id: HoldId) -> Held {
+        let revoked = self.revoked.get(&id).map(|reason| reason.as_ref().into());
+        Held { revoked, ..self.holds[id].view(now) }
+    }
+
     pub fn set_expiry(&mut self, id: HoldId, expires: Moment) {
         let hold = &mut self.holds[id];
         self.expiry.remove(&(hold.expires, id));
@@ -215,6 +223,7 @@ impl State {
     /// Takes the hold out of everything but its slots' tidiness, which is the caller's to restore.
     pub fn remove_hold(&mut self, id: HoldId) -> Hold {
         self.disown(id);
+        self.revoked.remove(&id);
         let hold = self.holds.remove(id);
         self.expiry.remove(&(hold.expires, id));
         for slot in &hold.slots {
@@ -277,7 +286,7 @@ impl State {
 }
 
 fn ms32(d: Duration) -> u32 {
-    u32::try_from(d.as_millis()).unwrap_or(u32::MAX)
+    u32::try_from(d.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX)
 }
 
 pub(super) fn ms64(d: Duration) -> u64 {

@@ -446,6 +446,25 @@ fn a_lost_vote_says_why_and_what_to_release() {
     assert_eq!((vote.duty(0), vote.unclean(), vote.tidy()), (Duty::Done, 2, true));
 }
 
+/// Node 0 is down and answers first. The lock is held; that must not be reported as a store that is unavailable.
+#[test]
+fn a_node_that_is_down_does_not_hide_who_has_the_lock() {
+    let mut vote = vote();
+    vote.handle_lock(millis(1), 0, LockAnswer::Refused);
+    vote.handle_lock(millis(2), 1, LockAnswer::Taken(7));
+    vote.handle_lock(millis(3), 2, LockAnswer::Taken(7));
+    assert_eq!(vote.verdict(), None, "two are still to answer");
+    vote.handle_lock(millis(4), 3, LockAnswer::Taken(7));
+    assert_eq!(vote.verdict(), Some(Verdict::Taken));
+    // Nobody waits for them longer than for anybody else.
+    let mut vote = self::vote();
+    vote.handle_lock(millis(1), 0, LockAnswer::Refused);
+    vote.handle_lock(millis(2), 1, LockAnswer::Taken(7));
+    vote.handle_lock(millis(3), 2, LockAnswer::Taken(7));
+    vote.handle_timeout(vote.poll_timeout().unwrap());
+    assert_eq!(vote.verdict(), Some(Verdict::Silent));
+}
+
 #[test]
 fn a_tally_is_decided_when_nobody_can_change_it() {
     let verdict = |yes, no| Tally { yes, no }.verdict(5).unwrap();

@@ -131,9 +131,8 @@ impl World {
             // Nobody looks at the age of a release.
             Body::Release => (2, 0, 0),
             Body::Granted(fence) => (3, rank(fence), age),
-            Body::Renewed(Renewal::Renewed) => (4, 0, age),
-            Body::Renewed(Renewal::Lost) => (5, 0, age),
-            Body::Renewed(Renewal::Unknown) => (6, 0, age),
+            Body::Renewed(true) => (4, 0, age),
+            Body::Renewed(false) => (5, 0, age),
         };
         kind | fence << 8 | age << 16 | u64::from(message.copy) << 24
     }

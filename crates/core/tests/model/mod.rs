@@ -78,7 +78,8 @@ pub enum Body {
     Renew,
     Release,
     Granted(Fence),
-    Renewed(Renewal),
+    /// Whether it was renewed.
+    Renewed(bool),
 }
 
 /// A request or a reply. Both carry the moment at which the request was sent.
@@ -271,11 +272,12 @@ impl World {
                 if self.grants[grants..].iter().any(|(other, _)| *other == id) {
                     return Err((Law::Keeps, format!("a renewal of {id:?} made a new grant")));
                 }
-                self.send(id, sent, Body::Renewed(answer));
+                self.send(id, sent, Body::Renewed(answer == Renewal::Renewed));
             }
             Body::Release => self.release(id),
             Body::Granted(fence) => self.granted(id, sent, fence),
-            Body::Renewed(answer) => self.hear(id, sent, Some(answer)),
+            Body::Renewed(true) => self.hear(id, sent, Some(Renewal::Renewed)),
+            Body::Renewed(false) => self.hear(id, sent, Some(Renewal::Lost)),
         }
         Ok(())
     }

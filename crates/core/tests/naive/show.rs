@@ -17,6 +17,7 @@ impl Hold {
             since: self.since,
             expires_in_ms: ms(now, self.ends),
             lingering: self.lingering,
+            revoked: None,
         }
     }
 }

@@ -1,7 +1,7 @@
 use std::fs::{self, File, Permissions};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, fchown};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use super::place::{Place, beside};
@@ -16,11 +16,17 @@ pub(super) struct Temp {
 }
 
 impl Temp {
+    /// What takes the place of a file is for its owner's eyes until then: the rights of the file are set when all is written.
     pub fn new(place: &Place) -> io::Result<Temp> {
+        let mut options = File::options();
+        options.write(true).create_new(true);
+        if fs::symlink_metadata(&place.file).is_ok() {
+            options.mode(0o600);
+        }
         for nth in 0u32.. {
             let name = beside(&place.name, &format!(".{}-{nth}.new", std::process::id()));
             let path = place.dir.join(name);
-            let file = match File::options().write(true).create_new(true).open(&path) {
+            let file = match options.open(&path) {
                 Ok(file) => file,
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists && nth < 10_000 => continue,
                 Err(e) => return Err(e),

@@ -42,13 +42,19 @@ impl Lanes {
 
     /// Counts one as under way. It must be counted **before** its mark is checked: whoever raises the mark after that check
     /// finds it here and waits for it, and whoever raised it before is found by the check.
-    pub fn enter(&self, resource: LockName, fence: Fence) -> Admission {
+    ///
+    /// `Err`: the mark was raised here to this higher fence, by a request that waits. It is refused without being counted:
+    /// late clients that ask again and again would keep that request waiting.
+    pub fn enter(&self, resource: LockName, fence: Fence) -> Result<Admission, Fence> {
         let mut lanes = self.lock();
+        if let Some(top) = lanes.get(&resource).and_then(|lane| lane.top).filter(|top| *top > fence) {
+            return Err(top);
+        }
         let lane = lanes.entry(resource.clone()).or_default();
         *lane.running.entry(fence).or_default() += 1;
         let changed = lane.changed.clone();
-        let loss = Loss { lanes: self.clone(), before: self.0.losses.load(SeqCst) };
-        Admission(Arc::new(Place { loss, resource, fence, changed }))
+        let before = self.0.losses.load(SeqCst);
+        Ok(Admission(Arc::new(Place(Loss { lanes: self.clone(), before, resource, fence, changed }))))
     }
 
     /// Another process may let newer fences through from now on, without a word to us: all that is under way is overtaken.
@@ -70,6 +76,9 @@ pub struct Admission(Arc<Place>);
 pub struct Loss {
     lanes: Lanes,
     before: u64,
+    resource: LockName,
+    fence: Fence,
+    changed: Arc<Notify>,
 }
 
 impl fmt::Debug for Loss {
@@ -83,66 +92,19 @@ impl Loss {
     pub fn happened(&self) -> bool {
         self.lanes.0.losses.load(SeqCst) > self.before
     }
-}
 
-struct Place {
-    loss: Loss,
-    resource: LockName,
-    fence: Fence,
-    changed: Arc<Notify>,
-}
-
-impl fmt::Debug for Admission {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Admission({:?}, fence {})", self.0.resource, self.0.fence)
-    }
-}
-
-impl Admission {
-    /// The fence that the request came with.
-    pub fn fence(&self) -> Fence {
-        self.0.fence
-    }
-
-    pub(super) fn resource(&self) -> &LockName {
-        &self.0.resource
-    }
-
-    /// Ends when this process has let a newer fence in, which waits for us from then on: whoever may work for hours should stop.
-    /// Also when it is not [alone](super::FenceLayer::alone) any more, though it was to be: then another process may let one in, and
-    /// waits for nobody here. A newer fence that another process has let in is not noticed otherwise.
+    /// As [`Admission::overtaken`], for one that does not count: it ends as well when the request is over.
     pub async fn overtaken(&self) {
-        self.until(|lane| lane.top > Some(self.0.fence) || self.0.loss.happened()).await;
-    }
-
-    /// Whether the lock of the marks was lost since the request came. It does not count as under way.
-    pub fn loss(&self) -> Loss {
-        self.0.loss.clone()
-    }
-
-    /// Ends when nothing older is under way.
-    pub(super) async fn first_in_lane(&self) {
-        self.until(|lane| lane.is_first(self.0.fence)).await;
-    }
-
-    /// The mark has been raised to our fence, so those before us will get no more company. Says whether there is nobody.
-    pub(super) fn raised(&self) -> bool {
-        let mut lanes = self.0.loss.lanes.lock();
-        let Some(lane) = lanes.get_mut(&self.0.resource) else { return true };
-        if lane.top < Some(self.0.fence) {
-            lane.top = Some(self.0.fence);
-            lane.changed.notify_waiters();
-        }
-        lane.is_first(self.0.fence)
+        self.until(|lane| lane.top > Some(self.fence) || self.happened()).await;
     }
 
     async fn until(&self, seen: impl Fn(&Lane) -> bool) {
         loop {
-            let mut news = std::pin::pin!(self.0.changed.notified());
+            let mut news = std::pin::pin!(self.changed.notified());
             // From here on no news is missed.
             news.as_mut().enable();
-            // The lane is there for as long as we are in it.
-            if self.0.loss.lanes.lock().get(&self.0.resource).is_none_or(&seen) {
+            // The lane is there for as long as the request is in it.
+            if self.lanes.lock().get(&self.resource).is_none_or(&seen) {
                 return;
             }
             news.await;
@@ -150,19 +112,67 @@ impl Admission {
     }
 }
 
+/// Counts as under way until it is dropped.
+struct Place(Loss);
+
+impl fmt::Debug for Admission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Admission({:?}, fence {})", self.resource(), self.fence())
+    }
+}
+
+impl Admission {
+    /// The fence that the request came with.
+    pub fn fence(&self) -> Fence {
+        self.0.0.fence
+    }
+
+    pub(super) fn resource(&self) -> &LockName {
+        &self.0.0.resource
+    }
+
+    /// Ends when this process has let a newer fence in, which waits for us from then on: whoever may work for hours should stop.
+    /// Also when it is not [alone](super::FenceLayer::alone) any more, though it was to be: then another process may let one in, and
+    /// waits for nobody here. A newer fence that another process has let in is not noticed otherwise.
+    pub async fn overtaken(&self) {
+        self.0.0.overtaken().await;
+    }
+
+    /// Whether the lock of the marks was lost since the request came. It does not count as under way.
+    pub fn loss(&self) -> Loss {
+        self.0.0.clone()
+    }
+
+    /// Ends when nothing older is under way.
+    pub(super) async fn first_in_lane(&self) {
+        self.0.0.until(|lane| lane.is_first(self.fence())).await;
+    }
+
+    /// The mark has been raised to our fence, so those before us will get no more company. Says whether there is nobody.
+    pub(super) fn raised(&self) -> bool {
+        let mut lanes = self.0.0.lanes.lock();
+        let Some(lane) = lanes.get_mut(self.resource()) else { return true };
+        if lane.top < Some(self.fence()) {
+            lane.top = Some(self.fence());
+            lane.changed.notify_waiters();
+        }
+        lane.is_first(self.fence())
+    }
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut lanes = self.loss.lanes.lock();
-        let Some(lane) = lanes.get_mut(&self.resource) else { return };
-        if let Some(count) = lane.running.get_mut(&self.fence) {
+        let mut lanes = self.0.lanes.lock();
+        let Some(lane) = lanes.get_mut(&self.0.resource) else { return };
+        if let Some(count) = lane.running.get_mut(&self.0.fence) {
             *count -= 1;
             if *count == 0 {
-                lane.running.remove(&self.fence);
+                lane.running.remove(&self.0.fence);
                 lane.changed.notify_waiters();
             }
         }
         if lane.running.is_empty() {
-            lanes.remove(&self.resource);
+            lanes.remove(&self.0.resource);
         }
     }
 }
@@ -173,14 +183,14 @@ mod tests {
     use futures_util::FutureExt;
 
     fn enter(lanes: &Lanes, fence: u64) -> Admission {
-        lanes.enter(LockName::new("/a").unwrap(), Fence::new(fence).unwrap())
+        lanes.enter(LockName::new("/a").unwrap(), Fence::new(fence).unwrap()).unwrap()
     }
 
     #[test]
     fn the_newer_waits_for_the_older_and_never_the_other_way_round() {
         let lanes = Lanes::default();
         let (five, again, six) = (enter(&lanes, 5), enter(&lanes, 5), enter(&lanes, 6));
-        let other = lanes.enter(LockName::new("/b").unwrap(), Fence::MIN);
+        let other = lanes.enter(LockName::new("/b").unwrap(), Fence::MIN).unwrap();
         assert!(five.first_in_lane().now_or_never().is_some());
         let clone = five.clone();
         let mut waits = Box::pin(six.first_in_lane());
@@ -208,9 +218,21 @@ mod tests {
     }
 
     #[test]
+    fn who_comes_below_a_raised_mark_is_not_counted() {
+        let lanes = Lanes::default();
+        let (five, six) = (enter(&lanes, 5), enter(&lanes, 6));
+        assert!(!six.raised());
+        let late = lanes.enter(LockName::new("/a").unwrap(), Fence::new(5).unwrap());
+        assert_eq!(late.err().map(Fence::get), Some(6));
+        drop(five);
+        assert!(six.first_in_lane().now_or_never().is_some(), "it waits for one that was refused");
+    }
+
+    #[test]
     fn a_loss_overtakes_all_that_is_under_way_and_nothing_that_comes_later() {
         let lanes = Lanes::default();
-        let (five, other) = (enter(&lanes, 5), lanes.enter(LockName::new("/b").unwrap(), Fence::MIN));
+        let (five, other) =
+            (enter(&lanes, 5), lanes.enter(LockName::new("/b").unwrap(), Fence::MIN).unwrap());
         let (mut told, mut other_told) = (Box::pin(five.overtaken()), Box::pin(other.overtaken()));
         assert!(told.as_mut().now_or_never().is_none() && other_told.as_mut().now_or_never().is_none());
         let loss = five.loss();

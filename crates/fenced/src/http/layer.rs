@@ -2,7 +2,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::Method;
 use http::request::Parts;
 use lockkeeper::{Lockkeeper, Purpose};
 use lockkeeper_core::{Error, Fence, LockName, Result};
@@ -11,7 +10,7 @@ use tower_layer::Layer;
 use super::header;
 use super::lanes::{Admission, Lanes};
 use super::marks::Marks;
-use super::owner::Owner;
+use super::owner::{Owner, Under};
 use super::problem::Problem;
 use super::service::Checked;
 
@@ -22,7 +21,7 @@ pub struct FenceLayer(Arc<Rules>);
 /// Which requests must have a fence. One that has a fence is checked in any case.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Require {
-    /// All that may change something: not GET, HEAD, OPTIONS and TRACE.
+    /// All that may change something: not GET, HEAD, OPTIONS and TRACE, unless a header names another method.
     #[default]
     Unsafe,
     /// All.
@@ -68,9 +67,10 @@ impl FenceLayer {
                 profile.store
             )));
         }
+        let lanes = Lanes::default();
         Ok(FenceLayer(Arc::new(Rules {
-            marks: Marks { keeper: keeper.clone(), space: "http".into(), owner: None },
-            lanes: Lanes::default(),
+            marks: Marks::new(keeper, "http".into(), lanes.clone()),
+            lanes,
             resource: Arc::new(resource),
             require: Require::default(),
             wait: Duration::from_secs(30),
@@ -101,38 +101,38 @@ impl FenceLayer {
                 "{space:?} cannot name a space of marks: take 1 to 64 letters, digits, -, _ and ."
             )));
         }
-        self.rules().marks.space = space;
+        let rules = self.rules();
+        rules.marks = rules.marks.in_space(space);
         Ok(self)
     }
 
-    /// Holds the lock `fence/SPACE` from now on, so that no other process that does so lets anything through at the same time,
-    /// and remembers the marks that it has seen: then most requests do not ask the store at all. It needs a runtime of tokio's,
+    /// Holds the lock `fence/SPACE` exclusively from now on, so that no other process lets anything with a fence through at the same
+    /// time (one that is not alone shares that lock, and clones of this layer from before share it too), and remembers the marks that it has seen: then most requests do not ask the store at all. It needs a runtime of tokio's,
     /// for a task of its own. Say [`FenceLayer::space`] first.
     ///
     /// As long as another process has the lock, or after it was lost, requests with a fence are 503, and what is under way is
     /// [overtaken](Admission::overtaken). After an unclean end (a crash, a store that was away for longer than `ttl`) nobody gets it
     /// for `lock_delay`, where the store can do that: take the time that your service may go on working for a process that is gone.
     pub fn alone(mut self, ttl: Duration, lock_delay: Duration) -> Result<Self> {
-        let Rules { marks, lanes, .. } = self.rules();
-        marks.owner = Some(Owner::start(&marks.keeper, marks.lock()?, ttl, lock_delay, lanes.clone()));
+        self.rules().marks.alone(ttl, lock_delay)?;
         Ok(self)
     }
 
-    /// Whether requests with a fence can be let through: always, unless it is to be [alone](FenceLayer::alone) and is not.
+    /// Whether requests with a fence can be let through: not if the lock of the marks is another's, or was lost.
     pub fn is_owner(&self) -> bool {
-        self.0.marks.still_ours()
+        self.0.marks.started().is_none_or(Owner::owns)
     }
 
-    /// Ends when it is the owner, for the first time.
+    /// Asks for the lock of the marks, if nothing has so far, and ends when it is held. It needs a runtime of tokio's.
     pub async fn owned(&self) {
-        if let Some(owner) = &self.0.marks.owner {
+        if let Ok(owner) = self.0.marks.owner() {
             owner.owned().await;
         }
     }
 
     /// Gives the lock back, if it has one: nothing with a fence is let through any more, and another process may.
     pub async fn let_go(&self) {
-        if let Some(owner) = &self.0.marks.owner {
+        if let Some(owner) = self.0.marks.started() {
             owner.let_go().await;
         }
     }
@@ -164,49 +164,58 @@ impl Rules {
                 Some(resource) => Ok(Some((fence, resource))),
                 None => Err(Problem::NoResource),
             },
-            None if self.requires(&parts.method) => Err(Problem::Missing),
+            None if self.requires(parts) => Err(Problem::Missing),
             None => Ok(None),
         }
     }
 
-    fn requires(&self, method: &Method) -> bool {
+    fn requires(&self, parts: &Parts) -> bool {
         match self.require {
             Require::All => true,
             Require::None => false,
-            Require::Unsafe => !method.is_safe(),
+            Require::Unsafe => !only_reads(parts),
         }
     }
 
     /// A request counts as under way from now on: it must before its mark is looked at.
     pub fn enter(&self, fence: Fence, resource: &str) -> std::result::Result<Admission, Problem> {
         let key = self.marks.key(resource).map_err(|_| Problem::NoResource)?;
-        Ok(self.lanes.enter(key, fence))
+        let stale = |seen| Problem::Stale { presented: fence, seen };
+        // A late one is refused at once, and never counts.
+        if let Some((_, seen)) = self.marks.known(&key).filter(|(_, seen)| *seen > fence) {
+            return Err(stale(seen));
+        }
+        self.lanes.enter(key, fence).map_err(stale)
     }
 
     /// Whether it may pass, if that is known without asking anybody: so it is for nearly all.
     pub fn passes(&self, admission: &Admission) -> bool {
-        self.marks.is_known(admission.resource(), admission.fence())
-            && admission.raised()
-            && self.marks.still_ours()
+        match self.marks.known(admission.resource()) {
+            Some((under, seen)) => {
+                seen == admission.fence() && admission.raised() && self.marks.still_under(under)
+            }
+            None => false,
+        }
     }
 
     /// Lets a request through: its mark is raised, and then it waits for those before it.
     pub async fn admit(&self, admission: &Admission) -> std::result::Result<(), Problem> {
         let (key, fence) = (admission.resource(), admission.fence());
-        self.raise(key, fence).await?;
+        let mut under = self.raise(key, fence).await?;
         if !admission.raised() {
             if tokio::time::timeout(self.wait, admission.first_in_lane()).await.is_err() {
                 return Err(Problem::Waiting);
             }
             // Much may have happened meanwhile.
-            self.raise(key, fence).await?;
+            under = self.raise(key, fence).await?;
         }
-        if self.marks.still_ours() { Ok(()) } else { Err(Problem::Unavailable) }
+        // Under another grant of the lock, another process may have raised the mark in between.
+        if self.marks.still_under(under) { Ok(()) } else { Err(Problem::Unavailable) }
     }
 
-    async fn raise(&self, key: &LockName, fence: Fence) -> std::result::Result<(), Problem> {
+    async fn raise(&self, key: &LockName, fence: Fence) -> std::result::Result<Under, Problem> {
         match self.marks.raise(key, fence).await {
-            Ok(()) => Ok(()),
+            Ok(under) => Ok(under),
             Err(Error::Stale { presented, seen }) => Err(Problem::Stale { presented, seen }),
             Err(error) => {
                 tracing::warn!(%error, "a fence cannot be checked");
@@ -214,4 +223,10 @@ impl Rules {
             }
         }
     }
+}
+
+/// Whether a request changes nothing: its method does not, and no header asks the service to take it for another one.
+pub(super) fn only_reads(parts: &Parts) -> bool {
+    const OVERRIDES: [&str; 3] = ["x-http-method-override", "x-http-method", "x-method-override"];
+    parts.method.is_safe() && !OVERRIDES.iter().any(|name| parts.headers.contains_key(*name))
 }

@@ -1,13 +1,15 @@
 //! The marks: one record for each resource, with the highest fence that was let through.
 
 use std::fmt::Write as _;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use lockkeeper::Lockkeeper;
 use lockkeeper_core::{Error, Expect, Fence, LockName, Record, Result, Write};
 use sha2::{Digest, Sha256};
 
-use super::owner::Owner;
+use super::lanes::Lanes;
+use super::owner::{Hold, Owner, Under};
 
 /// How often a mark is tried to be raised while others raise it, or while the store's answers get lost.
 const TRIES: u32 = 20;
@@ -16,15 +18,49 @@ const PLAIN: usize = 400;
 /// The longest resource: more is no name but an attack.
 pub(super) const LONGEST: usize = 4096;
 
+/// How long a request waits for the lock of the marks, which is shared and most often free.
+const START: Duration = Duration::from_secs(2);
+
 #[derive(Clone, Debug)]
 pub(super) struct Marks {
     pub keeper: Lockkeeper,
     pub space: String,
-    /// Set if nobody else has to do with these marks.
-    pub owner: Option<Owner>,
+    /// What is under way here, which must be told if the lock of the marks is lost.
+    pub lanes: Lanes,
+    /// Holds the lock of the marks, from the first request on.
+    owner: Arc<OnceLock<Owner>>,
 }
 
 impl Marks {
+    pub fn new(keeper: &Lockkeeper, space: String, lanes: Lanes) -> Marks {
+        Marks { keeper: keeper.clone(), space, lanes, owner: Arc::default() }
+    }
+
+    /// The same in another space.
+    pub fn in_space(&self, space: String) -> Marks {
+        Marks::new(&self.keeper, space, self.lanes.clone())
+    }
+
+    /// Holds the lock from now on, alone.
+    pub fn alone(&mut self, ttl: Duration, lock_delay: Duration) -> Result<()> {
+        let hold = Hold::Alone { ttl, lock_delay };
+        let owner = Owner::start(&self.keeper, self.lock()?, hold, self.lanes.clone());
+        self.owner = Arc::new(OnceLock::from(owner));
+        Ok(())
+    }
+
+    /// Whoever holds the lock; from now on at the latest, and shared unless it was to be alone.
+    pub fn owner(&self) -> Result<&Owner> {
+        let name = self.lock()?;
+        let start = || Owner::start(&self.keeper, name, Hold::Shared, self.lanes.clone());
+        Ok(self.owner.get_or_init(start))
+    }
+
+    /// The same, if it has begun.
+    pub fn started(&self) -> Option<&Owner> {
+        self.owner.get()
+    }
+
     /// The record of a resource. No two share one: `=` says that the text follows, `#` that its hash does.
     pub fn key(&self, resource: &str) -> Result<LockName> {
         if resource.is_empty() || resource.len() > LONGEST {
@@ -41,27 +77,31 @@ impl Marks {
         LockName::new(key)
     }
 
-    /// The lock of whoever wants to be alone with the marks of this space.
-    pub fn lock(&self) -> Result<LockName> {
+    /// The lock of the marks of this space.
+    fn lock(&self) -> Result<LockName> {
         LockName::new(format!("fence/{}", self.space))
     }
 
-    /// Whether the mark is known to be as high as `fence`, and no higher.
-    pub fn is_known(&self, key: &LockName, fence: Fence) -> bool {
-        let known = self.owner.as_ref().and_then(|owner| owner.known(key).ok());
-        known.is_some_and(|(_, seen)| seen == Some(fence))
+    /// The mark, if it is known without asking the store, and the grant under which it is.
+    pub fn known(&self, key: &LockName) -> Option<(Under, Fence)> {
+        let (under, seen) = self.owner.get()?.known(key).ok()?;
+        Some((under, seen?))
     }
 
     /// Raises the mark to `fence`, where it is lower. [`Error::Stale`] where it is higher: then nothing has changed.
     ///
     /// The store is asked each time, because another process may have raised the mark; unless the marks are ours alone, and this
-    /// one was seen.
-    pub async fn raise(&self, key: &LockName, fence: Fence) -> Result<()> {
-        let Some(owner) = &self.owner else { return self.raise_in_store(key, fence).await };
+    /// one was seen. Returns the grant of the lock under which that was: see [`Marks::still_under`].
+    pub async fn raise(&self, key: &LockName, fence: Fence) -> Result<Under> {
+        let owner = self.owner()?;
+        if owner.is_shared() {
+            // Most often it is there, and this costs nothing. If not, the error below says so.
+            let _ = tokio::time::timeout(START, owner.owned()).await;
+        }
         let (under, known) = owner.known(key)?;
         match known {
             Some(seen) if seen > fence => Err(Error::Stale { presented: fence, seen }),
-            Some(seen) if seen == fence => Ok(()),
+            Some(seen) if seen == fence => Ok(under),
             _ => {
                 let raised = self.raise_in_store(key, fence).await;
                 match raised {
@@ -69,14 +109,14 @@ impl Marks {
                     Err(Error::Stale { seen, .. }) => owner.learn(under, key, seen),
                     Err(_) => {}
                 }
-                raised
+                raised.map(|()| under)
             }
         }
     }
 
-    /// Whether what [`Marks::raise`] said can still be believed, after a while.
-    pub fn still_ours(&self) -> bool {
-        self.owner.as_ref().is_none_or(Owner::owns)
+    /// Whether what [`Marks::raise`] said can still be believed, after a while: the lock was ours all the time.
+    pub fn still_under(&self, under: Under) -> bool {
+        self.owner.get().is_some_and(|owner| owner.still_under(under))
     }
 
     /// The same in the store. A write whose answer got lost is looked for: raising twice is the same as raising once, so it does
@@ -85,7 +125,7 @@ impl Marks {
         let store = self.keeper.store();
         let mut found = store.read(key).await.map_err(not_passed)?;
         for tries in 0..TRIES {
-            let seen = found.as_ref().map(mark).transpose()?;
+            let seen = found.as_ref().map(mark).transpose()?.flatten();
             match seen {
                 Some(seen) if seen > fence => return Err(Error::Stale { presented: fence, seen }),
                 Some(seen) if seen == fence => return Ok(()),
@@ -117,11 +157,15 @@ fn not_passed(error: Error) -> Error {
     }
 }
 
-fn mark(record: &Record) -> Result<Fence> {
+/// The mark that a record holds; `None` if it was taken away with `lockkeeper record rm`, which leaves a tombstone.
+fn mark(record: &Record) -> Result<Option<Fence>> {
+    if record.value.starts_with(b"lk0 ") {
+        return Ok(None);
+    }
     // What `lockkeeper record set` writes has a line of its own before it.
     let text = std::str::from_utf8(&record.value).ok().and_then(|text| text.rsplit('\n').next());
     let number = text.and_then(|text| text.parse().ok());
-    number.and_then(|number| Fence::new(number).ok()).ok_or_else(|| {
+    number.and_then(|number| Fence::new(number).ok()).map(Some).ok_or_else(|| {
         let key = record.key.as_str();
         Error::invalid(format!(
             "the record {key:?} is no mark: write a fence into it, and keep out of fence/"
@@ -135,8 +179,7 @@ mod tests {
 
     #[tokio::test]
     async fn no_two_resources_share_a_mark() {
-        let marks =
-            Marks { keeper: Lockkeeper::open("memory:").await.unwrap(), space: "http".into(), owner: None };
+        let marks = Marks::new(&Lockkeeper::open("memory:").await.unwrap(), "http".into(), Lanes::default());
         let long = "x".repeat(401);
         let hash = marks.key(&long).unwrap().as_str().strip_prefix("fence/http#").unwrap().to_owned();
         let all =
@@ -148,8 +191,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_mark_never_goes_back() {
-        let marks =
-            Marks { keeper: Lockkeeper::open("memory:").await.unwrap(), space: "http".into(), owner: None };
+        let marks = Marks::new(&Lockkeeper::open("memory:").await.unwrap(), "http".into(), Lanes::default());
         let key = marks.key("/a").unwrap();
         let fence = |n| Fence::new(n).unwrap();
         for (n, taken) in [(5, true), (5, true), (4, false), (7, true), (6, false), (5, false), (7, true)] {
@@ -159,6 +201,11 @@ mod tests {
         assert!(
             matches!(stale, Err(Error::Stale { presented, seen }) if (presented, seen) == (fence(6), fence(7)))
         );
+        // A mark that was taken away is none, and the next one is written over its tombstone.
+        let register = marks.keeper.register::<u64>(key.as_str());
+        assert!(matches!(register.remove(None).await.unwrap(), lockkeeper::Swap::Swapped(_)));
+        assert!(marks.raise(&key, fence(3)).await.is_ok());
+        assert!(marks.raise(&key, fence(2)).await.is_err());
         // What is no mark lets nobody through.
         marks.keeper.store().write(&key, b"seven", Expect::Any, None).await.unwrap();
         assert!(matches!(marks.raise(&key, fence(9)).await, Err(Error::Invalid(_))));

@@ -16,6 +16,8 @@ pub enum Problem {
     Malformed(&'static str),
     /// Say which resource it is.
     NoResource,
+    /// Send a request that can be read in one way only.
+    Ambiguous(&'static str),
     /// Stop: somebody else writes now.
     Stale {
         /// The fence that was sent.
@@ -54,6 +56,11 @@ impl Problem {
                 StatusCode::BAD_REQUEST,
                 "no-resource",
                 "this request does not say which resource it is for, or says it in more than 4096 bytes",
+            ),
+            Problem::Ambiguous(why) => (
+                StatusCode::BAD_REQUEST,
+                "ambiguous",
+                format!("the service may read this request in another way: {why}"),
             ),
             Problem::Stale { presented, seen } => (
                 StatusCode::PRECONDITION_FAILED,

@@ -12,7 +12,7 @@ use http_body_util::{BodyExt, Either, Full};
 use tower_service::Service;
 
 use super::lanes::Admission;
-use super::layer::Rules;
+use super::layer::{Rules, only_reads};
 
 /// A service that hears nothing of stale requests. Made by [`FenceLayer`](super::FenceLayer).
 #[derive(Clone)]
@@ -61,7 +61,7 @@ where
             Err(problem) => return Box::pin(async { Ok(problem.response().map(Either::Right)) }),
         };
         parts.extensions.insert(admission.clone());
-        let reads = parts.method.is_safe();
+        let reads = only_reads(&parts);
         let request = Request::from_parts(parts, body);
         if self.rules.passes(&admission) {
             return Box::pin(finished(self.inner.call(request), admission, reads));

@@ -8,6 +8,8 @@ use object_store::Error as Told;
 pub(super) fn fault(error: &Told, writes: bool) -> Error {
     let text = error.to_string();
     match error {
+        // The last try was refused, and one before it may have been done: nobody has heard of that one.
+        _ if writes && was_retried(&text) => Error::Unknown(text),
         Told::PermissionDenied { .. } | Told::Unauthenticated { .. } => Error::Denied(text),
         Told::NotImplemented { .. } | Told::NotSupported { .. } => cannot(&text),
         Told::NotFound { .. } => Error::Invalid(format!("{text}. Is there such a bucket?")),
@@ -20,6 +22,11 @@ pub(super) fn fault(error: &Told, writes: bool) -> Error {
         }
         _ => Error::Unavailable(text),
     }
+}
+
+/// Whether the store was asked more than once, as its client says in the text of its errors and nowhere else.
+fn was_retried(text: &str) -> bool {
+    text.contains(" retries, max_retries: ")
 }
 
 /// Why a file could not be written. Nothing has happened.
@@ -44,6 +51,16 @@ pub(super) fn cannot(why: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refusal_after_a_retry_says_nothing_of_the_first_try() {
+        let denied = |text: &str| Told::PermissionDenied { path: "a".into(), source: text.into() };
+        let first = denied("Error performing PUT http://s3/a in 5ms - Server returned 403");
+        assert!(matches!(fault(&first, true), Error::Denied(_)));
+        let later = "Error performing PUT http://s3/a in 9s, after 2 retries, max_retries: 10, retry_timeout: 180s  - 403";
+        assert!(matches!(fault(&denied(later), true), Error::Unknown(_)));
+        assert!(matches!(fault(&denied(later), false), Error::Denied(_)), "nothing happens by reading");
+    }
 
     #[test]
     fn a_full_disk_is_told_as_one_unless_the_write_may_be_done() {

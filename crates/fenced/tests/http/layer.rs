@@ -22,7 +22,10 @@ use super::tools::*;
 async fn fresh() -> (FenceLayer, Ledger, Router) {
     let ledger = Ledger::default();
     let app = app(&ledger);
-    (by_path(&Lockkeeper::open("memory:").await.unwrap()), ledger, app)
+    let layer = by_path(&Lockkeeper::open("memory:").await.unwrap());
+    // The lock of the marks is held, so that a request that waits for nothing is passed on in one step.
+    layer.owned().await;
+    (layer, ledger, app)
 }
 
 #[tokio::test]

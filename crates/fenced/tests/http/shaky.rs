@@ -108,6 +108,10 @@ impl Locks for Shaky {
     async fn watch(&self, prefix: &str) -> Result<EventStream> {
         self.store.watch(prefix).await
     }
+    async fn revoke(&self, name: &LockName, reason: &str) -> Result<Fence> {
+        self.store.revoke(name, reason).await
+    }
+
     async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {
         self.store.break_lock(name, reason).await
     }

@@ -40,14 +40,16 @@ fn passing(name: &HeaderName) -> bool {
 }
 
 impl Answer {
-    /// All of a response. One that is too large cannot be given again, so nobody gets it: the same for all.
-    pub async fn of<R>(response: Response<R>, most: usize) -> Answer
+    /// All of a response, and the status that the service gave it. A body that is too large or breaks off cannot be given
+    /// again, so no caller gets it: all get the same.
+    pub async fn of<R>(response: Response<R>, most: usize) -> (StatusCode, Answer)
     where
         R: http_body::Body<Data = Bytes>,
         R::Error: Into<BoxError>,
     {
         let (parts, body) = response.into_parts();
-        match Limited::new(body, most).collect().await {
+        let status = parts.status;
+        let answer = match Limited::new(body, most).collect().await {
             Ok(body) => {
                 let mut headers = parts.headers;
                 let passing: Vec<HeaderName> = headers.keys().filter(|name| passing(name)).cloned().collect();
@@ -63,9 +65,15 @@ impl Answer {
             }
             Err(error) => {
                 tracing::error!(%error, "an answer broke off");
-                Problem::Unknown.answer()
+                Problem::BrokenOff.answer()
             }
-        }
+        };
+        (status, answer)
+    }
+
+    /// The status alone: all that is left of an answer that says that nothing came of it, and whose body cannot be had.
+    pub fn bare(status: StatusCode) -> Answer {
+        Answer { status, headers: HeaderMap::new(), body: Bytes::new() }
     }
 
     pub fn bytes(&self) -> Vec<u8> {
@@ -126,7 +134,7 @@ mod tests {
         {
             response.headers_mut().append(name, HeaderValue::from_bytes(value).unwrap());
         }
-        let answer = Answer::of(response, 100).await;
+        let (_, answer) = Answer::of(response, 100).await;
         assert_eq!(Answer::parse(answer.bytes()).unwrap(), answer);
         assert_eq!(answer.headers.get_all("set-cookie").iter().count(), 2);
         assert!(!answer.headers.contains_key("date"));
@@ -135,7 +143,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_that_is_too_large_is_the_same_for_all() {
-        let large = Answer::of(Response::new(Full::new(Bytes::from(vec![0; 101]))), 100).await;
+        let (_, large) = Answer::of(Response::new(Full::new(Bytes::from(vec![0; 101]))), 100).await;
         assert_eq!(large.status, StatusCode::INTERNAL_SERVER_ERROR);
         assert_eq!(Answer::parse(large.bytes()).unwrap(), large);
     }

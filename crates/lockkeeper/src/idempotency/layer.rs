@@ -15,10 +15,13 @@ use crate::recipes::once::Once;
 #[derive(Clone)]
 pub struct IdempotencyLayer(pub(super) Rules);
 
+/// What says whose key a request has; `None` if it cannot.
+type Scope = dyn Fn(&Parts) -> Option<String> + Send + Sync;
+
 #[derive(Clone)]
 pub(super) struct Rules {
     keeper: Lockkeeper,
-    scope: Arc<dyn Fn(&Parts) -> String + Send + Sync>,
+    scope: Arc<Scope>,
     forget: Arc<dyn Fn(StatusCode) -> bool + Send + Sync>,
     methods: Arc<[Method]>,
     required: bool,
@@ -38,11 +41,16 @@ impl fmt::Debug for IdempotencyLayer {
 
 impl IdempotencyLayer {
     /// Keeps keys and answers in the store of `keeper`. `scope` says whose key it is: an account, a tenant. Equal keys of two
-    /// scopes never meet. There is no default, because with a wrong one a customer would get another customer's answer.
+    /// scopes never meet. There is no default, because with a wrong one a customer would get another customer's answer; and
+    /// `None`, or an empty text, is refused with 500 before anything is done, because a layer on the wrong side of the one
+    /// that checks credentials finds nothing there.
     ///
     /// Attach it *inside* what checks credentials and limits rates, so that `scope` can trust what it reads and a refusal of
     /// theirs is not kept; and *outside* what changes the path.
-    pub fn new(keeper: &Lockkeeper, scope: impl Fn(&Parts) -> String + Send + Sync + 'static) -> Self {
+    pub fn new(
+        keeper: &Lockkeeper,
+        scope: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static,
+    ) -> Self {
         IdempotencyLayer(Rules {
             keeper: keeper.clone(),
             scope: Arc::new(scope),
@@ -150,14 +158,15 @@ impl Rules {
         (self.forget)(status)
     }
 
-    pub fn once(&self, key: &str, parts: &Parts, body: &[u8]) -> Once {
+    /// What is done once for a request; `None` if it does not say whose key it is.
+    pub fn once(&self, key: &str, parts: &Parts, body: &[u8]) -> Option<Once> {
+        let scope = (self.scope)(parts).filter(|scope| !scope.is_empty())?;
         // The hash has a fixed length, so no two pairs of scope and key share a name; and a scope may be as long as it likes.
-        let scope: String =
-            Sha256::digest((self.scope)(parts)).iter().map(|byte| format!("{byte:02x}")).collect();
+        let scope: String = Sha256::digest(scope).iter().map(|byte| format!("{byte:02x}")).collect();
         let path = parts.uri.path_and_query().map_or("", |path| path.as_str());
         let request = [parts.method.as_str().as_bytes(), b"\n", path.as_bytes(), b"\n", body].concat();
         let once = self.keeper.once(format!("http/{scope}/{key}"));
         let once = once.fingerprint(request).ttl(self.ttl).keep(self.keep).wait(self.wait);
-        if self.for_correctness { once.for_correctness() } else { once }
+        Some(if self.for_correctness { once.for_correctness() } else { once })
     }
 }

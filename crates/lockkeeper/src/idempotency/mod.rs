@@ -15,7 +15,7 @@
 //! let keeper = Lockkeeper::open("memory:").await?;         // redis://, postgres:// or etcd:// for more than one process
 //! let layer = IdempotencyLayer::new(&keeper, |request| {
 //!     // Whose key it is: what the layer that checks credentials left here.
-//!     request.extensions.get::<String>().cloned().unwrap_or_default()
+//!     request.extensions.get::<String>().cloned()          // None is refused
 //! });
 //! let app: Router = Router::new().route("/charge", post(charge)).layer(layer.required());
 //! # let _ = app;
@@ -30,6 +30,7 @@
 //! | the same request while the first one runs | 409, with `retry-after` |
 //! | another method, path, query or body under the same key | 422 |
 //! | a key that is missing though [required](IdempotencyLayer::required), given twice or malformed | 400 |
+//! | a key, and the scope says `None` | 500, and nothing was done |
 //! | a body above the [limit](IdempotencyLayer::body_limit) | 413 |
 //! | anything, while the store cannot be asked | 503, and nothing was done |
 //! | a run that lost its lease before its answer was kept | what its successor answered; 504 as long as that is not known |

@@ -27,6 +27,10 @@ pub(super) enum Problem {
     Unknown,
     /// It was done, and its answer cannot be had.
     Unkept,
+    /// It was done, and its answer broke off.
+    BrokenOff,
+    /// Nothing for the client to do: the service does not say whose key it is.
+    NoScope,
 }
 
 impl Problem {
@@ -77,6 +81,16 @@ impl Problem {
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "answer-too-large",
                 "it was done, but its answer is too large to be kept; it is not done again under this key",
+            ),
+            Problem::BrokenOff => fixed(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "answer-broken-off",
+                "it was done, but its answer broke off; it is not done again under this key",
+            ),
+            Problem::NoScope => fixed(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "no-scope",
+                "the service cannot tell whose Idempotency-Key this is; nothing was done",
             ),
         }
     }

@@ -14,7 +14,7 @@ use super::answer::Answer;
 use super::key;
 use super::layer::Rules;
 use super::problem::Problem;
-use crate::recipes::once::{Claim, Once, Stored, Turn};
+use crate::recipes::once::{Claim, Once, Stored, Turn, nested};
 
 pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -112,7 +112,12 @@ where
         Ok(body) => body,
         Err(problem) => return problem.into(),
     };
-    let once = rules.once(&key, &parts, &body);
+    let Some(once) = rules.once(&key, &parts, &body) else {
+        tracing::error!(
+            "no scope for a request with an Idempotency-Key: attach the layer inside of what checks credentials"
+        );
+        return Problem::NoScope.into();
+    };
     match once.clone().claim().await {
         Ok(Claim::Turn(turn)) => {
             parts.extensions.insert(turn.fence());
@@ -122,6 +127,11 @@ where
         Ok(Claim::Done(done)) => Next::Answer(replay(done.result)),
         Err(Error::Busy(_)) => Problem::Running.into(),
         Err(Error::Invalid(_)) if once.stands_for_another().await.unwrap_or(false) => Problem::Reused.into(),
+        // Done, without a result that could be kept.
+        Err(Error::Unknown(why)) => {
+            tracing::error!(%why, "an Idempotency-Key has no answer");
+            Problem::Unknown.into()
+        }
         Err(error) => {
             tracing::error!(%error, "an Idempotency-Key cannot be looked up");
             Problem::Unavailable.into()
@@ -169,13 +179,15 @@ where
     R::Error: Into<BoxError>,
 {
     let work = async { Ok(Answer::of(inner.call(request).await?, rules.answer_limit).await) };
-    let answer = match turn.guard().run(work).await {
+    let (status, answer) = match turn.guard().run(nested::scope(turn.cell(), work)).await {
         // No answer at all: the turn is given back, and the next one runs.
         Ok(answer) => answer?,
         Err(error) => return Ok(late(&once, &error).await),
     };
-    // What was done and cannot be told is not done again, whatever the rules say of its status.
-    let kept = answer == Problem::Unkept.answer() || !rules.forgets(answer.status);
+    // The service's own status decides, also where its body cannot be had: a 503 says that nothing came of it, and whatever
+    // is not forgotten was done, and is not done again.
+    let kept = !rules.forgets(status);
+    let answer = if kept || answer.status == status { answer } else { Answer::bare(status) };
     let stored = Stored { ok: kept, bytes: answer.bytes() };
     Ok(match turn.finish(stored).await {
         Ok(()) => answer,

@@ -1,102 +1,100 @@
-//! One record that is written only as expected, and always knows whether it was.
+//! One record that is written only as expected, by a writer that learns in the end whether it was.
 //!
-//! A write whose answer is lost may have happened. So every write carries a mark of its own, and every value the marks of
-//! the few writes before it, with their versions: whoever is in doubt looks there. Without that a counter would lose an
-//! increment, or count one twice, each time a connection breaks at the wrong moment.
-//!
-//! ```text
-//! lk1 MARK MARK:VERSION MARK:VERSION …⏎       the newest write first
-//! anything                                    what the user wrote
-//! ```
+//! A removed value leaves a tombstone with a version for an hour. Without it a first write whose reply was lost, and that
+//! the network delivers once more after the removal, would find nothing and bring the value back.
 
-use std::fmt::Write as _;
 use std::time::Duration;
 
-use lockkeeper_core::{Delete, Error, Expect, Fence, LockName, Record, Result, Version, Write, limits};
-use lockkeeper_host::random_128;
+use lockkeeper_core::{Error, Expect, Fence, LockName, Moment, Result, Version, Write, limits};
+use lockkeeper_host::{Clock, random_128};
 
 use super::backoff::Backoff;
+use super::trail::{HEADER, Trail};
+use crate::guard::Guard;
 use crate::keeper::Lockkeeper;
 
-/// How many writes before the newest are remembered.
-const TRAIL: usize = 32;
-/// What the trail may take of a record's value.
-const HEADER: usize = 2048;
-/// How often a write in doubt is sent again before we give up on knowing.
+pub(crate) use super::trail::Seen;
+
+/// The number of tries of a write whose outcome is unknown, where nothing says how long to go on.
 const TRIES: u32 = 12;
+/// How long a tombstone stays: longer than any request can be under way.
+const TOMBSTONE: Duration = Duration::from_secs(60 * 60);
 
 /// Bytes of a value that a recipe can keep in one record.
 pub const VALUE_BYTES: usize = limits::VALUE_BYTES - HEADER;
 
-/// A record as it was found, or as it was written.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Seen {
-    pub value: Vec<u8>,
-    /// The version of the write. Versions and fences come from one counter, so it can stand where a fence can.
-    pub fence: Fence,
-    trail: Trail,
+/// How long a write is sent again, each time with the same mark.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Retry<'a> {
+    /// A dozen times once the outcome of a try is unknown. Other errors are the caller's at once.
+    Briefly,
+    /// For as long as the guard is held, but a ttl at most, after every error that may pass. The work is done, and a caller that
+    /// gave up would have the next holder do it again.
+    WhileHeld(&'a Guard),
 }
 
-/// The newest write and the ones before it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Trail {
-    newest: u64,
-    before: Vec<(u64, u64)>,
+/// One write and what came of its tries.
+pub(crate) struct Tries<'a> {
+    retry: Retry<'a>,
+    clock: &'a dyn Clock,
+    backoff: Backoff<'a>,
+    count: u32,
+    /// When a store that renews the lease, and does not take the write, is given up.
+    give_up: Option<Moment>,
+    /// Why the outcome of a try is unknown, if it is.
+    unknown: Option<String>,
 }
 
-impl Seen {
-    pub fn of(record: Record) -> Result<Seen> {
-        let fence = Fence::new(record.version.0)?;
-        let (trail, value) = match Trail::parse(&record.value) {
-            Some((trail, length)) => (trail, record.value[length..].to_vec()),
-            // Somebody else's record: all of it is the value.
-            None => (Trail::default(), record.value),
-        };
-        Ok(Seen { value, fence, trail })
+impl<'a> Tries<'a> {
+    pub fn new(keeper: &'a Lockkeeper, retry: Retry<'a>) -> Self {
+        let clock = &*keeper.0.clock;
+        Tries { retry, clock, backoff: Backoff::new(clock), count: 0, give_up: None, unknown: None }
     }
 
-    /// The version of the write with this mark, if it was one of the last few.
-    fn version_of(&self, mark: u64) -> Option<Fence> {
-        if self.trail.newest == mark {
-            return Some(self.fence);
+    /// Waits for the next try. `Err`: there is none, and this is the answer.
+    pub async fn after(&mut self, error: Error) -> Result<()> {
+        if let Error::Unknown(why) = &error {
+            self.unknown = Some(why.clone());
         }
-        let (_, version) = self.trail.before.iter().find(|(m, _)| *m == mark)?;
-        Fence::new(*version).ok()
-    }
-
-    /// Whether every write since `fence` is remembered here.
-    fn remembers_since(&self, fence: Fence) -> bool {
-        self.fence == fence || self.trail.before.iter().any(|(_, version)| *version == fence.get())
-    }
-}
-
-impl Trail {
-    fn after(old: Option<&Seen>, mark: u64) -> Trail {
-        let last = old.map(|seen| (seen.trail.newest, seen.fence.get()));
-        let older = old.map_or(&[][..], |seen| &seen.trail.before);
-        Trail { newest: mark, before: last.into_iter().chain(older.iter().copied()).take(TRAIL).collect() }
-    }
-
-    fn before(&self, value: &[u8]) -> Vec<u8> {
-        let mut line = format!("lk1 {:016x}", self.newest);
-        for (mark, version) in &self.before {
-            let _ = write!(line, " {mark:016x}:{version}");
+        self.count += 1;
+        if !self.goes_on(&error) {
+            return Err(self.unknown.take().map_or(error, Error::Unknown));
         }
-        debug_assert!(line.len() < HEADER);
-        [line.as_bytes(), b"\n", value].concat()
+        if self.count == TRIES {
+            tracing::warn!(%error, "the store does not take a write; retrying for as long as the lease lasts");
+        }
+        // The first time at once: the longer we wait, the more is written that pushes our mark out of the trail.
+        if self.count > 1 {
+            self.backoff.wait().await;
+        }
+        Ok(())
     }
 
-    /// The trail at the beginning of `value`, and how long it is.
-    fn parse(value: &[u8]) -> Option<(Trail, usize)> {
-        let end = value.iter().take(HEADER).position(|b| *b == b'\n')?;
-        let line = std::str::from_utf8(&value[..end]).ok()?.strip_prefix("lk1 ")?;
-        let mut words = line.split(' ');
-        let newest = u64::from_str_radix(words.next()?, 16).ok()?;
-        let earlier = |word: &str| {
-            let (mark, version) = word.split_once(':')?;
-            Some((u64::from_str_radix(mark, 16).ok()?, version.parse().ok()?))
-        };
-        Some((Trail { newest, before: words.map(earlier).collect::<Option<_>>()? }, end + 1))
+    fn goes_on(&mut self, error: &Error) -> bool {
+        if self.unknown.is_some() && self.count < TRIES {
+            return true;
+        }
+        let Retry::WhileHeld(guard) = self.retry else { return false };
+        let now = self.clock.now();
+        let give_up = *self.give_up.get_or_insert(now + guard.ttl());
+        let passes = matches!(error, Error::Unavailable(_) | Error::Unknown(_) | Error::Limited(_));
+        passes && guard.is_held() && now < give_up
+    }
+
+    /// Whether a tombstone that stands where nothing was expected says that no try of ours was applied before it.
+    fn may_write_over(&self, tombstone: &Seen) -> bool {
+        self.unknown.is_none() || tombstone.remembers_all()
+    }
+
+    /// What a conflict says to a writer that does not find its mark.
+    fn settle(self, old: Option<&Seen>, found: Option<Seen>) -> Result<Swapped> {
+        match (self.unknown, &found, old) {
+            (None, ..) => {}
+            // All that was written since is remembered, and ours is not among it; it cannot come any more.
+            (_, Some(seen), Some(old)) if seen.remembers_since(old.fence) => {}
+            (Some(why), ..) => return Err(Error::Unknown(why)),
+        }
+        Ok(Err(found.filter(|seen| !seen.gone)))
     }
 }
 
@@ -115,129 +113,100 @@ impl Cell {
         Cell { keeper: keeper.clone(), key }
     }
 
+    /// The value; `None` if there is none, or only its tombstone.
     pub async fn read(&self) -> Result<Option<Seen>> {
-        self.keeper.0.store.read(&self.key).await?.map(Seen::of).transpose()
+        let found = self.keeper.0.store.read(&self.key).await?.map(Seen::of).transpose()?;
+        Ok(found.filter(|seen| !seen.gone))
     }
 
-    /// Writes `value` if `old` is still what is there (`None`: nothing). With a ttl it is gone that long after.
+    /// Writes `value` if `old` is still what is there (`None`: no value). With a ttl it is gone that long after.
     ///
-    /// [`Error::Unknown`] only if the store did not answer for long, or so much was written since that nobody remembers.
-    pub async fn swap(&self, old: Option<&Seen>, value: &[u8], ttl: Option<Duration>) -> Result<Swapped> {
+    /// [`Error::Unknown`] only if the store did not answer for long, or so much was written since that no record remembers.
+    pub async fn swap(
+        &self,
+        old: Option<&Seen>,
+        value: &[u8],
+        ttl: Option<Duration>,
+        retry: Retry<'_>,
+    ) -> Result<Swapped> {
         if value.len() > VALUE_BYTES {
             let len = value.len();
             return Err(Error::Limited(format!("a value may have {VALUE_BYTES} bytes, this one has {len}")));
         }
-        let [a, b, c, d, e, f, g, h, ..] = random_128();
-        let mark = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
-        let trail = Trail::after(old, mark);
-        let (bytes, expect) = (trail.before(value), expect(old));
-        let inner = &self.keeper.0;
-        let mut backoff = Backoff::new(&*inner.clock);
-        let mut doubt = None;
-        for tries in 0..TRIES {
-            match inner.store.write(&self.key, &bytes, expect, ttl).await {
+        self.write(old, Some(value), ttl, retry).await
+    }
+
+    /// Removes the value if `old` is still what is there. `Err`: this is there instead; `None`, nothing.
+    pub async fn remove(
+        &self,
+        old: &Seen,
+        retry: Retry<'_>,
+    ) -> Result<std::result::Result<(), Option<Seen>>> {
+        Ok(self.write(Some(old), None, Some(TOMBSTONE), retry).await?.map(drop))
+    }
+
+    /// Writes a value, or a tombstone.
+    async fn write(
+        &self,
+        old: Option<&Seen>,
+        value: Option<&[u8]>,
+        ttl: Option<Duration>,
+        retry: Retry<'_>,
+    ) -> Result<Swapped> {
+        let (store, clock) = (&self.keeper.0.store, &self.keeper.0.clock);
+        let (mark, began) = (new_mark(), clock.now());
+        let mut tries = Tries::new(&self.keeper, retry);
+        // A tombstone counts as nothing, and is written over.
+        let mut tombstone = None;
+        loop {
+            let base = old.or(tombstone.as_ref());
+            let trail = Trail::after(base, mark);
+            let new = |fence, trail| Seen {
+                value: value.unwrap_or_default().to_vec(),
+                fence,
+                gone: value.is_none(),
+                trail,
+            };
+            let error = match store.write(&self.key, &trail.before(value), expect(base), ttl).await {
                 Ok(Write::Written(Version(version))) => {
                     let fence = Fence::new(version)?;
-                    debug_assert!(old.is_none_or(|old| old.fence < fence));
-                    return Ok(Ok(Seen { value: value.to_vec(), fence, trail }));
+                    debug_assert!(base.is_none_or(|base| base.fence < fence));
+                    return Ok(Ok(new(fence, trail)));
                 }
                 Ok(Write::Conflict(found)) => {
                     let found = found.map(Seen::of).transpose()?;
-                    return match doubt {
-                        None => Ok(Err(found)),
-                        Some(why) => settle(old, mark, found, value, trail, why),
-                    };
+                    // An earlier try may have been the one that is in its own way.
+                    if let Some(fence) = found.as_ref().and_then(|seen| seen.version_of(mark)) {
+                        return Ok(Ok(new(fence, trail)));
+                    }
+                    match found {
+                        Some(seen) if old.is_none() && seen.gone && tries.may_write_over(&seen) => {
+                            tombstone = Some(seen);
+                            continue;
+                        }
+                        // It is as the caller wanted it, whoever did it.
+                        None if value.is_none() && tries.unknown.is_some() => {
+                            return Ok(Ok(new(old.map_or(Fence::MIN, |old| old.fence), trail)));
+                        }
+                        found => return tries.settle(old, found),
+                    }
                 }
-                Err(Error::Unknown(why)) => doubt = Some(why),
-                // This try did not happen; one before it may have.
-                Err(_) if doubt.is_some() => {}
-                Err(error) => return Err(error),
-            }
-            // The first time at once: the longer we wait, the more is written that pushes ours out of the trail.
-            if tries > 0 {
-                backoff.wait().await;
+                Err(error) => error,
+            };
+            tries.after(error).await?;
+            // A tombstone that came after the first try may be gone by now, and with it the only trace of our own write.
+            if tries.unknown.is_some() && clock.now().since(began) > TOMBSTONE / 2 {
+                return Err(Error::Unknown(tries.unknown.unwrap_or_default()));
             }
         }
-        Err(Error::Unknown(doubt.unwrap_or_default()))
     }
+}
 
-    /// Deletes it if `old` is still what is there. `Err`: this is there instead; `None`, nothing.
-    pub async fn remove(&self, old: &Seen) -> Result<std::result::Result<(), Option<Seen>>> {
-        let inner = &self.keeper.0;
-        let mut backoff = Backoff::new(&*inner.clock);
-        let mut doubt = None;
-        for _ in 0..TRIES {
-            match inner.store.delete(&self.key, expect(Some(old))).await {
-                Ok(Delete::Deleted) => return Ok(Ok(())),
-                // Whoever did it: it is as we wanted it.
-                Ok(Delete::Absent) if doubt.is_some() => return Ok(Ok(())),
-                Ok(Delete::Absent) => return Ok(Err(None)),
-                Ok(Delete::Conflict(found)) => return Ok(Err(Some(Seen::of(found)?))),
-                Err(Error::Unknown(why)) => doubt = Some(why),
-                Err(_) if doubt.is_some() => {}
-                Err(error) => return Err(error),
-            }
-            backoff.wait().await;
-        }
-        Err(Error::Unknown(doubt.unwrap_or_default()))
-    }
+fn new_mark() -> u64 {
+    let [a, b, c, d, e, f, g, h, ..] = random_128();
+    u64::from_ne_bytes([a, b, c, d, e, f, g, h])
 }
 
 fn expect(old: Option<&Seen>) -> Expect {
     old.map_or(Expect::Absent, |seen| Expect::Version(Version(seen.fence.get())))
-}
-
-/// An earlier try may have been the one that is in its own way.
-fn settle(
-    old: Option<&Seen>,
-    mark: u64,
-    found: Option<Seen>,
-    value: &[u8],
-    trail: Trail,
-    why: String,
-) -> Result<Swapped> {
-    if let Some(fence) = found.as_ref().and_then(|seen| seen.version_of(mark)) {
-        return Ok(Ok(Seen { value: value.to_vec(), fence, trail }));
-    }
-    match (&found, old) {
-        // All that was written since is remembered, and ours is not among it; it cannot come any more.
-        (Some(seen), Some(old)) if seen.remembers_since(old.fence) => Ok(Err(found)),
-        _ => Err(Error::Unknown(why)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn seen(bytes: &[u8], version: u64) -> Seen {
-        let key = LockName::new("k").unwrap();
-        Seen::of(Record { key, value: bytes.to_vec(), version: Version(version) }).unwrap()
-    }
-
-    #[test]
-    fn the_trail_remembers_the_last_few_writes_with_their_versions() {
-        let mut last: Option<Seen> = None;
-        for mark in 1..=50 {
-            let bytes = Trail::after(last.as_ref(), mark).before(b"line\nline");
-            last = Some(seen(&bytes, mark * 10));
-        }
-        let last = last.unwrap();
-        assert_eq!(last.value, b"line\nline");
-        assert_eq!(last.version_of(50).unwrap().get(), 500);
-        assert_eq!(last.version_of(18).unwrap().get(), 180);
-        assert_eq!(last.version_of(17), None);
-        assert!(last.remembers_since(Fence::new(180).unwrap()));
-        assert!(!last.remembers_since(Fence::new(170).unwrap()));
-        let longest = Trail { newest: u64::MAX, before: vec![(u64::MAX, Fence::MAX.get()); TRAIL] };
-        assert!(longest.before(b"").len() <= HEADER);
-    }
-
-    #[test]
-    fn what_others_wrote_is_all_value() {
-        for bytes in [&b""[..], b"lk1", b"lk1 zz\nx", b"lk1 00 1\nx", b"lk1 00 1:x\n", b"lk1 0123", b"\xff\n"]
-        {
-            assert_eq!(seen(bytes, 7).value, bytes);
-        }
-    }
 }

@@ -9,6 +9,7 @@ pub(crate) mod cell;
 pub(crate) mod election;
 pub(crate) mod once;
 pub(crate) mod register;
+pub(crate) mod trail;
 pub(crate) mod windows;
 
 use lockkeeper_core::{Error, LockName, Result};

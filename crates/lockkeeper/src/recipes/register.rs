@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::backoff::{Backoff, endless, look_again};
-use super::cell::{Cell, Seen, Swapped};
+use super::cell::{Cell, Retry, Seen, Swapped};
 use super::need_records;
 use crate::keeper::Lockkeeper;
 
@@ -110,12 +110,15 @@ impl Lockkeeper {
     ) -> Result<(Vec<(LockName, Entry<Vec<u8>>)>, Option<LockName>)> {
         need_records(self, "a register")?;
         let found = self.0.store.scan(prefix, page).await?;
-        let entry = |record: lockkeeper_core::Record| {
+        let mut entries = Vec::new();
+        for record in found.records {
             let key = record.key.clone();
             let seen = Seen::of(record)?;
-            Ok((key, Entry { value: seen.value, fence: seen.fence }))
-        };
-        Ok((found.records.into_iter().map(entry).collect::<Result<_>>()?, found.next))
+            if !seen.gone {
+                entries.push((key, Entry { value: seen.value, fence: seen.fence }));
+            }
+        }
+        Ok((entries, found.next))
     }
 }
 
@@ -191,7 +194,7 @@ impl<T> Register<T> {
         for conflicts in 0..=self.conflicts {
             let before = old.clone().map(|seen| self.entry(seen)).transpose()?;
             let value = change(before.map(|entry| entry.value))?;
-            match cell.swap(old.as_ref(), &(self.codec.encode)(&value)?, self.ttl).await? {
+            match cell.swap(old.as_ref(), &(self.codec.encode)(&value)?, self.ttl, Retry::Briefly).await? {
                 Ok(new) => return Ok(Updated { value, fence: new.fence, conflicts }),
                 Err(_) => backoff.wait().await,
             }
@@ -213,12 +216,13 @@ impl<T> Register<T> {
         if there.as_ref().map(|seen| seen.fence) != old {
             return self.answer(Err(there));
         }
-        self.answer(cell.swap(there.as_ref(), &bytes, self.ttl).await?)
+        self.answer(cell.swap(there.as_ref(), &bytes, self.ttl, Retry::Briefly).await?)
     }
 
     /// Deletes the value. With a fence: only if that is still the newest write. `Swapped` has the fence of what is gone.
     ///
-    /// No value at all is a conflict with nothing.
+    /// No value at all is a conflict with nothing. A tombstone stays for an hour, which no call here shows: it keeps a write
+    /// that the network delivers late from bringing the value back.
     pub async fn remove(&self, only: Option<Fence>) -> Result<Swap<T>> {
         let cell = self.cell()?;
         loop {
@@ -226,7 +230,7 @@ impl<T> Register<T> {
             if only.is_some_and(|only| only != there.fence) {
                 return self.answer(Err(Some(there)));
             }
-            match cell.remove(&there).await? {
+            match cell.remove(&there, Retry::Briefly).await? {
                 Ok(()) => return Ok(Swap::Swapped(there.fence)),
                 Err(found) if only.is_some() => return self.answer(Err(found)),
                 Err(_) => {}

@@ -177,7 +177,7 @@ impl Process {
         let windows = keeper.windows("job");
         let mut file = File::options().create(true).append(true).open(self.arg("file"))?;
         // One that is started again need not look at all that is done.
-        let first = windows.newest_ms().await?.map_or(0, |newest| (newest - Off::FIRST_MS) / 60_000);
+        let first = windows.record().await?.map_or(0, |newest| (newest.at_ms - Off::FIRST_MS) / 60_000);
         for n in first..self.arg("windows").parse()? {
             let at_ms = Off::FIRST_MS + n * 60_000;
             while clock.wall().as_micros() / 1000 < at_ms {
@@ -189,7 +189,7 @@ impl Process {
                 file.write_all(format!("begins {n} {fence} {me}\n").as_bytes())?;
                 // Time for a kill, now and then.
                 tokio::time::sleep(Duration::from_millis(if n % 8 == 3 { 60 } else { 1 })).await;
-                run.finish().await?;
+                run.finish(&guard, 0).await?;
                 file.write_all(format!("ends {n} {fence} {me}\n").as_bytes())?;
             }
             guard.release().await?;
@@ -219,6 +219,10 @@ impl Clock for Off {
         let passed = SystemClock.now().since(self.start).as_micros() as u64 * 6000;
         let wall = (Self::FIRST_MS - 600_000) * 1000 + passed;
         Wall::from_micros(wall.saturating_add_signed(self.offset_us))
+    }
+
+    fn start(&self) -> std::io::Result<()> {
+        SystemClock.start()
     }
 
     fn call_at(&self, at: Moment, then: Box<dyn FnOnce() + Send>) -> Timer {

@@ -25,14 +25,19 @@ pub enum Bug {
     RetryKeepsTheOldLease,
     RetryDoublesThePlace,
     TtlUnchecked,
+    TtlInMilliseconds,
     FenceStandsStill,
     FenceDiesWithTheLock,
     FencePerClient,
     BreakKeepsTheFence,
+    RevokeLetsTheNextIn,
+    RevokeIsForgotten,
+    RevokeHasNoReason,
     NoLine,
     ServesTwo,
     PatienceIgnored,
     GhostInLine,
+    NobodyIsWoken,
     DeadlockUnseen,
     SharedLetsWritersIn,
     SharedIsExclusive,
@@ -42,6 +47,7 @@ pub enum Bug {
     OneByOne,
     ReentryNewFence,
     EveryoneIsOneOwner,
+    FirstReleaseFreesAll,
     NoLockDelay,
     DelaysAlways,
     NoMinHold,
@@ -67,6 +73,11 @@ pub enum Bug {
     OnlyTheNewestIsKept,
     WindowForgotten,
     LateEndKept,
+    RetryIsANewWrite,
+    MarksForgotten,
+    NoTombstones,
+    UnkeptForgotten,
+    EndForgotten,
 }
 
 /// Implements [`lockkeeper_core::Locks`] and [`lockkeeper_core::Records`] for a type with a field `store` by passing
@@ -115,6 +126,13 @@ macro_rules! forward_locks {
             }
             async fn watch(&self, prefix: &str) -> lockkeeper_core::Result<lockkeeper_core::EventStream> {
                 self.store.watch(prefix).await
+            }
+            async fn revoke(
+                &self,
+                name: &lockkeeper_core::LockName,
+                reason: &str,
+            ) -> lockkeeper_core::Result<lockkeeper_core::Fence> {
+                self.store.revoke(name, reason).await
             }
             async fn break_lock(
                 &self,

@@ -1,7 +1,8 @@
 //! Recipes that forget a check of their own, on a store that is fine: what they read or write is changed on the way, so that it is
 //! as if the check were not there.
 
-use lockkeeper_core::{Expect, Fence, LockName, Record};
+use lockkeeper_core::{Attempt, Expect, Fence, LockName, Record};
+use lockkeeper_host::random_128;
 use serde_json::{Value, json};
 
 use super::Bug;
@@ -12,6 +13,30 @@ fn split(bytes: &[u8]) -> (&[u8], &[u8]) {
         Some(end) if bytes.starts_with(b"lk1 ") => bytes.split_at(end + 1),
         _ => (&[], bytes),
     }
+}
+
+/// The same bytes with another mark of 16 digits, which follows `lk1 `.
+fn with_mark(bytes: &[u8], mark: &str) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    if bytes.starts_with(b"lk1 ") {
+        bytes[4..20].copy_from_slice(mark.as_bytes());
+    }
+    bytes
+}
+
+/// The same bytes with marks that no writer has.
+fn forget_marks(bytes: &[u8]) -> Vec<u8> {
+    let (trail, value) = split(bytes);
+    let forgotten = |word: &str| match word.split_once(':') {
+        Some((_, version)) => format!("0:{version}"),
+        None => word.to_owned(),
+    };
+    let line: Vec<String> = String::from_utf8_lossy(trail).split(' ').map(forgotten).collect();
+    let mut line = line.join(" ");
+    if !trail.is_empty() && !line.ends_with('\n') {
+        line.push('\n');
+    }
+    [line.as_bytes(), value].concat()
 }
 
 /// Changes the page of a recipe: its first line, or all of it.
@@ -49,6 +74,8 @@ pub(super) fn twist_read(bug: Bug, own: Option<Fence>, mut record: Record) -> Re
                 *term = json!(term.as_u64().map_or(own.get(), |term| term.min(own.get())));
             }
         }),
+        // The versions of earlier writes are known, and whose they were is not.
+        Bug::MarksForgotten => forget_marks(&record.value),
         _ => return record,
     };
     record.value = value;
@@ -63,6 +90,24 @@ pub(super) fn twist_write(bug: Bug, key: &LockName, value: &[u8], expect: Expect
         Bug::LateResultKept if belongs(key, "once/") && is_done(value) => (value.to_vec(), Expect::Any),
         Bug::LateEndKept if belongs(key, "window/") && is_done(value) => (value.to_vec(), Expect::Any),
         Bug::TrailForgotten => (split(value).1.to_vec(), expect),
+        Bug::UnkeptForgotten if belongs(key, "once/") => (
+            edit(value, |page| {
+                if page["done"]["unkept"].is_string() {
+                    page.as_object_mut().map(|page| page.remove("done"));
+                }
+            }),
+            expect,
+        ),
+        Bug::EndForgotten if belongs(key, "window/") => (
+            edit(value, |page| {
+                page.as_object_mut().map(|page| page.remove("ended"));
+            }),
+            expect,
+        ),
+        // Each try carries a mark of its own, so that none is found again.
+        Bug::RetryIsANewWrite => {
+            (with_mark(value, &Attempt::from_bytes(random_128()).to_hex()[..16]), expect)
+        }
         Bug::OnlyTheNewestIsKept if belongs(key, "election/") => {
             let newest = edit(value, |page| {
                 let last = page["proclaimed"].as_array().and_then(|said| said.last()).cloned();

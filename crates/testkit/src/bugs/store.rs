@@ -152,6 +152,7 @@ impl Bugged {
             Bug::ReentryNewFence if ask.owner.is_some() => {
                 grant.fence = small(grant.fence.get() + self.notes.count.fetch_add(1, Ordering::Relaxed));
             }
+            Bug::TtlInMilliseconds => grant.ttl = Duration::from_millis(ask.ttl.as_millis() as u64),
             Bug::CountsFromTheReply => grant.sent_at = grant.sent_at + ask.ttl / 2,
             _ => {}
         }
@@ -185,6 +186,17 @@ impl Bugged {
                     () = served => Ok(Acquired::Granted(self.made_up(ask, Fence::new(1)?))),
                     answer = self.store.acquire(&twisted) => {
                         self.notes.served.notify_waiters();
+                        answer
+                    }
+                }
+            }
+            Bug::NobodyIsWoken => {
+                let mut asked = std::pin::pin!(self.store.acquire(&twisted));
+                match futures_util::poll!(&mut asked) {
+                    std::task::Poll::Ready(answer) => answer,
+                    std::task::Poll::Pending => {
+                        let answer = asked.await;
+                        tokio::time::sleep(Duration::from_secs(3600)).await;
                         answer
                     }
                 }
@@ -284,7 +296,7 @@ impl Locks for Bugged {
             Bug::GhostInLine if !self.notes.told.lock().unwrap().contains(&claim.attempt) => {
                 return Ok(Release::Released);
             }
-            Bug::DelaysAlways => {
+            Bug::DelaysAlways | Bug::FirstReleaseFreesAll => {
                 self.store.break_lock(claim.names.first(), "released").await?;
                 return Ok(Release::Released);
             }
@@ -338,6 +350,15 @@ impl Locks for Bugged {
         Ok(Box::pin(kept))
     }
 
+    async fn revoke(&self, name: &LockName, reason: &str) -> Result<Fence> {
+        match self.bug {
+            Bug::RevokeLetsTheNextIn => self.store.break_lock(name, reason).await,
+            Bug::RevokeIsForgotten => Ok(Fence::MAX),
+            Bug::RevokeHasNoReason => self.store.revoke(name, "broken").await,
+            _ => self.store.revoke(name, reason).await,
+        }
+    }
+
     async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {
         let fence = self.store.break_lock(name, reason).await?;
         if self.bug == Bug::BreakKeepsTheFence { Fence::new(1) } else { Ok(fence) }
@@ -364,6 +385,13 @@ impl Records for Bugged {
         ttl: Option<Duration>,
     ) -> Result<Write> {
         let expect = if self.bug == Bug::ExpectIgnored { Expect::Any } else { expect };
+        if self.bug == Bug::NoTombstones && value.starts_with(b"lk0 ") {
+            return Ok(match self.store.delete(key, expect).await? {
+                Delete::Deleted => Write::Written(Version(self.made_up_version())),
+                Delete::Absent => Write::Conflict(None),
+                Delete::Conflict(found) => Write::Conflict(Some(found)),
+            });
+        }
         let (value, expect) = recipe::twist_write(self.bug, key, value, expect);
         let mut ttl = if self.bug == Bug::RecordsNeverExpire { None } else { ttl };
         let mut value = &value[..];

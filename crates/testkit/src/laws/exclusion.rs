@@ -207,3 +207,16 @@ pub async fn a_bad_ask_is_refused_and_leaves_nothing<H: Harness>(h: H) {
     assert_eq!(a.inspect(&name("orders/42")).await.unwrap(), None);
     assert!(matches!(a.break_lock(&name("orders/42"), " ").await, Err(Error::Invalid(_))));
 }
+
+/// A store may count in whole milliseconds, but it keeps the ttl that it was asked for.
+pub async fn a_ttl_may_have_a_fraction_of_a_millisecond<H: Harness>(h: H) {
+    let keeper = h.keeper().await;
+    let fraction = Duration::from_micros(250);
+    let guard = soon("it is granted", keeper.lock("orders/42").ttl(LONG + fraction).acquire()).await.unwrap();
+    let patient = keeper.lock("orders/42").ttl(LONG + fraction * 2).acquire();
+    let waiter = tokio::spawn(patient);
+    in_line(keeper.store(), &name("orders/42"), 1).await;
+    soon("it is released", guard.release()).await.unwrap();
+    let guard = soon("the waiter is served", waiter).await.unwrap().unwrap();
+    soon("it is released", guard.release()).await.unwrap();
+}

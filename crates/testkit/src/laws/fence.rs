@@ -1,7 +1,7 @@
 //! The fence of a lock strictly grows from grant to grant, whatever ended the one before.
 #![allow(missing_docs, reason = "a law's name is its sentence")]
 
-use lockkeeper_core::{Fence, Renewal};
+use lockkeeper_core::{Error, Fence, Release, Renewal};
 
 use super::*;
 
@@ -70,4 +70,77 @@ pub async fn a_break_of_a_free_lock_moves_the_fence_too<H: Harness>(h: H) {
     let first = a.break_lock(&name("orders/42"), "to be sure").await.unwrap();
     let second = a.break_lock(&name("orders/42"), "to be surer").await.unwrap();
     assert!(held.fence < first && first < second);
+}
+
+/// Whether the store can revoke; one that cannot says so and changes nothing.
+async fn revokes(store: &Arc<dyn Store>) -> bool {
+    if store.profile().revoke {
+        return true;
+    }
+    let held = take(store, &ask("orders/42")).await;
+    let refused = store.revoke(&name("orders/42"), "the host is drained").await;
+    assert!(matches!(refused, Err(Error::Unsupported(_))), "{refused:?}");
+    assert_eq!(store.renew(&[held]).await.unwrap(), [Renewal::Renewed], "nothing was to be changed");
+    false
+}
+
+pub async fn a_revoked_holder_is_told_why_and_let_finish<H: Harness>(h: H) {
+    let (a, b) = (h.client().await, h.client().await);
+    if !revokes(&a).await {
+        return;
+    }
+    let held = take(&a, &ask("orders/42")).await;
+    let waiter = stand_in_line(&b, &ask("orders/42"), 1).await;
+    assert!(matches!(b.revoke(&name("orders/42"), " ").await, Err(Error::Invalid(_))));
+    let fence = b.revoke(&name("orders/42"), "the host is drained").await.unwrap();
+    assert!(fence > held.fence, "{fence} is not newer than {}", held.fence);
+    for _ in 0..2 {
+        let told = a.renew(std::slice::from_ref(&held)).await.unwrap();
+        assert_eq!(told, [Renewal::Revoked("the host is drained".into())]);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(!waiter.is_finished(), "the next one was let in before the holder had stopped");
+    }
+    let view = b.inspect(&name("orders/42")).await.unwrap().expect("it is held");
+    assert_eq!(view.held[0].revoked.as_deref(), Some("the host is drained"));
+    assert_eq!(give_back(&a, &held.claim).await, Release::Released);
+    let next = granted(waiter).await;
+    assert!(next.fence > fence, "{} is not newer than {fence}", next.fence);
+    assert_eq!(b.renew(&[next]).await.unwrap(), [Renewal::Renewed], "the next holder was revoked as well");
+}
+
+pub async fn a_revoked_lease_is_not_renewed<H: Harness>(h: H) {
+    let (a, b) = (h.client().await, h.client().await);
+    if !revokes(&a).await {
+        return;
+    }
+    let held = take(&a, &with(ask("orders/42"), |ask| ask.ttl = SHORT * 2)).await;
+    b.revoke(&name("orders/42"), "the host is drained").await.unwrap();
+    h.pass(SHORT).await;
+    let told = a.renew(std::slice::from_ref(&held)).await.unwrap();
+    assert_ne!(told, [Renewal::Renewed]);
+    h.pass(SHORT * 3 / 2).await;
+    let next = take(&b, &ask("orders/42")).await;
+    assert!(next.fence > held.fence);
+    assert_eq!(a.renew(&[held]).await.unwrap(), [Renewal::Lost]);
+}
+
+pub async fn a_revoked_holder_cannot_begin_anew<H: Harness>(h: H) {
+    let (a, b) = (h.client().await, h.client().await);
+    if !revokes(&a).await {
+        return;
+    }
+    // A minimum hold is for a holder that ends too soon, not for one that is to end.
+    let min_hold = if a.profile().min_hold { LONG } else { Duration::ZERO };
+    let owner = a.profile().reentry.then(owner);
+    let first = with(ask("orders/42"), |ask| (ask.min_hold, ask.owner) = (min_hold, owner));
+    let held = take(&a, &first).await;
+    b.revoke(&name("orders/42"), "the host is drained").await.unwrap();
+    let again = a.acquire(&first).await;
+    assert!(matches!(&again, Err(Error::Lost(why)) if why.contains("the host is drained")), "{again:?}");
+    if owner.is_some() {
+        let inner = a.acquire(&with(ask("orders/42"), |ask| ask.owner = owner)).await;
+        assert!(matches!(&inner, Err(Error::Lost(_))), "{inner:?}");
+    }
+    assert_eq!(give_back(&a, &held.claim).await, Release::Released);
+    take(&b, &ask("orders/42")).await;
 }

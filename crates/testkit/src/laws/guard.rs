@@ -106,7 +106,8 @@ pub async fn loss_is_told_before_anyone_else_gets_in<H: Harness>(h: H) {
     }
     let loss = soon("the loss is told", guard.lost()).await;
     assert!(matches!(loss, Error::Lost(_)));
-    assert_eq!((guard.is_held(), guard.state()), (false, State::Lost(Why::Silence)));
+    let unreachable = Error::Unavailable("cut off".into()).to_string();
+    assert_eq!((guard.is_held(), guard.state()), (false, State::Lost(Why::Unreachable(unreachable.into()))));
     let (granted, when) = soon("the rival is served", rival).await.unwrap();
     assert!(matches!(granted, Ok(lockkeeper_core::Acquired::Granted(_))));
     assert!(deadline < when, "the rival was served while the guard still believed");
@@ -147,6 +148,25 @@ pub async fn a_broken_guard_is_told_so<H: Harness>(h: H) {
     keeper.quiesce().await;
     eventually("the break is told", || async { guard.state() == State::Lost(Why::Taken) }).await;
     assert_eq!(guard.release().await.unwrap(), Release::AlreadyGone);
+}
+
+pub async fn a_revoked_guard_is_told_why_and_gives_back<H: Harness>(h: H) {
+    let (keeper, other) = (h.keeper().await, h.client().await);
+    if !keeper.profile().revoke {
+        assert!(matches!(keeper.revoke("orders/42", "drained").await, Err(Error::Unsupported(_))));
+        return;
+    }
+    let guard = keeper.lock("orders/42").ttl(TTL).acquire().await.unwrap();
+    let waiter = stand_in_line(&other, &ask("orders/42"), 1).await;
+    other.revoke(&name("orders/42"), "the host is drained").await.unwrap();
+    h.pass(TTL / 2).await;
+    keeper.quiesce().await;
+    let ran = soon("the work is ended", guard.run(std::future::pending::<()>())).await;
+    assert!(matches!(&ran, Err(Error::Lost(why)) if why.contains("the host is drained")), "{ran:?}");
+    assert_eq!(guard.state(), State::Lost(Why::Revoked("the host is drained".into())));
+    assert!(!waiter.is_finished(), "the next one was let in before the holder had stopped");
+    assert_eq!(guard.release().await.unwrap(), Release::Released);
+    granted(waiter).await;
 }
 
 pub async fn max_hold_and_missing_progress_end_a_guard<H: Harness>(h: H) {

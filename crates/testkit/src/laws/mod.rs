@@ -7,6 +7,7 @@
 //! Next to each law in the list below stands a [`Bug`](crate::bugs::Bug) that it must catch: a suite that stays green
 //! with the fence removed proves nothing.
 
+pub mod crowd;
 pub mod doubt;
 pub mod election;
 pub mod exclusion;
@@ -15,12 +16,15 @@ pub mod guard;
 pub mod line;
 pub mod modes;
 pub mod once;
+pub mod outage;
 pub mod records;
 pub mod register;
+pub mod removal;
 pub mod sight;
 pub mod storm;
 pub mod stormy;
 mod tools;
+pub mod wake;
 pub mod windows;
 
 pub use tools::*;
@@ -79,12 +83,16 @@ macro_rules! every_law {
             exclusion::a_retry_counts_the_lease_anew => RetryKeepsTheOldLease,
             exclusion::racing_clients_never_hold_together => GrantsEverybody,
             exclusion::a_bad_ask_is_refused_and_leaves_nothing => TtlUnchecked,
+            exclusion::a_ttl_may_have_a_fraction_of_a_millisecond => TtlInMilliseconds,
             fence::fences_grow_from_grant_to_grant => FenceStandsStill,
             fence::the_fence_outlives_release_and_expiry => FenceDiesWithTheLock,
             fence::fences_grow_across_names_and_clients => FencePerClient,
             fence::a_break_moves_the_fence_on => BreakKeepsTheFence,
             fence::a_broken_holder_is_told_so => RenewalAlwaysYes,
             fence::a_break_of_a_free_lock_moves_the_fence_too => BreakKeepsTheFence,
+            fence::a_revoked_holder_is_told_why_and_let_finish => RevokeLetsTheNextIn,
+            fence::a_revoked_lease_is_not_renewed => RevokeIsForgotten,
+            fence::a_revoked_holder_cannot_begin_anew => RevokeIsForgotten,
             line::waiters_are_served_in_order => NoLine,
             line::one_release_serves_one_waiter => ServesTwo,
             line::a_waiter_gives_up_on_time => PatienceIgnored,
@@ -95,6 +103,7 @@ macro_rules! every_law {
             line::a_waiter_is_served_when_the_holder_expires => NeverExpires,
             line::a_circle_of_owners_is_told_deadlock => DeadlockUnseen,
             line::an_upgrade_is_told_deadlock => DeadlockUnseen,
+            wake::the_next_waiter_is_let_in_within_the_declared_time => NobodyIsWoken,
             modes::shared_holders_share_and_keep_writers_out => SharedLetsWritersIn,
             modes::shared_holders_do_share => SharedIsExclusive,
             modes::a_waiting_writer_is_not_starved => ReadersBarge,
@@ -107,6 +116,8 @@ macro_rules! every_law {
             modes::lock_delay_holds_back_after_an_unclean_end => NoLockDelay,
             modes::lock_delay_spares_a_clean_release => DelaysAlways,
             modes::min_hold_outlasts_the_release => NoMinHold,
+            crowd::a_reentry_behind_a_long_queue_keeps_others_out => FirstReleaseFreesAll,
+            crowd::requests_that_nobody_excludes_are_all_let_in => SharedIsExclusive,
             sight::inspect_tells_who_holds_and_who_waits => InspectIsBlind,
             sight::list_pages_through_all_in_order => ListForgetsPages,
             sight::watch_tells_what_happens_in_order => WatchDropsReleases,
@@ -121,6 +132,7 @@ macro_rules! every_law {
             guard::a_cancelled_acquire_leaves_nothing => GhostInLine,
             guard::loss_is_told_before_anyone_else_gets_in => CountsFromTheReply,
             guard::a_broken_guard_is_told_so => RenewalAlwaysYes,
+            guard::a_revoked_guard_is_told_why_and_gives_back => RevokeHasNoReason,
             guard::max_hold_and_missing_progress_end_a_guard => NeverExpires,
             guard::work_is_ended_before_the_deadline => CountsFromTheReply,
             guard::lock_all_is_one_guard => PartialGrants,
@@ -139,6 +151,8 @@ macro_rules! every_recipe_law {
             register::a_value_is_set_only_over_the_one_that_was_seen => ExpectIgnored,
             register::every_write_has_a_newer_fence => VersionsStartAgain,
             register::who_loses_too_often_is_told_so => ExpectIgnored,
+            removal::a_removal_whose_reply_is_lost_spares_what_came_after => ExpectIgnored,
+            removal::a_first_write_that_comes_late_does_not_revive_a_removed_value => ExpectIgnored,
             register::a_watcher_sees_the_truth_and_nothing_twice => ReadsAreStale,
             register::a_value_with_a_ttl_goes => RecordsNeverExpire,
             register::bad_input_is_refused_and_leaves_nothing => RecordsUnchecked,
@@ -154,6 +168,8 @@ macro_rules! every_recipe_law {
             once::large_results_come_back_byte_for_byte => CutsRecordNames,
             once::a_dropped_run_leaves_the_turn_to_the_next => ReleaseIsLost,
             once::a_result_whose_answer_is_lost_is_kept_once => ExpectIgnored,
+            once::a_result_outlives_an_outage_of_the_store => RetryIsANewWrite,
+            once::what_cannot_be_kept_is_not_done_again => WritesAreLost,
             once::bad_input_to_once_leaves_nothing => WritesAreLost,
             election::there_is_one_leader_at_a_time => GrantsEverybody,
             election::terms_grow_from_leader_to_leader => FenceDiesWithTheLock,
@@ -166,6 +182,8 @@ macro_rules! every_recipe_law {
             election::bad_input_to_an_election_leaves_nothing => WritesAreLost,
             windows::a_window_is_run_once_by_all => WritesAreLost,
             windows::a_window_that_was_not_finished_is_taken_over => ExpectIgnored,
+            windows::a_window_that_ends_in_an_outage_is_done => RetryIsANewWrite,
+            windows::a_window_that_failed_is_told_and_run_again_as_often_as_it_may => WritesAreLost,
             windows::a_clock_that_is_far_off_is_told => WritesAreLost,
         }
     };
@@ -178,12 +196,16 @@ macro_rules! every_recipe_bug {
         $then! { [$($arg)*]
             register::updates_of_many_lose_nothing => UpdateUnchecked,
             register::an_update_whose_answer_is_lost_counts_once => TrailForgotten,
+            removal::a_removal_whose_reply_is_lost_spares_what_came_after => MarksForgotten,
+            removal::a_first_write_that_comes_late_does_not_revive_a_removed_value => NoTombstones,
             once::a_late_result_is_refused => LateResultKept,
+            once::what_cannot_be_kept_is_not_done_again => UnkeptForgotten,
             once::another_request_under_the_same_key_is_refused => PrintUnchecked,
             election::a_late_leader_cannot_proclaim => TermUnchecked,
             election::an_observer_sees_everything_once_in_order => OnlyTheNewestIsKept,
             windows::a_window_is_run_once_by_all => WindowForgotten,
             windows::a_window_that_was_not_finished_is_taken_over => LateEndKept,
+            windows::a_window_that_failed_is_told_and_run_again_as_often_as_it_may => EndForgotten,
         }
     };
 }

@@ -6,7 +6,11 @@ use lockkeeper_core::{Acquired, Error, Mode, Profile, Release, Renewal, Wait};
 use super::*;
 
 /// Whether the store has a feature; if it says it has not, an ask that needs it must be refused.
-async fn has(store: &Arc<dyn Store>, feature: fn(&Profile) -> bool, needs: lockkeeper_core::Ask) -> bool {
+pub(super) async fn has(
+    store: &Arc<dyn Store>,
+    feature: fn(&Profile) -> bool,
+    needs: lockkeeper_core::Ask,
+) -> bool {
     if feature(&store.profile()) {
         return true;
     }

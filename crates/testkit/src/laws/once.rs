@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use lockkeeper::{Claim, Done, Error, Fence, OnFailure, Once, Stored, Turn};
 
+use super::outage::{self, First, Outage};
 use super::register::has_records;
 use super::*;
 
@@ -253,6 +254,62 @@ pub async fn a_result_whose_answer_is_lost_is_kept_once<H: Harness>(h: H) {
     assert_eq!(done(calm.once("k")).await.result, stored(b"right"));
 }
 
+/// The work is done when the connection fails for some seconds: its result is kept, and nobody does the work again.
+pub async fn a_result_outlives_an_outage_of_the_store<H: Harness>(h: H) {
+    let calm = h.keeper().await;
+    if !has(&calm).await {
+        return;
+    }
+    // Beside the page, and in parts, which are written before it.
+    for (first, size) in [(First::Applied, 10), (First::NotSent, 10), (First::Applied, 100_000)] {
+        let outage = Arc::new(Outage::new(h.client().await, h.clock(), first));
+        let keeper = Lockkeeper::with_store(outage.clone(), h.clock());
+        let key = format!("{first:?}/{size}");
+        let running = turn(keeper.once(&key).ttl(outage::TTL)).await;
+        let (fence, result) = (running.fence(), stored(&vec![7; size]));
+        let told = soon("it ends", while_time_passes(&h, running.finish(result.clone()))).await;
+        assert!(told.is_ok(), "a finished result was thrown away after an outage ({first:?}): {told:?}");
+        assert!(outage.refused() > 1, "the outage refused nothing: the law shows nothing");
+        let kept = done(calm.once(&key)).await;
+        assert_eq!((kept.result, kept.fence), (result, fence));
+    }
+}
+
+/// The work was done, and nothing can be kept of its result: that is told to all, and the work is not done again.
+pub async fn what_cannot_be_kept_is_not_done_again<H: Harness>(h: H) {
+    let (a, b) = (h.keeper().await, h.keeper().await);
+    if !has(&a).await {
+        return;
+    }
+    let runs = AtomicUsize::new(0);
+    let counted = |value: f64| {
+        runs.fetch_add(1, Ordering::SeqCst);
+        async move { Ok::<f64, String>(value) }
+    };
+    for keeper in [&a, &b, &a] {
+        let told = keeper.once("nan").run(|_| counted(f64::NAN)).await;
+        assert_eq!(
+            runs.load(Ordering::SeqCst),
+            1,
+            "what was done is done again, because its result is no JSON"
+        );
+        assert!(matches!(told, Err(Error::Unknown(_))), "{told:?}");
+    }
+    let running = turn(a.once("huge")).await;
+    let fence = running.fence().to_string();
+    let huge = running.finish(stored(&vec![0; (64 << 20) + 1])).await;
+    assert!(matches!(&huge, Err(Error::Unknown(why)) if why.contains(&fence)), "{huge:?}");
+    let again = b.once("huge").claim().await;
+    assert!(matches!(&again, Err(Error::Unknown(why)) if why.contains(&fence)), "{again:?}");
+    // For ever is a time like any other.
+    let kept = a.once("long").keep(Duration::MAX).run(|_| counted(1.5)).await.unwrap();
+    assert_eq!(b.once("long").run(|_| counted(2.5)).await.unwrap().result, kept.result);
+    // A failure that is to be retried leaves nothing, whatever its result is.
+    let fails = |_| async { Err::<String, f64>(f64::NAN) };
+    assert!(a.once("fails").run(fails).await.unwrap().result.is_err());
+    assert!(!b.once("fails").run(works).await.unwrap().replayed);
+}
+
 pub async fn bad_input_to_once_leaves_nothing<H: Harness>(h: H) {
     let keeper = h.keeper().await;
     if !has(&keeper).await {
@@ -276,8 +333,4 @@ pub async fn bad_input_to_once_leaves_nothing<H: Harness>(h: H) {
     assert_eq!(keeper.register::<u64>("once/k").read().await.unwrap().unwrap().value, 7);
     let longest = "x".repeat(lockkeeper::KEY_BYTES);
     turn(keeper.once(&longest)).await.finish(stored(&vec![0; 100_000])).await.unwrap();
-    // Too large is told, and leaves the turn to the next.
-    let huge = turn(keeper.once("huge")).await.finish(stored(&vec![0; (64 << 20) + 1])).await;
-    assert!(matches!(huge, Err(Error::Limited(_))), "{huge:?}");
-    drop(turn(keeper.once("huge")).await);
 }

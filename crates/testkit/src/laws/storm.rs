@@ -127,6 +127,10 @@ impl Locks for Patient {
         self.again(|| self.store.watch(prefix)).await
     }
 
+    async fn revoke(&self, name: &LockName, reason: &str) -> Result<Fence> {
+        self.again(|| self.store.revoke(name, reason)).await
+    }
+
     async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {
         self.again(|| self.store.break_lock(name, reason)).await
     }

@@ -130,6 +130,25 @@ impl RedisCluster {
         for nth in std::iter::once(to).chain(others) {
             self.set_slot(nth, slot, &["NODE", &self.ids[to]]);
         }
+        self.wait_until_agreed(slot, to);
+    }
+
+    /// Waits until every node has heard from the new owner itself that it has the slot, and in which epoch. A move that
+    /// begins before that races with gossip: the slot can end without an owner, and then its keys are deleted.
+    fn wait_until_agreed(&self, slot: u16, to: usize) {
+        let claim = |view: &str| {
+            let line = view.lines().find(|line| line.starts_with(&self.ids[to]))?;
+            owns(line, slot).then(|| line.split_whitespace().nth(6).map(str::to_owned))?
+        };
+        for addr in self.addrs() {
+            wait_for("the nodes agree who has the slot", || {
+                let own = claim(&redis_call(self.addr(to), &["CLUSTER", "NODES"])?);
+                expect(addr, &["CLUSTER", "NODES"], |view| {
+                    let others = view.lines().filter(|line| !line.starts_with(&self.ids[to]));
+                    own.is_some() && claim(view) == own && !others.into_iter().any(|line| owns(line, slot))
+                })
+            });
+        }
     }
 
     /// Waits until every node is linked with all others, and finds all slots served.

@@ -78,6 +78,12 @@ impl RedisPair {
         self.link.inject(stream.hold());
     }
 
+    /// From now on no sentinel hears from the primary; replicas and clients do. The sentinels take it for dead, and it lives.
+    pub fn cut_off_sentinels(&self) {
+        let sentinels = Pick::sent("sentinel-");
+        self.link.inject(Fault::at_reply(1).on(sentinels).and_every_later_one().hold());
+    }
+
     /// What was held back goes on.
     pub fn heal_replication(&self) {
         self.link.heal();

@@ -1,7 +1,7 @@
 -- An ask for one name or several, in all its variety. The answers: a fence; `{"waits": true, ...}` it stands in line;
 -- `{"refused": "upgrade" | "mixed" | "self" | "stale", ...}`; else it is busy, and this is who is in the way.
 CREATE OR REPLACE FUNCTION @S.ask(_client text, _epoch int, _claim bigint, _patient bool, _names text[], _attempt bytea, _ttl bigint,
-  _terms jsonb, _holder text) RETURNS text LANGUAGE plpgsql AS $$
+  _terms jsonb, _holder text) RETURNS text LANGUAGE plpgsql @PATH AS $$
 DECLARE
   _mode int := coalesce((_terms->>'mode')::int, 0); _owner text := _terms->>'owner';
   _name text; _lock @S.lock; _now bigint; _fence bigint; _verdict bigint; _place bigint; _first @S.waiter;
@@ -9,6 +9,8 @@ DECLARE
 BEGIN
   PERFORM @S.seize(_names);
   _now := @S.us();
+  -- A newer connection of the same process has taken over: the process has released by now what an older one still brings.
+  IF EXISTS (SELECT FROM @S.client WHERE id = _client AND epoch > _epoch) THEN RETURN '{"refused": "stale"}'; END IF;
   _fence := @S.again(_names, _attempt, _now);
   IF _fence IS NOT NULL THEN RETURN _fence; END IF;
   SELECT place INTO _place FROM @S.waiter WHERE name = _names[1] AND attempt = _attempt;
@@ -18,7 +20,7 @@ BEGIN
     _verdict := @S.judge(_name, _mode, _owner);
     IF _verdict = -2 THEN RETURN '{"refused": "upgrade"}'; END IF;
     IF _verdict = 0 AND _lock.free > _now THEN _verdict := -1; END IF;
-    IF _verdict = 0 AND NOT pg_try_advisory_xact_lock_shared(@S.key(_name)) THEN
+    IF _verdict = 0 AND NOT pg_try_advisory_xact_lock_shared(@S.key('lock', _name)) THEN
       _verdict := -1;
       _entered := true;
     END IF;
@@ -58,7 +60,7 @@ BEGIN
 END $$;
 
 -- The same attempt again is the same ask: a hold keeps its fence and counts its lease anew. One that is lost in part is lost.
-CREATE OR REPLACE FUNCTION @S.again(_names text[], _attempt bytea, _now bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.again(_names text[], _attempt bytea, _now bigint) RETURNS bigint LANGUAGE plpgsql @PATH AS $$
 DECLARE _fence bigint; _name text; _renewed int := 0;
 BEGIN
   SELECT fence INTO _fence FROM @S.lock WHERE name = _names[1] AND attempt = _attempt AND expires > _now;
@@ -74,7 +76,7 @@ BEGIN
   RETURN NULL;
 END $$;
 
-CREATE OR REPLACE FUNCTION @S.drop_hold(_name text, _attempt bytea) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.drop_hold(_name text, _attempt bytea) RETURNS void LANGUAGE plpgsql @PATH AS $$
 BEGIN
   UPDATE @S.lock SET attempt = NULL, expires = 0, free = back WHERE name = _name AND attempt = _attempt;
   DELETE FROM @S.hold WHERE name = _name AND attempt = _attempt;
@@ -82,7 +84,7 @@ END $$;
 
 -- Writes a grant down, and takes its ask out of the line. An exclusive one is in the row of the lock if there is room.
 CREATE OR REPLACE FUNCTION @S.admit(_names text[], _attempt bytea, _mode int, _fence bigint, _ttl bigint, _terms jsonb, _holder text,
-  _now bigint, _place bigint) RETURNS void LANGUAGE plpgsql AS $$
+  _now bigint, _place bigint) RETURNS void LANGUAGE plpgsql @PATH AS $$
 DECLARE _name text; _flags int;
 BEGIN
   FOREACH _name IN ARRAY _names LOOP
@@ -108,7 +110,7 @@ END $$;
 
 -- A place at the end of each line; or why not. An ask that would wait for its own owner is refused.
 CREATE OR REPLACE FUNCTION @S.join_line(_client text, _epoch int, _claim bigint, _names text[], _attempt bytea, _mode int, _owner text,
-  _ttl bigint, _terms jsonb, _holder text, _now bigint) RETURNS text LANGUAGE plpgsql AS $$
+  _ttl bigint, _terms jsonb, _holder text, _now bigint) RETURNS text LANGUAGE plpgsql @PATH AS $$
 DECLARE _place bigint; _name text; _common text[];
 BEGIN
   IF _owner IS NOT NULL THEN

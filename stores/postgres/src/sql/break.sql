@@ -17,7 +17,7 @@ $$;
 
 -- Takes a lock away from whoever holds it; what is only held back is freed. A grant of several names is lost as a whole, so all
 -- of them are locked first: again, if they turn out to be others by then.
-CREATE OR REPLACE FUNCTION @S.break_lock(_name text, _reason text) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.break_lock(_name text, _reason text) RETURNS bigint LANGUAGE plpgsql @PATH AS $$
 DECLARE _names text[]; _victim record; _now bigint; _fence bigint; _one text;
 BEGIN
   LOOP
@@ -42,7 +42,7 @@ BEGIN
 END $$;
 
 -- Ends one hold of one name, and holds the name back until then.
-CREATE OR REPLACE FUNCTION @S.strike(_name text, _attempt bytea, _fence bigint, _until bigint) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.strike(_name text, _attempt bytea, _fence bigint, _until bigint) RETURNS void LANGUAGE plpgsql @PATH AS $$
 BEGIN
   DELETE FROM @S.hold WHERE name = _name AND attempt = _attempt;
   UPDATE @S.lock SET attempt = NULL, expires = 0, free = back, terms = NULL

@@ -1,13 +1,13 @@
 -- Takes a lock for the rest of the transaction that calls this; or answers with who holds it by a lease, and takes nothing. Waits
 -- for other transactions that are in. Nothing is written here: the counter of fences must not be held up for so long.
-CREATE OR REPLACE FUNCTION @S.enter(_name text) RETURNS text LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.enter(_name text) RETURNS text LANGUAGE plpgsql @PATH AS $$
 DECLARE _now bigint; _lock @S.lock; _way text;
 BEGIN
   IF current_setting('transaction_isolation') <> 'read committed' THEN
     RAISE 'a lock is taken in a READ COMMITTED transaction: any other does not see who holds it now' USING ERRCODE = 'LK002';
   END IF;
   BEGIN
-    PERFORM pg_advisory_xact_lock(@S.key(_name));
+    PERFORM pg_advisory_xact_lock(@S.key('lock', _name));
     BEGIN
       -- Whoever renews or gives back just now is waited for. The row is let go of at once, by going back.
       PERFORM FROM @S.lock WHERE name = _name FOR NO KEY UPDATE;
@@ -27,16 +27,8 @@ BEGIN
   RETURN _way;
 END $$;
 
--- The fence of whoever is in. That of the lock may be ahead of the counter, which is brought up then: a number that is not of the
--- counter could come again. As in `next_fence` one at a time sets it, and only if it is far behind: two could set it back.
-CREATE OR REPLACE FUNCTION @S.fence_inside(_name text) RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE _fence bigint := @S.next_fence(@S.us()); _last bigint := coalesce((SELECT fence FROM @S.lock WHERE name = _name), 0);
-BEGIN
-  WHILE _fence <= _last LOOP
-    IF _fence < _last - 100000 AND pg_try_advisory_xact_lock(@S.key('fence')) AND nextval('@S.fence') < _last - 100000 THEN
-      PERFORM setval('@S.fence', _last);
-    END IF;
-    _fence := nextval('@S.fence');
-  END LOOP;
-  RETURN _fence;
-END $$;
+-- The fence of the transaction that is in. The fence of the lock may be ahead of the counter, which is brought up then: a number that is not
+-- of the counter could come again.
+CREATE OR REPLACE FUNCTION @S.fence_inside(_name text) RETURNS bigint LANGUAGE sql @PATH AS $$
+  SELECT @S.next_fence(greatest(@S.us(), (SELECT fence + 1 FROM @S.lock WHERE name = _name)))
+$$;

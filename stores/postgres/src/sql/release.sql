@@ -4,7 +4,7 @@ CREATE OR REPLACE FUNCTION @S.bonds(_terms jsonb) RETURNS jsonb LANGUAGE sql IMM
 $$;
 
 -- Gives back a hold, or leaves the line. A hold whose minimum is not over stays, and is nobody's.
-CREATE OR REPLACE FUNCTION @S.release(_names text[], _attempt bytea) RETURNS text LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.release(_names text[], _attempt bytea) RETURNS text LANGUAGE plpgsql @PATH AS $$
 DECLARE _name text; _lock @S.lock; _hold @S.hold; _now bigint; _stays bigint; _done bool := false;
 BEGIN
   PERFORM FROM @S.lock WHERE name = ANY (_names) ORDER BY name FOR NO KEY UPDATE;
@@ -34,7 +34,7 @@ BEGIN
   RETURN CASE WHEN _done THEN '+' ELSE '-' END;
 END $$;
 
-CREATE OR REPLACE FUNCTION @S.let_go(_hold @S.hold, _now bigint) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.let_go(_hold @S.hold, _now bigint) RETURNS void LANGUAGE plpgsql @PATH AS $$
 DECLARE _stays bigint := _hold.since + coalesce((_hold.terms->>'min')::bigint, 0);
 BEGIN
   IF _stays > _now THEN
@@ -49,7 +49,7 @@ BEGIN
 END $$;
 
 -- Takes an ask out of its lines. Whoever stood behind it may be the first now.
-CREATE OR REPLACE FUNCTION @S.leave(_names text[], _attempt bytea, _now bigint) RETURNS bool LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.leave(_names text[], _attempt bytea, _now bigint) RETURNS bool LANGUAGE plpgsql @PATH AS $$
 DECLARE _gone @S.waiter; _left bool := false;
 BEGIN
   FOR _gone IN DELETE FROM @S.waiter WHERE name = ANY (_names) AND attempt = _attempt RETURNING * LOOP

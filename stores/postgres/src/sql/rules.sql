@@ -12,7 +12,7 @@ CREATE OR REPLACE FUNCTION @S.stakes(_name text) RETURNS TABLE(fence bigint, tur
   ORDER BY 1, 2
 $$;
 
-CREATE OR REPLACE FUNCTION @S.judge(_name text, _mode int, _owner text) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.judge(_name text, _mode int, _owner text) RETURNS bigint LANGUAGE plpgsql @PATH AS $$
 DECLARE
   _stake record; _mine bool := false; _blocked bool := false; _permits int := 0; _last bigint := 0;
   _limit int := CASE WHEN _mode > 0 THEN _mode ELSE 2147483647 END;
@@ -34,7 +34,7 @@ BEGIN
 END $$;
 
 -- The first in line whose process is there. Those before it that are gone lose their places.
-CREATE OR REPLACE FUNCTION @S.front(_name text, _now bigint) RETURNS @S.waiter LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.front(_name text, _now bigint) RETURNS @S.waiter LANGUAGE plpgsql @PATH AS $$
 DECLARE _first @S.waiter;
 BEGIN
   SELECT w.* INTO _first FROM @S.waiter w JOIN @S.client c ON c.id = w.client AND c.gone > _now
@@ -44,7 +44,7 @@ BEGIN
 END $$;
 
 -- Calls the first in line: one process, one waiter. If there is none, the line is over.
-CREATE OR REPLACE FUNCTION @S.wake(_name text, _now bigint) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.wake(_name text, _now bigint) RETURNS void LANGUAGE plpgsql @PATH AS $$
 BEGIN
   PERFORM pg_notify('lockkeeper_' || w.client, encode(w.attempt, 'hex')) FROM @S.waiter w
     JOIN @S.client c ON c.id = w.client AND c.gone > _now WHERE w.name = _name ORDER BY w.place LIMIT 1;
@@ -56,14 +56,14 @@ END $$;
 
 -- Tells those who watch.
 CREATE OR REPLACE FUNCTION @S.tell(_now bigint, _name text, _kind text, _fence bigint, _holder text, _reason text) RETURNS void
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql @PATH AS $$
 BEGIN
   PERFORM pg_notify('lockkeeper_events_@S', jsonb_build_object('at', _now, 'name', _name, 'kind', _kind, 'fence', _fence,
     'holder', _holder, 'reason', _reason)::text) FROM @S.state WHERE watched >= _now;
 END $$;
 
 -- Makes sure that each name has a row, and locks all of them, in order: nobody waits in a circle.
-CREATE OR REPLACE FUNCTION @S.seize(_names text[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.seize(_names text[]) RETURNS void LANGUAGE plpgsql @PATH AS $$
 DECLARE _name text;
 BEGIN
   FOREACH _name IN ARRAY _names LOOP
@@ -77,7 +77,7 @@ END $$;
 
 -- Ends what is over of one name, whose row is locked. A lease that ends later than it can have been given was given by a clock
 -- that has been set back: it counts from now.
-CREATE OR REPLACE FUNCTION @S.settle(_name text, _now bigint) RETURNS @S.lock LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.settle(_name text, _now bigint) RETURNS @S.lock LANGUAGE plpgsql @PATH AS $$
 DECLARE _lock @S.lock; _hold @S.hold; _most constant bigint := 86400000000;
 BEGIN
   SELECT * INTO _lock FROM @S.lock WHERE name = _name;

@@ -1,25 +1,32 @@
+-- Two functions that are inlined where they are called, also in statements of the client's: they name exact types, so that no function or
+-- operator in a schema of the caller's search_path fits better. All others have a search_path of their own (@PATH).
 CREATE OR REPLACE FUNCTION @S.us() RETURNS bigint LANGUAGE sql VOLATILE AS $$
-  SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+  SELECT (pg_catalog.date_part('epoch'::text, pg_catalog.clock_timestamp()) * 1000000::double precision)::bigint
 $$;
 
--- What a transaction of the user's locks (see `enter`), and whoever grants a lease looks at.
-CREATE OR REPLACE FUNCTION @S.key(_name text) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
-  SELECT hashtextextended(_name, hashtext('@S'))
+-- An advisory key. `_kind`: `lock` for what a transaction of the user's locks (see `enter`), and a grant of a lease looks at; `record` for
+-- the writers of a record; `fence` for the counter. Without the kind a lock called `fence` would hold up all grants.
+CREATE OR REPLACE FUNCTION @S.key(_kind text, _name text) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+  SELECT pg_catalog.hashtextextended((_kind || ' '::text) || _name, pg_catalog.hashtext('@S'::text)::bigint)
 $$;
 
--- The next fence. A counter that is behind the clock (it was idle, lost, or restored) is set to a tenth of a second ahead of it,
--- by one at a time: two could set it back. Nobody waits for that one; the clock itself will do meanwhile. A clock beyond all
--- fences is broken, and not believed.
-CREATE OR REPLACE FUNCTION @S.next_fence(_now bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+-- The next fence, and not below `_least` (the clock, mostly). A counter that is behind (it was idle, lost, or restored) is set to a tenth of a
+-- second ahead of it, by one session at a time: two could set it back. The subtransaction ends with an error so that its advisory lock
+-- ends at once: sequences keep what was set. A clock beyond all fences is broken, and not believed.
+CREATE OR REPLACE FUNCTION @S.next_fence(_least bigint) RETURNS bigint LANGUAGE plpgsql @PATH AS $$
 DECLARE _most constant bigint := 9007199254740991; _fence bigint := nextval('@S.fence');
 BEGIN
-  IF _fence < _now AND _now < _most - 100000 THEN
-    IF pg_try_advisory_xact_lock(@S.key('fence')) THEN
-      IF nextval('@S.fence') < _now THEN PERFORM setval('@S.fence', _now + 100000); END IF;
+  IF _fence < _least AND _least < _most - 100000 THEN
+    BEGIN
+      PERFORM pg_advisory_xact_lock(@S.key('fence', ''));
       _fence := nextval('@S.fence');
-    ELSE
-      _fence := greatest(_now, nextval('@S.fence'));
-    END IF;
+      IF _fence < _least THEN
+        PERFORM setval('@S.fence', _least + 100000);
+        _fence := nextval('@S.fence');
+      END IF;
+      RAISE 'set' USING ERRCODE = 'LK000';
+    EXCEPTION WHEN SQLSTATE 'LK000' THEN NULL;
+    END;
   END IF;
   IF _fence > _most THEN RAISE 'the fences of this store are used up' USING ERRCODE = 'LK001'; END IF;
   RETURN _fence;
@@ -28,7 +35,7 @@ END $$;
 -- One step on one name: an ask (0 hasty, 1 patient, 3 called while it stands in line) or a release (2). What is usual is done
 -- by one upsert or update, which whoever asks alone says without this around it; the rest by `ask` and `release`.
 CREATE OR REPLACE FUNCTION @S.step(_client text, _epoch int, _claim bigint, _kind int, _name text, _attempt bytea, _ttl bigint, _terms jsonb,
-  _holder text) RETURNS text LANGUAGE plpgsql AS $$
+  _holder text) RETURNS text LANGUAGE plpgsql @PATH AS $$
 DECLARE _answer text;
 BEGIN
   IF _kind < 2 THEN
@@ -38,16 +45,17 @@ BEGIN
     @GIVE RETURNING CASE flags WHEN 0 THEN '+' ELSE '+' || @S.pass_on(name, @S.us())::text END INTO _answer;
     IF FOUND THEN RETURN _answer; END IF;
     RETURN @S.release(ARRAY[_name], _attempt);
-  ELSE
+  ELSIF NOT EXISTS (SELECT FROM @S.client WHERE id = _client AND epoch > _epoch) THEN
     _answer := @S.take_turn(_name, _attempt, _ttl, _terms, _holder);
     IF _answer IS NOT NULL THEN RETURN _answer; END IF;
   END IF;
   RETURN @S.ask(_client, _epoch, _claim, _kind <> 0, ARRAY[_name], _attempt, _ttl, _terms, _holder);
 END $$;
 
--- Whoever gives a lock back gives it to the first in line, and tells it the fence, when, and for how long: but not for longer
--- than that one's process is thought to be there. Its guard renews in time for that. If anything is unusual, it is only called.
-CREATE OR REPLACE FUNCTION @S.pass_on(_name text, _now bigint) RETURNS void LANGUAGE plpgsql AS $$
+-- A release hands the lock to the first waiter of the queue and wakes it, but for no longer than the waiter's process is thought to
+-- live; the waiter's guard renews in time for that. If anything is unusual, the waiter is only woken. The message names the waiter
+-- and nothing else, because every role may send one: the waiter reads its grant from the row (see `take_turn`).
+CREATE OR REPLACE FUNCTION @S.pass_on(_name text, _now bigint) RETURNS void LANGUAGE plpgsql @PATH AS $$
 DECLARE _first @S.waiter; _left bigint; _fence bigint;
 BEGIN
   SELECT w.* INTO _first FROM @S.waiter w JOIN @S.client c ON c.id = w.client AND c.gone > _now
@@ -60,21 +68,25 @@ BEGIN
       expires = _now + _left, free = _now + _left, back = 0, terms = NULL, holder = _first.holder,
       flags = CASE WHEN EXISTS (SELECT FROM @S.waiter w WHERE w.name = _name AND w.place <> _first.place) THEN 1 ELSE 0 END
     WHERE l.name = _name AND l.free <= _now AND _left >= least(_first.ttl, 1000000)
-      AND pg_try_advisory_xact_lock_shared(@S.key(_name))
+      AND pg_try_advisory_xact_lock_shared(@S.key('lock', _name))
     RETURNING l.fence INTO _fence;
   IF NOT FOUND THEN PERFORM @S.wake(_name, _now); RETURN; END IF;
   DELETE FROM @S.waiter WHERE name = _name AND place = _first.place;
-  PERFORM pg_notify('lockkeeper_' || _first.client, concat_ws(' ', encode(_first.attempt, 'hex'), _fence, _now, _left));
+  PERFORM pg_notify('lockkeeper_' || _first.client, encode(_first.attempt, 'hex'));
 END $$;
 
--- The usual turn of one that stands in line: it is the first, it wants the lock for itself, and nobody has it.
-CREATE OR REPLACE FUNCTION @S.take_turn(_name text, _attempt bytea, _ttl bigint, _terms jsonb, _holder text) RETURNS text LANGUAGE plpgsql AS $$
-DECLARE _fence bigint;
+-- The usual turn of a waiter: a release handed it the lock, which costs a read and no wait for the disk (the fence and what is left of
+-- the lease); or it is the first, wants the lock for itself, and the lock is free.
+CREATE OR REPLACE FUNCTION @S.take_turn(_name text, _attempt bytea, _ttl bigint, _terms jsonb, _holder text) RETURNS text LANGUAGE plpgsql @PATH AS $$
+DECLARE _fence bigint; _now bigint := @S.us(); _left bigint;
 BEGIN
+  SELECT fence, expires - _now INTO _fence, _left FROM @S.lock
+    WHERE name = _name AND attempt = _attempt AND expires > _now AND _terms IS NULL;
+  IF FOUND THEN RETURN _fence::text || ' ' || _left::text; END IF;
   UPDATE @S.lock l SET fence = greatest(s.fence, l.fence + 1), attempt = _attempt, since = s.now, ttl = _ttl,
       expires = s.now + _ttl, free = s.now + _ttl, back = 0, terms = NULL, holder = _holder
     FROM (SELECT nextval('@S.fence') AS fence, @S.us() AS now
-      WHERE _terms IS NULL AND pg_try_advisory_xact_lock_shared(@S.key(_name))) s
+      WHERE _terms IS NULL AND pg_try_advisory_xact_lock_shared(@S.key('lock', _name))) s
     WHERE l.name = _name AND l.free <= s.now AND l.flags = 1 AND s.fence BETWEEN s.now AND 9007199254740991
       AND s.now > (SELECT watched FROM @S.state)
       AND _attempt = (SELECT w.attempt FROM @S.waiter w JOIN @S.client c ON c.id = w.client AND c.gone > s.now
@@ -91,7 +103,7 @@ CREATE OR REPLACE FUNCTION @S.delay(_terms jsonb) RETURNS bigint LANGUAGE sql IM
 $$;
 
 -- Renews one hold of one name.
-CREATE OR REPLACE FUNCTION @S.renew(_name text, _attempt bytea) RETURNS bool LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.renew(_name text, _attempt bytea) RETURNS bool LANGUAGE plpgsql @PATH AS $$
 BEGIN
   UPDATE @S.lock SET expires = @S.us() + ttl, free = greatest(@S.us() + ttl + @S.delay(terms), back)
     WHERE name = _name AND attempt = _attempt AND expires > @S.us();

@@ -1,5 +1,5 @@
 -- Whether it is time to clear away what nobody has used for an hour: at most once in ten minutes, and whoever asks first does it.
-CREATE OR REPLACE FUNCTION @S.tidy() RETURNS bool LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.tidy() RETURNS bool LANGUAGE plpgsql @PATH AS $$
 DECLARE _now bigint := @S.us();
 BEGIN
   UPDATE @S.state SET tidied = _now WHERE tidied NOT BETWEEN _now - 600000000 AND _now;
@@ -8,7 +8,7 @@ END $$;
 
 -- Each of these goes through the next 1000 rows, and answers with the last of them, or with nothing at the end: what is asked and
 -- renewed meanwhile is not held up. Fences do not need the rows: the counter goes on.
-CREATE OR REPLACE FUNCTION @S.sweep_locks(_after text, _old bigint) RETURNS text LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.sweep_locks(_after text, _old bigint) RETURNS text LANGUAGE plpgsql @PATH AS $$
 DECLARE _now bigint := @S.us(); _last text; _idle text[];
 BEGIN
   SELECT max(name) INTO _last FROM (SELECT name FROM @S.lock WHERE name > _after ORDER BY name LIMIT 1000) t;
@@ -22,7 +22,7 @@ BEGIN
   RETURN _last;
 END $$;
 
-CREATE OR REPLACE FUNCTION @S.sweep_records(_after text) RETURNS text LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.sweep_records(_after text) RETURNS text LANGUAGE plpgsql @PATH AS $$
 DECLARE _now bigint := @S.us(); _last text;
 BEGIN
   SELECT max(key) INTO _last FROM (SELECT key FROM @S.record WHERE key > _after ORDER BY key LIMIT 1000) t;
@@ -31,7 +31,7 @@ BEGIN
   RETURN _last;
 END $$;
 
-CREATE OR REPLACE FUNCTION @S.sweep_clients(_after text, _old bigint) RETURNS text LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.sweep_clients(_after text, _old bigint) RETURNS text LANGUAGE plpgsql @PATH AS $$
 DECLARE _last text;
 BEGIN
   SELECT max(id) INTO _last FROM (SELECT id FROM @S.client WHERE id > _after ORDER BY id LIMIT 1000) t;

@@ -1,5 +1,5 @@
 -- One lock as others may see it; nothing if it is free. Nothing is changed here.
-CREATE OR REPLACE FUNCTION @S.view(_name text, _now bigint, _some int, _line int) RETURNS text LANGUAGE plpgsql STABLE AS $$
+CREATE OR REPLACE FUNCTION @S.view(_name text, _now bigint, _some int, _line int) RETURNS text LANGUAGE plpgsql @PATH STABLE AS $$
 DECLARE _held jsonb; _waiting bigint := 0; _shown jsonb; _lock @S.lock;
 BEGIN
   SELECT * INTO _lock FROM @S.lock WHERE name = _name;
@@ -25,7 +25,7 @@ CREATE OR REPLACE FUNCTION @S.delayed(_lock @S.lock, _now bigint) RETURNS bigint
 $$;
 
 -- A process says that it is there, and learns since when it has been, without a gap; nothing if a newer connection took over.
-CREATE OR REPLACE FUNCTION @S.there(_client text, _epoch int, _claim bigint, _hears bool, _now bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION @S.there(_client text, _epoch int, _claim bigint, _hears bool, _now bigint) RETURNS bigint LANGUAGE plpgsql @PATH AS $$
 DECLARE _gone bigint; _since bigint; _most constant bigint := 600000000;
 BEGIN
   SELECT gone INTO _gone FROM @S.client WHERE id = _client;
@@ -43,11 +43,14 @@ BEGIN
 END $$;
 
 -- What a process that waits looks at now and then, whatever it is told: it says that it is there, and learns who of its own is
--- first in line where nobody is in the way (perhaps), and when something changes by itself.
-CREATE OR REPLACE FUNCTION @S.look(_client text, _epoch int, _claim bigint, _hears bool, _names text[]) RETURNS text LANGUAGE plpgsql AS $$
+-- first in line where nobody is in the way (perhaps), which attempts were granted a lock lately (one of its own whose message was
+-- lost is among them), and when something changes by itself.
+CREATE OR REPLACE FUNCTION @S.look(_client text, _epoch int, _claim bigint, _hears bool, _names text[]) RETURNS text LANGUAGE plpgsql @PATH AS $$
 DECLARE _now bigint := @S.us(); _since bigint := @S.there(_client, _epoch, _claim, _hears, _now);
 BEGIN
-  RETURN jsonb_build_object('now', _now, 'since', _since, 'names', (
+  RETURN jsonb_build_object('since', _since, 'granted', (
+    SELECT coalesce(jsonb_agg(encode(l.attempt, 'hex')), '[]') FROM @S.lock l
+    WHERE l.name = ANY (_names) AND l.attempt IS NOT NULL AND l.expires > _now AND l.since > _now - _claim), 'names', (
     SELECT coalesce(jsonb_agg(jsonb_build_object('first', encode(f.attempt, 'hex'), 'ready', f.ready, 'ends', @S.ends(ARRAY[n.name], _now))), '[]')
     FROM unnest(_names) AS n(name) CROSS JOIN LATERAL (
       SELECT w.attempt, coalesce(l.expires, 0) <= _now AND coalesce(l.free, 0) <= _now AND (w.mode <> 0 OR NOT EXISTS (
@@ -59,7 +62,7 @@ BEGIN
 END $$;
 
 -- The first words of a new connection: what older ones still bring comes too late to stand in line. It is not there for that yet.
-CREATE OR REPLACE FUNCTION @S.hello(_client text, _epoch int) RETURNS void LANGUAGE sql AS $$
+CREATE OR REPLACE FUNCTION @S.hello(_client text, _epoch int) RETURNS void LANGUAGE sql @PATH AS $$
   INSERT INTO @S.client AS c (id, epoch, gone) VALUES (_client, _epoch, @S.us())
     ON CONFLICT (id) DO UPDATE SET epoch = _epoch WHERE c.epoch < _epoch
 $$;

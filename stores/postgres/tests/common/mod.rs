@@ -50,15 +50,35 @@ pub fn sql(server: &Server, text: &str) -> String {
 }
 
 pub fn sql_in(server: &Server, database: &str, text: &str) -> String {
+    psql(server, "postgres", database, text)
+}
+
+/// The same, as another role.
+pub fn sql_as(server: &Server, role: &str, text: &str) -> String {
+    psql(server, role, "postgres", text)
+}
+
+fn psql(server: &Server, role: &str, database: &str, text: &str) -> String {
+    try_psql(server, role, database, text).unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+/// What PostgreSQL says to this; the error's text if it refuses.
+pub fn try_sql(server: &Server, text: &str) -> std::result::Result<String, String> {
+    try_psql(server, "postgres", "postgres", text)
+}
+
+fn try_psql(server: &Server, role: &str, database: &str, text: &str) -> std::result::Result<String, String> {
     let addr = server.addr();
     let done = Command::new("psql")
         .args(["-h", &addr.ip().to_string(), "-p", &addr.port().to_string()])
-        .args(["-U", "postgres", "-d", database, "-v", "ON_ERROR_STOP=1", "-qAtc", text])
+        .args(["-U", role, "-d", database, "-v", "ON_ERROR_STOP=1", "-qAtc", text])
         .stderr(Stdio::piped())
         .output()
         .expect("psql runs");
-    assert!(done.status.success(), "{text}: {}", String::from_utf8_lossy(&done.stderr));
-    String::from_utf8_lossy(&done.stdout).trim().to_owned()
+    match done.status.success() {
+        true => Ok(String::from_utf8_lossy(&done.stdout).trim().to_owned()),
+        false => Err(String::from_utf8_lossy(&done.stderr).into_owned()),
+    }
 }
 
 pub fn number(server: &Server, text: &str) -> i64 {

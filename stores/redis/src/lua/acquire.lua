@@ -1,92 +1,143 @@
-local function ask(keys, attempt, terms)
-  local mark, waits, _, min_hold, wanted = struct.unpack('>c1BBI4d', head)
-  local owner, ttl, delay, mode, _, names, info = struct.unpack('>c32I4I4I4BI4c0I2c0', terms)
-  waits = waits > 0
+-- Whether a guard knows the fence of a hold: a confirmed hold of the same owner has it.
+local function reported(slot, h)
+  local list = h.owner ~= NONE and get_field(slot, 'o' .. h.owner) or ''
+  for at = 1, #list, 32 do
+    local other = find(slot, string.sub(list, at, at + 31))
+    if other.fence == h.fence and other.flags == 0 then return true end
+  end
+  return false
+end
 
-  -- The same attempt again is the same ask: its fence stays, its lease counts anew.
-  local found, fence, raise = 0, nil, false
+-- Gives a hold another fence; and the holds that its owner has under the same one.
+local function change_fence(slot, h, fence)
+  local before = h.fence
+  local list = h.owner ~= NONE and get_field(slot, 'o' .. h.owner) or h.attempt
+  for at = 1, #list, 32 do
+    local other = find(slot, string.sub(list, at, at + 31))
+    if other.fence == before then
+      remove(slot, other.attempt)
+      other.fence = fence
+      add(slot, other)
+    end
+  end
+end
+
+-- The attempt holds all names: the same attempt again is the same request. Its fence stays, its lease counts anew.
+local function again(keys, attempt, wanted)
+  local fence, raise
   for _, key in ipairs(keys) do
-    local h = hold_of(load(key), attempt)
-    if h then found, fence = found + 1, h.fence end
-    -- Let in by a server that has forgotten what we have seen: its number may not be good enough.
-    if h and h.flags == PENDING and h.owner == NONE and h.fence <= floor then
+    local h = find(load(key), attempt)
+    fence = h.fence
+    -- A server that has forgotten what this client has seen let it in: the fence may be too low.
+    if h.flags == PENDING and h.fence <= floor and not reported(load(key), h) then
       raise = tonumber(redis.call('GET', COUNTER) or '0') < floor
     end
   end
-  if found == #keys then
-    press_on()
-    if raise then fence = next_fence(floor) end
-    if wanted > fence then
-      -- Names in several slots have one fence, the highest of them; what is granted here next is higher still.
-      fence = wanted
-      redis.call('SET', COUNTER, math.max(tonumber(redis.call('GET', COUNTER) or '0'), wanted))
-    end
-    for _, key in ipairs(keys) do
-      local slot = load(key)
-      local h = hold_of(slot, attempt)
-      h.expires, h.flags, h.fence, slot.dirty = now + h.ttl, 0, fence, true
-    end
-    return fence
+  press_on()
+  if raise then fence = next_fence(floor) end
+  if wanted > fence then
+    -- Names in several slots have one fence, the highest of them; what is granted here next is higher still.
+    fence = wanted
+    raise_counter(wanted)
   end
   for _, key in ipairs(keys) do
-    -- A part of it was taken away: what is left is worth nothing.
     local slot = load(key)
-    local h, i = hold_of(slot, attempt)
-    if h then
-      table.remove(slot.holds, i)
-      slot.dirty = true
+    local h = find(slot, attempt)
+    if h.fence ~= fence then change_fence(slot, h, fence) end
+    renew(slot, h, client)
+  end
+  return fence
+end
+
+-- Whether the request has an entry in each of its queues. A queue itself may be lost.
+local function is_queued(keys, attempt)
+  if redis.call('HEXISTS', CLIENT, attempt) == 0 then return false end
+  for _, key in ipairs(keys) do
+    if not redis.call('ZSCORE', BASE .. 'line:' .. key, attempt .. client) then
+      redis.call('HDEL', CLIENT, attempt)
+      return false
     end
   end
+  return true
+end
 
-  local in_line = redis.call('HEXISTS', CLIENT, attempt) == 1
-  local v, what = verdict(keys, owner, mode, in_line and attempt .. client or nil)
+local function enqueue(keys, attempt, terms, mark, min_hold, info)
+  local ticket = next_fence(floor)
+  if not ticket then return false end
+  for _, key in ipairs(keys) do
+    redis.call('ZADD', BASE .. 'line:' .. key, ticket, attempt .. client)
+    tell('waiting', key, 0, info)
+  end
+  redis.call('HSET', CLIENT, attempt, struct.pack('>c1ddc0c0', mark, now_us, min_hold, attempt, terms))
+  return true
+end
+
+-- The holds in the way that are shown: of the first that end, those that hold for longest.
+local function shown(key)
+  local value = redis.pcall('GET', key)
+  if value ~= MARK then return { type(value) == 'string' and value or nil } end
+  local ids = redis.call('ZRANGE', BASE .. 'ends:' .. key, 0, 15)
+  local holds = redis.call('HMGET', BASE .. 'holds:' .. key, unpack(ids))
+  table.sort(holds, function(a, b) return struct.unpack('>d', a, 50) < struct.unpack('>d', b, 50) end)
+  return { unpack(holds, 1, math.min(#holds, 3)) }
+end
+
+local function ask(keys, attempt, terms)
+  local mark, waits, _, min_hold, wanted = struct.unpack('>c1BBI4d', head)
+  local owner, ttl, delay, mode, names, info = struct.unpack('>c32I4I4I4I4c0I2c0', terms)
+  waits = waits > 0
+
+  local found = 0
+  for _, key in ipairs(keys) do
+    if find(load(key), attempt) then found = found + 1 end
+  end
+  if found == #keys then return again(keys, attempt, wanted) end
+  for _, key in ipairs(keys) do
+    -- A part of it was taken away: what is left is worth nothing.
+    if find(load(key), attempt) then remove(load(key), attempt) end
+  end
+
+  local queued = is_queued(keys, attempt)
+  local v, what = verdict(keys, owner, mode, queued and attempt .. client or nil)
   if v == FREE or v == REENTER then
-    if in_line then
+    if queued then
       for _, key in ipairs(keys) do redis.call('ZREM', load(key).line, attempt .. client) end
       redis.call('HDEL', CLIENT, attempt)
     end
-    fence = what
+    local fence = what
     if v == FREE then fence = next_fence(floor) end
     if not fence then return { FULL + 10 } end
     admit(keys, { attempt = attempt, owner = owner, fence = fence, expires = now + ttl, since = now_us,
       stays = min_hold > 0 and now + min_hold or 0, ttl = ttl, delay = delay, mode = mode, flags = 0, names = names,
       info = info })
     -- Others who waited behind it may share it.
-    if in_line and mode > 0 then serve({ unpack(keys) }) end
+    if queued and mode > 0 then serve({ unpack(keys) }) end
     return fence
   end
 
   if v ~= BLOCKED or not waits then
-    if in_line then
+    if queued then
       leave(keys, attempt, client, info)
       serve({ unpack(keys) })
     end
     if v ~= BLOCKED then return { v + 10 } end
   else
-    if not in_line then
-      local ticket = next_fence(floor)
-      if not ticket then return { FULL + 10 } end
-      for _, key in ipairs(keys) do
-        redis.call('ZADD', BASE .. 'line:' .. key, ticket, attempt .. client)
-        tell('waiting', key, 0, info)
-      end
-      redis.call('HSET', CLIENT, attempt, struct.pack('>c1ddc0c0', mark, now_us, min_hold, attempt, terms))
-    end
-    -- They go with the process that waits; its polls keep them.
+    if not queued and not enqueue(keys, attempt, terms, mark, min_hold, info) then return { FULL + 10 } end
+    -- Queue entries go with the process that waits; its polls keep them.
     redis.call('PEXPIRE', CLIENT, CLAIM)
     stay(keys)
   end
   flush()
-  return { waits and 2 or 0, what, redis.call('GET', what) or '', redis.call('PTTL', what),
-    redis.call('HGET', HELD, what) or '', redis.call('ZCARD', BASE .. 'line:' .. what), now,
-    tonumber(redis.call('GET', COUNTER) or '0') }
+  return { waits and 2 or 0, what, waits and {} or shown(what), redis.call('PTTL', what), redis.call('ZCARD', BASE .. 'line:' .. what), now,
+    highest or tonumber(redis.call('GET', COUNTER) or '0') }
 end
 
+for _, one in ipairs(rest) do load_all(names_at(one[2], count)) end
 for _, one in ipairs(rest) do
-  local i, first = unpack(one)
+  local i, start = unpack(one)
   local attempt, terms = ARGV[i + 7], common
   if #attempt > 32 then attempt, terms = string.sub(attempt, 1, 32), string.sub(attempt, 33) end
-  answers[i] = ask(names_at(first, count), attempt, terms)
-  flush()
+  answers[i] = ask(names_at(start, count), attempt, terms)
 end
+flush()
 return answers

@@ -1,58 +1,46 @@
--- Answers many asks of one kind, each for a lock or for several of one slot. KEYS: counter, watched, held, waited, then L of
--- each name of each ask. ARGV: the highest fence seen, the client, the base, the claim; what the asks have in common: how
--- long their keys are to live (ttl and delay), and their head (what a record begins with, 0 if they do not wait, 1 if they
--- do, 2 if they waited and were called, how many names each has, the minimum, the fence to be raised to), and their terms
--- (see HOLD) from the owner on; and then the attempt of each, with terms of its own behind it if it has others.
-local COUNTER, WATCHED, HELD, WAITED = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local floor, BASE = tonumber(ARGV[1]), ARGV[3]
-local answers, rest = {}, {}
+-- Answers many lock requests of one kind, each for a lock or for several of one hash slot. KEYS: counter, watched, waited, then
+-- L of each name of each request. ARGV: the highest fence seen, the client, the base, the claim; what the requests have in
+-- common: how long their keys are to live (ttl and delay), their head ('P' if the hold will be a plain one, 0 if they do not
+-- wait, 1 if they do, 2 if they waited and were notified, how many names each has, the minimum hold, the fence to raise to,
+-- the generation), and their terms (see HOLD) from the owner on; and then the attempt of each, with terms of its own behind
+-- it if it has others.
+local COUNTER, WATCHED, WAITED, FORCED = KEYS[1], KEYS[2], KEYS[3], false
+local floor, BASE, client = tonumber(ARGV[1]), ARGV[3], ARGV[2]
+local answers, rest, RELEASED = {}, {}, 17
 
--- First those that find their one lock free, and no line before it: the plain pattern, and the fence with it.
-local known = redis.call('MGET', COUNTER, WATCHED, WAITED)
-local last, watched, waited = tonumber(known[1] or '0'), known[2], known[3]
-local us, ms, fence, confirmed
-local px, head, common, at, records = ARGV[5], ARGV[6], ARGV[7], 5, {}
+-- First those that find their one lock free, and no queue before it: the plain pattern, and the fence with it.
+local known = redis.call('MGET', COUNTER, WATCHED, WAITED, BASE .. 'released')
+local last, waited, tombstones = tonumber(known[1] or '0'), known[3], known[4]
+local time = redis.call('TIME')
+local us = time[1] * 1000000 + time[2]
+local px, head, common, at = ARGV[5], ARGV[6], ARGV[7], 4
 local mark, stage, count = string.byte(head, 1, 3)
-local between
+local ends = math.floor(us / 1000) + px
+local fence, granted, first = math.max(last, us - 1, floor), false, struct.pack('>ddd', ends, us, 0)
+-- While a client watches, holds are stored so that their end can be told.
+local simple = count == 1 and mark == 80 and not known[2]
 for i = 1, #ARGV - 7 do
   local attempt, terms, answer = ARGV[i + 7], common, nil
   if #attempt > 32 then attempt, terms = string.sub(attempt, 1, 32), string.sub(attempt, 33) end
-  if count == 1 and stage == 2 then
-    -- It was told that it has been let in, and says that it is there: from here on it has the whole of its ttl.
-    local meta = last >= floor and redis.call('GET', KEYS[at]) == attempt and redis.call('HGET', HELD, KEYS[at])
-    if meta and string.byte(meta) == 80 and string.sub(meta, 34, 65) == attempt then
-      local time = redis.call('TIME')
-      local ends = math.floor((time[1] * 1000000 + time[2]) / 1000) + px
-      redis.call('PEXPIRE', KEYS[at], px)
-      redis.call('HSET', HELD, KEYS[at], string.sub(meta, 1, 9) .. struct.pack('>d', ends) .. string.sub(meta, 18, 109)
-        .. '\0' .. string.sub(meta, 111))
-      confirmed = true
-      answer = struct.unpack('>d', meta, 2)
+  -- The attempt was released, and this request is from before: no caller waits for it.
+  local released = tombstones and tonumber(redis.call('GET', BASE .. 'released:' .. attempt) or '-1')
+  if released and string.byte(head, 16) <= released then
+    answer = { RELEASED }
+  elseif simple and stage == 2 then
+    -- A waiter was told that it has been let in, and confirms: from here on it has the whole of its ttl.
+    local value = last >= floor and redis.pcall('GET', KEYS[at])
+    if type(value) == 'string' and string.sub(value, 1, 33) == attempt .. '\1' then
+      redis.call('SET', KEYS[at], attempt .. '\0' .. string.sub(value, 34, 41) .. struct.pack('>d', ends)
+        .. string.sub(value, 50), 'PX', px)
+      redis.call('SREM', BASE .. 'in:' .. client, attempt)
+      answer = struct.unpack('>d', value, 34)
     end
-  elseif count == 1 and not (waited and redis.call('EXISTS', BASE .. 'line:' .. KEYS[at]) == 1) then
-    -- A server that is full refuses this, and whose the lock is, if it is taken, is found out below.
-    local set = redis.pcall('SET', KEYS[at], mark == 80 and attempt or attempt .. '+', 'NX', 'PX', px)
+  elseif simple and not (waited and redis.call('EXISTS', BASE .. 'line:' .. KEYS[at]) == 1) then
+    -- A server that is full refuses this, and who holds the lock, if it is taken, is found out below.
+    local value = attempt .. '\0' .. struct.pack('>d', fence + 1) .. first .. terms
+    local set = redis.pcall('SET', KEYS[at], value, 'NX', 'PX', px)
     if set and set.ok then
-      if not us then
-        local time = redis.call('TIME')
-        us = time[1] * 1000000 + time[2]
-        ms = math.floor(us / 1000)
-        fence = math.max(last, us - 1, floor)
-        between = struct.pack('>ddd', ms + px, us, 0)
-      end
-      fence = fence + 1
-      records[#records + 1] = KEYS[at]
-      if mark == 80 then
-        records[#records + 1] = struct.pack('>c1dc0c0c0', 'P', fence, between, attempt, terms)
-      else
-        local hold, ttl = struct.unpack('>I4', head, 4), struct.unpack('>I4', terms, 33)
-        records[#records + 1] =
-          struct.pack('>c1ddddc0c0', 'X', fence, ms + ttl, us, hold > 0 and ms + hold or 0, attempt, terms)
-      end
-      if watched then
-        local _, _, _, _, _, _, info = struct.unpack('>c32I4I4I4BI4c0I2c0', terms)
-        redis.pcall('PUBLISH', watched, string.format('granted %.0f %.0f %d ', fence, us, #KEYS[at]) .. KEYS[at] .. info)
-      end
+      fence, granted = fence + 1, true
       answer = fence
     end
   end
@@ -60,20 +48,8 @@ for i = 1, #ARGV - 7 do
   if not answer then rest[#rest + 1] = { i, at } end
   at = at + count
 end
-if fence then
-  redis.call('SET', COUNTER, fence)
-  redis.call('HSET', HELD, unpack(records))
-end
-if fence or confirmed then
-  -- The records go with the last lease of all, or soon after it. Until then those of locks that ended without a word are
-  -- swept out one by one by those who come.
-  if redis.call('PTTL', HELD) < tonumber(px) then redis.call('PEXPIRE', HELD, 2 * px) end
-end
-if fence then
-  local one = redis.call('HRANDFIELD', HELD)
-  if redis.call('EXISTS', one) == 0 then redis.call('HDEL', HELD, one) end
-end
+if granted then redis.call('SET', COUNTER, fence) end
 if #rest == 0 then return answers end
 
-local client, CLAIM = ARGV[2], tonumber(ARGV[4])
+local CLAIM = tonumber(ARGV[4])
 local CLIENT = BASE .. 'client:' .. client

@@ -1,28 +1,30 @@
-local key, reason = KEYS[5], ARGV[3]
+local key, reason = KEYS[4], ARGV[3]
 local slot, touched = load(key), { key }
 -- It is not ours to delete.
 if slot.odd then return redis.error_reply('WRONGTYPE It is no lock') end
 press_on()
 local fence = next_fence(tonumber(ARGV[4]))
-local held = slot.holds
-slot.holds, slot.dirty, slot.foreign = {}, true, false
+slot.dirty, slot.foreign = true, false
 
-local function hold_back(where, h)
-  where.holds[#where.holds + 1] = { attempt = NONE, owner = NONE, fence = h.fence, expires = now + h.delay,
-    since = h.since, stays = 0, ttl = h.delay, delay = 0, mode = 0, flags = DELAY, names = '', info = '' }
+-- A waiter that was let in by message may have worked before it confirmed: its delay counts too.
+local function take_away(where, h)
+  remove(where, h.attempt)
+  if h.delay > 0 then hold_back(where, h, now + h.delay) end
 end
 
-for _, h in ipairs(held) do
-  if h.flags == 0 and h.delay > 0 then hold_back(slot, h) end
-  -- A grant of several names is lost as a whole.
-  for _, other in ipairs(h.flags <= PENDING and split(h.names) or {}) do
-    local also = load(other)
-    local mine, i = hold_of(also, h.attempt)
-    if mine then
-      table.remove(also.holds, i)
-      also.dirty = true
-      if mine.flags == 0 and mine.delay > 0 then hold_back(also, mine) end
-      touched[#touched + 1] = other
+for _, id in ipairs(ids_of(slot)) do
+  local h = find(slot, id)
+  if h and h.flags > PENDING then
+    remove(slot, id)
+  elseif h then
+    take_away(slot, h)
+    -- A grant of several names is lost as a whole.
+    for _, other in ipairs(split(h.names)) do
+      local mine = other ~= key and find(load(other), h.attempt)
+      if mine then
+        take_away(load(other), mine)
+        touched[#touched + 1] = other
+      end
     end
   end
 end

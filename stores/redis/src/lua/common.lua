@@ -1,41 +1,63 @@
 -- The lock table, as far as one script can see it.
 --
--- A lock is two keys and a record. The lock key L is what every other Redis lock client uses: it is there while the lock is
--- taken by anybody, it holds the attempt of the first holder (with a plus if its record is no plain one, or MARK if there is
--- none to name), and it goes when the lock is free. Its record, a field of HELD, lists the holds: mode, fence, owner, when it ends. Q is the line. Without L nobody
--- holds, whatever the record says; an L that is not the attempt of a hold on record belongs to somebody else's client.
+-- The lock key L is the one that every other Redis lock client uses. It exists while any client holds the lock, and its value
+-- says who does:
+--   * an attempt and the rest of a HOLD behind it: one exclusive holder, and nothing that outlasts its release (a plain hold);
+--   * MARK: the holds are in a hash (a HOLD by id, the counts under '#', an index of owners) and a sorted set (ids by the end
+--     of their lease) of this lock, so that the cost of one hold does not grow with their number;
+--   * any other value belongs to another client.
+-- Without L nobody holds, whatever else is stored. All keys of a lock expire together.
 
 local MARK, NONE = 'lockkeeper', string.rep('-', 32)
--- A hold: fence, when it ends (ms), since when (us), the end of its minimum (ms), and then what the client said when it
--- asked, its terms: attempt, owner, ttl, delay, mode, flags, names, holder. A record is P or X and then its holds. An ask in
--- line: what its record is to begin with, since when, minimum, terms.
-local HOLD = '>ddddc32c32I4I4I4BI4c0I2c0'
-local ASK = '>c1ddc32c32I4I4I4BI4c0I2c0'
-local PENDING, LINGERING, DELAY = 1, 2, 4 -- flags of a hold: not confirmed yet; released; only kept back
+-- Attempt, flags, fence, end (ms), start (us), end of the minimum hold (ms), and then the terms of the lock request: owner,
+-- ttl, delay, mode, names, holder.
+local HOLD = '>c32Bddddc32I4I4I4I4c0I2c0'
+-- A queue entry: 'P' if the hold will be a plain one, start of the wait (us), minimum hold (ms), attempt, terms.
+local ASK = '>c1ddc32c32I4I4I4I4c0I2c0'
+-- Flags of a hold: not confirmed by its waiter yet; released, but within its minimum hold; a lock delay.
+local PENDING, LINGERING, DELAY = 1, 2, 4
 local FREE, REENTER, UPGRADE, BLOCKED, MIXED, ODD, FULL = 0, 1, 2, 3, 4, 5, 6
+-- How many arguments one command takes: Lua's stack is limited.
+local CHUNK = 1000
 
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 local now = math.floor(now_us / 1000)
 local watched = redis.call('GET', WATCHED)
-local slots = {}
+local slots, let_in, confirmed, messages = {}, {}, {}, {}
 
--- A server whose memory is full refuses a script's first write if that needs memory, and no later one. What is held must
--- go on and end all the same: then this comes first, which needs none and changes nothing.
+-- A server whose memory is full refuses a script's first write if that needs memory, and no later one. Holds must be renewed
+-- and released all the same: then this comes first, which needs no memory and changes nothing.
 local pressed = false
 local function press_on()
   if not pressed then redis.call('PERSIST', COUNTER) end
   pressed = true
 end
 
+-- The highest fence so far, and whether the counter still has to be written.
+local highest, unwritten
+
 -- Never back: neither when the clock is set back, nor when the counter is lost, nor behind what a client has seen. Nil if
--- the server is full, and nothing was said before to press on.
+-- the server is full and the script has not pressed on.
 local function next_fence(floor)
-  local last = tonumber(redis.call('GET', COUNTER) or '0')
-  local fence = math.max(last + 1, now_us, floor + 1)
-  local set = redis.pcall('SET', COUNTER, fence)
-  if not set.err then return fence end
-  if not string.find(set.err, 'OOM', 1, true) then error(set) end
+  local first = not highest
+  highest = math.max((highest or tonumber(redis.call('GET', COUNTER) or '0')) + 1, now_us, floor + 1)
+  if not first then
+    unwritten = true
+    return highest
+  end
+  local set = redis.pcall('SET', COUNTER, highest)
+  if not set.err then return highest end
+  highest = nil
+  if not string.find(set.err, 'OOM', 1, true) then
+    -- The first write of the script was refused: nothing was written.
+    error({ err = 'REFUSED ' .. set.err })
+  end
+end
+
+local function raise_counter(fence)
+  highest = math.max(highest or tonumber(redis.call('GET', COUNTER) or '0'), fence)
+  unwritten = true
 end
 
 -- A message is a hint: it must not end a script in the middle, also if the user has no right to the channel.
@@ -53,80 +75,271 @@ local function split(names)
   return list
 end
 
+-- Calls a command with a key and a list of arguments of any length.
+local function call_all(command, key, list)
+  for first = 1, #list, CHUNK do
+    redis.call(command, key, unpack(list, first, math.min(first + CHUNK - 1, #list)))
+  end
+end
+
+local function read_hold(packed)
+  local h = {}
+  h.attempt, h.flags, h.fence, h.expires, h.since, h.stays, h.owner, h.ttl, h.delay, h.mode, h.names, h.info =
+    struct.unpack(HOLD, packed)
+  return h
+end
+
+local function pack_hold(h)
+  return struct.pack(HOLD, h.attempt, h.flags, h.fence, h.expires, h.since, h.stays, h.owner, h.ttl, h.delay, h.mode,
+    #h.names, h.names, #h.info, h.info)
+end
+
+-- A field of a lock's hash that is no hold: an index.
+local function get_field(slot, field)
+  if slot.fields[field] == nil then
+    slot.fields[field] = slot.stored and redis.call('HGET', slot.holds, field) or false
+  end
+  return slot.fields[field]
+end
+
+local function set_field(slot, field, value)
+  slot.fields[field], slot.changed_fields[field] = value, true
+end
+
+-- Counts a hold in or out. Admission is judged by these counts, never by a walk through all holds.
+local function tally(slot, h, by)
+  local counts = slot.counts
+  slot.size = slot.size + by
+  if h.flags == DELAY then
+    counts.delays = counts.delays + by
+  elseif h.mode == 0 then
+    counts.exclusive = counts.exclusive + by
+  elseif h.mode == 1 then
+    counts.shared = counts.shared + by
+  else
+    local left = (counts.modes[h.mode] or 0) + by
+    counts.modes[h.mode] = left > 0 and left or nil
+    if h.owner ~= NONE then
+      -- Holds of one owner with one fence are one permit.
+      local field = string.format('f%.0f', h.fence)
+      local same = tonumber(get_field(slot, field) or '0') + by
+      set_field(slot, field, same > 0 and tostring(same))
+      if same > 1 or (same == 1 and by < 0) then return end
+    end
+    counts.permits = counts.permits + by
+  end
+end
+
+-- Enters a hold into the list of its owner, or takes it out.
+local function index(slot, h, by)
+  if h.owner == NONE or h.flags > PENDING then return end
+  local field = 'o' .. h.owner
+  local list = get_field(slot, field) or ''
+  if by > 0 then
+    list = list .. h.attempt
+  else
+    local at = string.find(list, h.attempt, 1, true)
+    if at then list = string.sub(list, 1, at - 1) .. string.sub(list, at + 32) end
+  end
+  set_field(slot, field, list ~= '' and list)
+end
+
+local function add(slot, h)
+  local id = h.flags <= PENDING and h.attempt or '~' .. h.attempt
+  slot.known[id], slot.changed[id], slot.newest = h, true, id
+  slot.slack = math.max(slot.slack, h.flags <= PENDING and h.delay or 0)
+  tally(slot, h, 1)
+  index(slot, h, 1)
+end
+
+local function remove(slot, id)
+  local h = slot.known[id]
+  slot.known[id], slot.changed[id] = false, true
+  tally(slot, h, -1)
+  index(slot, h, -1)
+end
+
+-- The hold with this id. An attempt is the id of a hold for as long as it is neither released nor over.
+local function find(slot, id)
+  if slot.known[id] == nil then
+    local packed = slot.stored and redis.call('HGET', slot.holds, id)
+    slot.known[id] = packed and read_hold(packed) or false
+  end
+  return slot.known[id] or nil
+end
+
+-- The ids of all holds of a lock.
+local function ids_of(slot)
+  local ids = {}
+  for _, id in ipairs(slot.stored and redis.call('ZRANGE', slot.ends, 0, -1) or {}) do
+    if slot.known[id] ~= false then ids[#ids + 1] = id end
+  end
+  for id, h in pairs(slot.known) do
+    if h and not (slot.stored and redis.call('ZSCORE', slot.ends, id)) then ids[#ids + 1] = id end
+  end
+  return ids
+end
+
+-- What follows a hold that ended without a release: nobody is let in until `ends`.
+local function hold_back(slot, h, ends)
+  add(slot, { attempt = h.attempt, owner = NONE, fence = h.fence, expires = ends, since = h.since, stays = 0,
+    ttl = h.delay, delay = 0, mode = 0, flags = DELAY, names = '', info = '' })
+end
+
+-- Ends a hold whose time is over. The server need not have heard of a waiter that was let in by message: it may have worked.
+local function expire(slot, id)
+  local h = find(slot, id)
+  remove(slot, id)
+  if h.flags > PENDING then return end
+  tell('expired', slot.key, h.fence, h.info)
+  if h.delay > 0 and h.expires + h.delay > now then hold_back(slot, h, h.expires + h.delay) end
+end
+
+-- The clock was set back: nothing stays for longer than it was given in the first place.
+local function clamp(slot, id)
+  local h = find(slot, id)
+  if h.expires > now + h.ttl then h.expires, slot.changed[id] = now + h.ttl, true end
+end
+
+local function load_stored(slot)
+  local packed = redis.call('HGET', slot.holds, '#')
+  slot.stored = true
+  if not packed or redis.call('ZCARD', slot.ends) == 0 then
+    if FORCED then return end
+    -- The lock is being moved to another node of the cluster, or the key was deleted by hand: who holds is not known.
+    error({ err = 'TRYAGAIN The holds of a lock are not on this node' })
+  end
+  local list = cmsgpack.unpack(packed)
+  local counts = slot.counts
+  counts.delays, counts.exclusive, counts.shared, counts.permits, slot.size, slot.slack = unpack(list, 1, 6)
+  for i = 8, #list, 2 do counts.modes[list[i]] = list[i + 1] end
+  -- Every lease was given or renewed before the last write.
+  if now + 1000 < list[7] then
+    for _, id in ipairs(ids_of(slot)) do clamp(slot, id) end
+  end
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', slot.ends, '-inf', now)) do expire(slot, id) end
+end
+
+-- Watchers are told of holds that ended together with their lock: their records stay for a while longer.
+local function report_expired(slot)
+  for _, id in ipairs(redis.call('ZRANGE', slot.ends, 0, -1)) do
+    local packed = redis.call('HGET', slot.holds, id)
+    local h = packed and read_hold(packed)
+    if h and h.flags <= PENDING then tell('expired', slot.key, h.fence, h.info) end
+  end
+  press_on()
+  redis.call('DEL', slot.holds, slot.ends)
+end
+
 -- Reads one lock and drops what is over.
 local function load(key)
   if slots[key] then return slots[key] end
-  local slot = { key = key, line = BASE .. 'line:' .. key, holds = {} }
+  local slot = { key = key, line = BASE .. 'line:' .. key, holds = BASE .. 'holds:' .. key, ends = BASE .. 'ends:' .. key,
+    known = {}, changed = {}, fields = {}, changed_fields = {}, size = 0, slack = 0,
+    counts = { delays = 0, exclusive = 0, shared = 0, permits = 0, modes = {} } }
   slots[key] = slot
-  slot.value = redis.pcall('GET', key)
-  if type(slot.value) == 'table' then
+  local value = redis.pcall('GET', key)
+  if type(value) == 'table' then
     -- Something that is no lock is kept under this name.
-    slot.value, slot.foreign, slot.odd = nil, true, true
+    slot.foreign, slot.odd = true, true
+    return slot
+  elseif value == MARK then
+    load_stored(slot)
     return slot
   end
-  if not slot.value then return slot end
-  local packed = redis.call('HGET', HELD, key) or ''
-  local all, ours, at = {}, slot.value == MARK, 2
-  while at <= #packed do
-    local h = {}
-    h.fence, h.expires, h.since, h.stays, h.attempt, h.owner, h.ttl, h.delay, h.mode, h.flags, h.names, h.info, at =
-      struct.unpack(HOLD, packed, at)
-    ours = ours or h.attempt == slot.value or h.attempt .. '+' == slot.value
-    all[#all + 1] = h
-  end
-  slot.foreign = not ours
-  if slot.foreign then return slot end
-  for _, h in ipairs(all) do
-    if h.expires > now + h.ttl then
-      -- The clock was set back: nothing stays for longer than it was given in the first place.
-      h.expires, slot.dirty = now + h.ttl, true
-    end
-    if h.expires > now then
-      slot.holds[#slot.holds + 1] = h
-    else
-      slot.dirty = true
-      if h.flags <= PENDING then tell('expired', key, h.fence, h.info) end
-      if h.flags == 0 and h.delay > 0 and h.expires + h.delay > now then
-        slot.holds[#slot.holds + 1] = { attempt = NONE, owner = NONE, fence = h.fence, expires = h.expires + h.delay,
-          since = h.since, stays = 0, ttl = h.delay, delay = 0, mode = 0, flags = DELAY, names = '', info = '' }
-      end
-    end
+  if watched and redis.call('EXISTS', slot.ends) == 1 then report_expired(slot) end
+  if value and #value > 114 and string.sub(value, 66, 97) == NONE then
+    local h = read_hold(value)
+    slot.known[h.attempt], slot.newest = h, h.attempt
+    tally(slot, h, 1)
+    clamp(slot, h.attempt)
+    if h.expires <= now then expire(slot, h.attempt) end
+  else
+    slot.foreign = value and true
   end
   return slot
 end
 
-local function save(slot)
-  local value, last, packed = MARK, 0, {}
-  for i, h in ipairs(slot.holds) do
-    if h.flags <= PENDING and value == MARK then value = h.attempt end
-    -- A hold with a delay stays on record behind its end, so that the delay can follow.
-    last = math.max(last, h.expires + (h.flags == 0 and h.delay or 0))
-    packed[i] = struct.pack(HOLD, h.fence, h.expires, h.since, h.stays, h.attempt, h.owner, h.ttl, h.delay, h.mode,
-      h.flags, #h.names, h.names, #h.info, h.info)
-  end
-  if #packed == 0 then
-    redis.call('DEL', slot.key)
-    redis.call('HDEL', HELD, slot.key)
-  else
-    local h = slot.holds[1]
-    -- P: one holder, alone, and nothing of it outlasts a release. Then a release needs to know no more.
-    local plain = #packed == 1 and h.flags <= PENDING and h.mode == 0 and h.owner == NONE and h.stays == 0
-      and h.delay == 0 and h.names == ''
-    if value ~= MARK and not plain then value = value .. '+' end
-    redis.call('SET', slot.key, value, 'PX', last - now)
-    redis.call('HSET', HELD, slot.key, (plain and 'P' or 'X') .. table.concat(packed))
-    if redis.call('PTTL', HELD) < last - now then redis.call('PEXPIRE', HELD, 2 * (last - now)) end
-  end
-end
-
-local function flush()
-  for _, slot in pairs(slots) do
-    if slot.dirty then
-      press_on()
-      save(slot)
-      slot.dirty = false
+local function save_stored(slot)
+  if not slot.stored then redis.call('DEL', slot.holds, slot.ends) end
+  local sets, dels, scores, gone = {}, {}, {}, {}
+  for id in pairs(slot.stored and slot.changed or slot.known) do
+    local h = slot.known[id]
+    if h then
+      sets[#sets + 1], sets[#sets + 2] = id, pack_hold(h)
+      scores[#scores + 1], scores[#scores + 2] = h.expires, id
+    elseif slot.stored then
+      dels[#dels + 1], gone[#gone + 1] = id, id
     end
   end
+  for field in pairs(slot.stored and slot.changed_fields or slot.fields) do
+    local value = slot.fields[field]
+    if value then
+      sets[#sets + 1], sets[#sets + 2] = field, value
+    elseif slot.stored then
+      dels[#dels + 1] = field
+    end
+  end
+  local counts = slot.counts
+  local list = { counts.delays, counts.exclusive, counts.shared, counts.permits, slot.size, slot.slack, now }
+  for mode, n in pairs(counts.modes) do list[#list + 1], list[#list + 2] = mode, n end
+  sets[#sets + 1], sets[#sets + 2] = '#', cmsgpack.pack(list)
+  call_all('HDEL', slot.holds, dels)
+  call_all('HSET', slot.holds, sets)
+  call_all('ZREM', slot.ends, gone)
+  call_all('ZADD', slot.ends, scores)
+  slot.stored = true
+  -- A hold with a delay stays on record behind its end, so that the delay can follow.
+  local last = tonumber(redis.call('ZREVRANGE', slot.ends, 0, 0, 'WITHSCORES')[2]) + slot.slack - now
+  redis.call('SET', slot.key, MARK, 'PX', last)
+  local kept = watched and 2 * last or last
+  redis.call('PEXPIRE', slot.holds, kept)
+  redis.call('PEXPIRE', slot.ends, kept)
+end
+
+local function save(slot)
+  local h = slot.size == 1 and slot.newest and slot.known[slot.newest]
+  local plain = h and h.flags <= PENDING and h.mode == 0 and h.owner == NONE and h.stays == 0 and h.delay == 0
+    and h.names == '' and not watched
+  if slot.size == 0 or plain then
+    if slot.stored then redis.call('DEL', slot.holds, slot.ends) end
+    slot.stored, slot.slack = false, 0
+  end
+  if slot.size == 0 then
+    redis.call('DEL', slot.key)
+  elseif plain then
+    redis.call('SET', slot.key, pack_hold(h), 'PX', h.expires - now)
+  else
+    save_stored(slot)
+  end
+  slot.changed, slot.changed_fields, slot.dirty = {}, {}, false
+end
+
+-- Writes everything that was changed. The counter comes first: a fence must not be stored before it.
+local function flush()
+  if unwritten then redis.call('SET', COUNTER, highest) end
+  unwritten = false
+  for _, slot in pairs(slots) do
+    if slot.dirty or next(slot.changed) then
+      press_on()
+      save(slot)
+    end
+  end
+  -- The attempts that each process was told of, until they confirm: its poll finds those whose message was lost.
+  for key, attempts in pairs(let_in) do
+    call_all('SADD', key, attempts)
+    if redis.call('PTTL', key) < CLAIM * 2 then redis.call('PEXPIRE', key, CLAIM * 2) end
+  end
+  for key, attempts in pairs(confirmed) do call_all('SREM', key, attempts) end
+  -- Last: a waiter acts on its message, so the hold must be stored.
+  for _, message in ipairs(messages) do redis.pcall('PUBLISH', unpack(message)) end
+  let_in, confirmed, messages = {}, {}, {}
+end
+
+local function note(list, who, attempt)
+  local key = BASE .. 'in:' .. who
+  list[key] = list[key] or {}
+  list[key][#list[key] + 1] = attempt
 end
 
 local function covers(held, asked)
@@ -136,25 +349,23 @@ end
 -- The rule of admission for one name: core/src/rules.rs, in another language.
 local function judge(slot, owner, mode)
   if slot.foreign then return BLOCKED end
-  local blocked, mine, count, seen, limit = false, false, 0, {}, mode >= 2 and mode - 1 or 1e9
-  for _, h in ipairs(slot.holds) do
-    if owner ~= NONE and h.owner == owner then
-      if covers(h.mode, mode) then return REENTER, h.fence end
-      mine = true
-    elseif h.flags ~= DELAY and mode == 1 and h.mode == 1 then -- readers share
-    elseif h.flags ~= DELAY and mode >= 2 and h.mode >= 2 then
-      limit = math.min(limit, h.mode - 1)
-      if not seen[h.fence] then seen[h.fence], count = true, count + 1 end
-    else
-      blocked = true
-    end
+  if slot.size == 0 then return FREE end
+  local list = owner ~= NONE and get_field(slot, 'o' .. owner) or ''
+  for at = 1, #list, 32 do
+    local h = find(slot, string.sub(list, at, at + 31))
+    if covers(h.mode, mode) then return REENTER, h.fence end
   end
-  if mine then return UPGRADE end
-  if blocked or count >= limit then return BLOCKED end
+  if list ~= '' then return UPGRADE end
+  local counts = slot.counts
+  if counts.delays + counts.exclusive > 0 or mode == 0 then return BLOCKED end
+  if mode == 1 then return next(counts.modes) and BLOCKED or FREE end
+  local limit = mode - 1
+  for other in pairs(counts.modes) do limit = math.min(limit, other - 1) end
+  if counts.shared > 0 or counts.permits >= limit then return BLOCKED end
   return FREE
 end
 
--- The first in line whose process is still there.
+-- The first entry of a queue whose process is still there.
 local function front(slot)
   while true do
     local member = redis.call('ZRANGE', slot.line, 0, 0)[1]
@@ -165,7 +376,7 @@ local function front(slot)
   end
 end
 
--- What the rule says about all names together. `place` is the ask's own place in line, if it has one.
+-- What the rule says about all names together. `place` is the queue entry of the request, if it has one.
 local function verdict(keys, owner, mode, place)
   local mine, fence, blocked = 0, nil, nil
   for _, key in ipairs(keys) do
@@ -194,21 +405,21 @@ end
 
 local function admit(keys, h)
   for _, key in ipairs(keys) do
-    local slot, copy = load(key), {}
+    local copy = {}
     for k, v in pairs(h) do copy[k] = v end
-    slot.holds[#slot.holds + 1], slot.dirty = copy, true
+    add(load(key), copy)
     tell('granted', key, h.fence, h.info)
   end
 end
 
--- Lets in those who are first in line, for as long as the rule lets them, and tells them.
+-- Lets in the first waiters of each queue, for as long as the rule lets them, and notifies them.
 local function serve(keys)
   local i = 1
   while i <= #keys do
     local again = false
     local member, packed = front(load(keys[i]))
     if member then
-      local _, _, hold, _, owner, ttl, delay, mode, _, names, info = struct.unpack(ASK, packed)
+      local _, _, hold, _, owner, ttl, delay, mode, names, info = struct.unpack(ASK, packed)
       local all = names == '' and { keys[i] } or split(names)
       local v, fence = verdict(all, owner, mode, member)
       if v == FREE or v == REENTER then
@@ -220,12 +431,13 @@ local function serve(keys)
           if key ~= keys[i] then keys[#keys + 1] = key end
         end
         redis.call('HDEL', BASE .. 'client:' .. client, attempt)
-        -- It has as long as its claim lasts to say that it is still there; then it has the whole of its ttl.
+        note(let_in, client, attempt)
+        -- The waiter has a claim's time to confirm; then it has the whole of its ttl.
         local lease = math.min(ttl, CLAIM)
         admit(all, { attempt = attempt, owner = owner, fence = fence, expires = now + lease,
           since = now_us, stays = hold > 0 and now + hold or 0, ttl = ttl, delay = delay, mode = mode, flags = PENDING,
           names = names, info = info })
-        redis.pcall('PUBLISH', 'lockkeeper:wake:' .. client, attempt .. string.format('%.0f %.0f', fence, lease))
+        messages[#messages + 1] = { 'lockkeeper:wake:' .. client, attempt .. string.format('%.0f %.0f', fence, lease) }
         again = mode > 0
       end
     end
@@ -233,14 +445,17 @@ local function serve(keys)
   end
 end
 
--- The lines stay for as long as somebody in them is heard of; and while there is any, that is on record, so that others need
--- not look for lines where there are none.
+-- A queue stays for as long as a client in it is heard of; and while there is any queue, a flag says so, so that others need
+-- not look for queues where there are none. Another client of the queue may have a longer claim: only ever prolong.
 local function stay(keys)
-  for _, key in ipairs(keys) do redis.call('PEXPIRE', BASE .. 'line:' .. key, CLAIM * 2) end
+  for _, key in ipairs(keys) do
+    local line = BASE .. 'line:' .. key
+    if redis.call('PTTL', line) < CLAIM * 2 then redis.call('PEXPIRE', line, CLAIM * 2) end
+  end
   if redis.call('PTTL', WAITED) < CLAIM * 2 then redis.call('SET', WAITED, '1', 'PX', CLAIM * 3) end
 end
 
--- Takes an ask out of its lines.
+-- Takes a lock request out of its queues.
 local function leave(keys, attempt, client, info)
   for _, key in ipairs(keys) do
     redis.call('ZREM', BASE .. 'line:' .. key, attempt .. client)
@@ -249,11 +464,15 @@ local function leave(keys, attempt, client, info)
   redis.call('HDEL', BASE .. 'client:' .. client, attempt)
 end
 
--- The hold of an attempt in one lock, if it is still good.
-local function hold_of(slot, attempt)
-  for i, h in ipairs(slot.holds) do
-    if h.attempt == attempt and h.flags <= PENDING then return h, i end
-  end
+-- Confirms a hold, or renews it.
+local function renew(slot, h, client)
+  if h.flags == PENDING then note(confirmed, client, h.attempt) end
+  h.expires, h.flags, slot.changed[h.attempt] = now + h.ttl, 0, true
+end
+
+-- Reads locks before the script changes any: one that cannot be read ends the script, and nothing is left half done.
+local function load_all(keys)
+  for _, key in ipairs(keys) do load(key) end
 end
 
 -- The lock keys of `count` names whose keys begin at KEYS[first].

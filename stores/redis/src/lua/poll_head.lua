@@ -1,4 +1,5 @@
--- What a process with asks in line does now and then, once for all of them: it says that it is still there, and lets
--- in whoever is next where a holder went without a word. KEYS: counter, watched, held, waited, then L of each name.
-local COUNTER, WATCHED, HELD, WAITED = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+-- What a process with queue entries does now and then, once for all of them: it says that it is still there, learns which of
+-- them were let in, and lets in the next waiter where a holder ended without a release. KEYS: counter, watched, waited, then
+-- L of each name; ARGV: base, claim, client.
+local COUNTER, WATCHED, WAITED, FORCED = KEYS[1], KEYS[2], KEYS[3], false
 local BASE, CLAIM = ARGV[1], tonumber(ARGV[2])

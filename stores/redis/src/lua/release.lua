@@ -1,34 +1,62 @@
+load_all(slow)
+for _, one in ipairs(rest) do load_all(names_at(one[3], one[4])) end
 serve(slow)
-flush()
 
-local function release(keys, attempt)
+-- Flags: a guard exists though the hold is not confirmed; no caller ever learned of the grant; a request of the attempt may
+-- still arrive; only what no guard can stand for, which is a queue entry or a hold that is not confirmed.
+local GUARDED, UNREPORTED, UNANSWERED, UNCONFIRMED = 1, 2, 4, 8
+local function has(flags, flag) return math.floor(flags / flag) % 2 == 1 end
+
+local function leave_tombstone(attempt, generation)
+  press_on()
+  local tombstone = BASE .. 'released:' .. attempt
+  redis.call('SET', tombstone, math.max(generation, tonumber(redis.call('GET', tombstone) or '0')), 'PX', ARGV[4])
+  redis.call('SET', BASE .. 'released', '1', 'PX', ARGV[4])
+end
+
+local function release_hold(slot, h, flags)
+  tell('released', slot.key, h.fence, h.info)
+  remove(slot, h.attempt)
+  if h.flags == PENDING then note(confirmed, client, h.attempt) end
+  -- The clock was set back: a minimum hold lasts no longer from now on than it was to last from the start.
+  local since = math.floor(h.since / 1000)
+  local stays = math.min(h.stays, now + math.max(h.stays - since, 0))
+  if stays > now and (h.flags == 0 or has(flags, GUARDED)) and not has(flags, UNREPORTED) then
+    h.flags, h.expires, h.ttl = LINGERING, stays, stays - now
+    add(slot, h)
+  end
+end
+
+-- Whether a fence, or the ticket of a queue entry, is older than what the release means: the caller may have used the attempt
+-- again since.
+local function meant(number, limit)
+  return limit == 0 or tonumber(number or 0) <= limit
+end
+
+local function release(keys, attempt, flags, generation, limit)
   local gone = 0
+  if has(flags, UNANSWERED) then leave_tombstone(attempt, generation) end
   local packed = redis.call('HGET', CLIENT, attempt)
-  if packed then
-    local _, _, _, _, _, _, _, _, _, _, info = struct.unpack(ASK, packed)
+  if packed and meant(redis.call('ZSCORE', BASE .. 'line:' .. keys[1], attempt .. client), limit) then
+    local _, _, _, _, _, _, _, _, _, info = struct.unpack(ASK, packed)
     leave(keys, attempt, client, info)
     gone = 1
   end
   for _, key in ipairs(keys) do
     local slot = load(key)
-    local h, i = hold_of(slot, attempt)
-    if h then
-      tell('released', key, h.fence, h.info)
-      if h.stays > now and h.flags == 0 then
-        h.attempt, h.owner, h.flags, h.expires, h.ttl = NONE, NONE, LINGERING, h.stays, h.stays - now
-      else
-        table.remove(slot.holds, i)
-      end
-      slot.dirty, gone = true, 1
+    local h = find(slot, attempt)
+    if h and not (has(flags, UNCONFIRMED) and h.flags == 0) and meant(h.fence, limit) then
+      release_hold(slot, h, flags)
+      gone = 1
     end
   end
   if gone == 1 then serve({ unpack(keys) }) end
-  flush()
   return gone
 end
 
 for _, one in ipairs(rest) do
-  local attempt, i, first, count = unpack(one)
-  answers[i] = release(names_at(first, count), attempt)
+  local attempt, i, first, count, flags, generation, limit = unpack(one)
+  answers[i] = release(names_at(first, count), attempt, flags, generation, limit)
 end
+flush()
 return answers

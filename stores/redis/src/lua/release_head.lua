@@ -1,23 +1,25 @@
--- Gives back many holds, or leaves the line with them. KEYS: counter, watched, held, waited, then L of each name of each. ARGV:
--- the client, the base, the claim; then for each its attempt, and behind it the number of its names if there are several.
-local COUNTER, WATCHED, HELD, WAITED = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+-- Releases many holds, or takes their requests out of the queue. KEYS: counter, watched, waited, then L of each name of each.
+-- ARGV: the client, the base, the claim, how long a tombstone stands; then for each its attempt, with these bytes behind it
+-- unless it has one name and nothing more is to be said: flags, the number of its names, its generation, and the highest fence
+-- of what is meant (0: all).
+local COUNTER, WATCHED, WAITED, FORCED = KEYS[1], KEYS[2], KEYS[3], false
 local answers, rest = {}, {}
 
--- First the plain ones, whose key has their attempt and nothing more: one holder, alone, and nobody watches. While its key
--- is there, its lease is not over.
-local values = redis.call('MGET', COUNTER, WATCHED, WAITED, unpack(KEYS, 5))
-local freed, seen, at = {}, {}, 5
-for i = 1, #ARGV - 3 do
-  local attempt, count = ARGV[i + 3], 1
-  if #attempt > 32 then attempt, count = string.sub(attempt, 1, 32), tonumber(string.sub(attempt, 33)) end
-  local key = KEYS[at]
-  if values[at - 1] == attempt and count == 1 and not values[2] and not seen[key] then
+-- First the plain ones, whose key begins with their attempt: one holder, alone, and nobody watches. While its key is there,
+-- its lease is not over.
+local values = redis.call('MGET', COUNTER, WATCHED, WAITED, unpack(KEYS, 4))
+local freed, seen, at = {}, {}, 4
+for i = 1, #ARGV - 4 do
+  local attempt, flags, count, generation, limit = ARGV[i + 4], 0, 1, 0, 0
+  if #attempt > 32 then attempt, flags, count, generation, limit = struct.unpack('>c32BBBd', attempt) end
+  local key, value = KEYS[at], values[at]
+  if value and string.sub(value, 1, 32) == attempt and count == 1 and flags == 0 and not values[2] and not seen[key] then
     seen[key] = true
     freed[#freed + 1] = key
     answers[i] = 1
   else
     answers[i] = 0
-    rest[#rest + 1] = { attempt, i, at, count }
+    rest[#rest + 1] = { attempt, i, at, count, flags, generation, limit }
   end
   at = at + count
 end
@@ -25,17 +27,17 @@ local client, BASE, CLAIM = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local slow = {}
 if #freed > 0 and not values[3] then
   redis.call('DEL', unpack(freed))
-  redis.call('HDEL', HELD, unpack(freed))
 elseif #freed > 0 then
-  -- Somebody waits. If the first in line wants as plain a lock, it is handed over as it is: see `serve` for the rest.
+  -- There are queues. If the first waiter wants a plain lock too, it is handed over as it is: see `serve` for the rest.
   local us, fence
   for _, key in ipairs(freed) do
     local line = BASE .. 'line:' .. key
-    local member, place = unpack(redis.call('ZPOPMIN', line))
-    local who, where = string.sub(member or '', 1, 32), BASE .. 'client:' .. string.sub(member or '', 33)
-    local ask = member and redis.call('HGET', where, who)
+    local member = redis.call('ZRANGE', line, 0, 0)[1]
+    local who, process = string.sub(member or '', 1, 32), string.sub(member or '', 33)
+    local ask = member and redis.call('HGET', BASE .. 'client:' .. process, who)
     if ask and string.byte(ask) == 80 then
-      redis.call('HDEL', where, who)
+      redis.call('ZREM', line, member)
+      redis.call('HDEL', BASE .. 'client:' .. process, who)
       if not us then
         local time = redis.call('TIME')
         us = time[1] * 1000000 + time[2]
@@ -43,15 +45,14 @@ elseif #freed > 0 then
       end
       fence = fence + 1
       local lease = math.min(struct.unpack('>I4', ask, 82), CLAIM)
-      redis.call('SET', key, who, 'PX', lease)
-      redis.call('HSET', HELD, key, struct.pack('>c1dddd', 'P', fence, math.floor(us / 1000) + lease, us, 0)
-        .. string.sub(ask, 18, 93) .. '\1' .. string.sub(ask, 95))
-      if redis.call('PTTL', HELD) < lease then redis.call('PEXPIRE', HELD, 2 * lease) end
-      redis.pcall('PUBLISH', 'lockkeeper:wake:' .. string.sub(member, 33), who .. string.format('%.0f %.0f', fence, lease))
+      redis.call('SET', key, who .. '\1' .. struct.pack('>dddd', fence, math.floor(us / 1000) + lease, us, 0)
+        .. string.sub(ask, 50), 'PX', lease)
+      local let_in = BASE .. 'in:' .. process
+      redis.call('SADD', let_in, who)
+      if redis.call('PTTL', let_in) < CLAIM * 2 then redis.call('PEXPIRE', let_in, CLAIM * 2) end
+      redis.pcall('PUBLISH', 'lockkeeper:wake:' .. process, who .. string.format('%.0f %.0f', fence, lease))
     else
       redis.call('DEL', key)
-      redis.call('HDEL', HELD, key)
-      if ask then redis.call('ZADD', line, place, member) end
       if member then slow[#slow + 1] = key end
     end
   end

@@ -63,8 +63,7 @@ async fn the_rights_in_the_manual_are_enough() {
     one.write(&name("r"), b"v", Expect::Absent, Some(Duration::from_secs(60))).await.unwrap();
     assert_eq!(one.scan("", &Page::FIRST).await.unwrap().records.len(), 1);
     let replicated =
-        open(&format!("{}?wait_replicas=1&timeout=200ms", user(&server, "w", &format!("{RIGHTS} +wait"))))
-            .await;
+        open(&format!("{}?wait_replicas=1&timeout=2s", user(&server, "w", &format!("{RIGHTS} +wait")))).await;
     says(&failed(&replicated, &ask("c")).await, Outcome::Unavailable, &["0 of 1"]);
 }
 

@@ -2,7 +2,7 @@
 
 use lockkeeper_core::{Acquired, Error, Mode, Outcome, Promise, Purpose, Release, Renewal};
 use lockkeeper_testkit::laws::{
-    ask, eventually, give_back, granted, refused, soon, stand_in_line, take, with,
+    ask, eventually, give_back, granted, name, refused, soon, stand_in_line, take, with,
 };
 use lockkeeper_testkit::servers::{self, AppendOnly, RedisOptions, Server};
 
@@ -55,6 +55,54 @@ async fn a_server_that_may_forget_after_a_crash_is_not_for_correctness() {
         let Some(server) = server_with(append_only, &[]) else { return };
         not_for_correctness(&client_of(&server).await, &[words]);
     }
+}
+
+/// `appendfsync always` is suspended while the server saves or rewrites, if it is told so.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_does_not_sync_while_it_rewrites_is_not_for_correctness() {
+    let Some(server) = server_with(AppendOnly::Always, &[("no-appendfsync-on-rewrite", "yes")]) else {
+        return;
+    };
+    not_for_correctness(&client_of(&server).await, &["no-appendfsync-on-rewrite"]);
+}
+
+/// The settings of a server are those of now, not those of the moment at which the store was opened.
+#[tokio::test(flavor = "multi_thread")]
+async fn settings_that_change_while_the_store_is_open_change_its_profile() {
+    let Some(server) = server_with(AppendOnly::Always, &[]) else { return };
+    let store = open(&format!("{}?poll=50ms", url(&server))).await;
+    let kept = || store.profile().allows(Purpose::Correctness).is_ok();
+    assert!(kept());
+    for (setting, bad, good) in
+        [("appendfsync", "everysec", "always"), ("no-appendfsync-on-rewrite", "yes", "no")]
+    {
+        tell(server.addr(), &["CONFIG", "SET", setting, bad]);
+        eventually("the change is noticed", || async { !kept() }).await;
+        let refusal = keeper(&store).lock("jobs").for_correctness().acquire().await.unwrap_err();
+        says(&refusal, Outcome::Unsupported, &[setting]);
+        tell(server.addr(), &["CONFIG", "SET", setting, good]);
+        eventually("it is as good as before", || async { kept() }).await;
+    }
+    // A replica comes: from now on there may be a fail-over.
+    let options = RedisOptions { replica_of: Some(server.addr()), ..RedisOptions::default() };
+    let Ok(_replica) = servers::redis(options) else { return };
+    eventually("the replica is noticed", || async { !kept() }).await;
+    not_for_correctness(&store, &["fail-over"]);
+}
+
+/// Every new connection looks at the server before anything is asked of it: no poll is due here.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_connection_looks_at_the_settings_first() {
+    let Some(mut server) = server_with(AppendOnly::Always, &[]) else { return };
+    let store = open(&format!("{}?poll=5m&claim=10m", url(&server))).await;
+    store.profile().allows(Purpose::Correctness).unwrap();
+    tell(server.addr(), &["CONFIG", "SET", "no-appendfsync-on-rewrite", "yes"]);
+    drop(servers::redis_call(server.addr(), &["CLIENT", "KILL", "TYPE", "normal"]));
+    eventually("the store works again", || async { store.inspect(&name("jobs")).await.is_ok() }).await;
+    not_for_correctness(&store, &["no-appendfsync-on-rewrite"]);
+    server.restart();
+    eventually("the store works again", || async { store.inspect(&name("jobs")).await.is_ok() }).await;
+    store.profile().allows(Purpose::Correctness).unwrap();
 }
 
 /// Fills the server to the brim.

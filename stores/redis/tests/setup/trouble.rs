@@ -1,5 +1,7 @@
 //! What happens to a server while the store is open.
 
+use std::time::{Duration, Instant};
+
 use lockkeeper_core::{Acquired, Error, Outcome, Release};
 use lockkeeper_testkit::laws::{ask, eventually, give_back, name, refused, soon, take, with};
 use lockkeeper_testkit::servers::{self, AppendOnly, RedisOptions, Server};
@@ -89,6 +91,51 @@ async fn a_silent_server_ends_calls_within_the_timeout_and_works_again_later() {
     assert_eq!(store.inspect(&name("jobs")).await.unwrap().unwrap().held.len(), 1);
     give_back(&store, &held.claim).await;
     assert_eq!(store.inspect(&name("held")).await.unwrap(), None);
+}
+
+/// A caller that gives up used to count as one that was answered: while callers kept coming and going, nobody noticed that the
+/// server had stopped, and requests without a time limit of their own hung for as long.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_server_is_noticed_while_callers_come_and_go() {
+    let Some(server) = server() else { return };
+    let store = open(&format!("{}?timeout=500ms", url(&server))).await;
+    take(&store, &ask("held")).await;
+    server.pause();
+    let impatient = store.clone();
+    let impatient = tokio::spawn(async move {
+        loop {
+            _ = tokio::time::timeout(Duration::from_millis(50), impatient.inspect(&name("held"))).await;
+        }
+    });
+    let begun = Instant::now();
+    let error = failed(&store, &ask("jobs")).await;
+    // Twice the timeout at most; the rest is for a machine that is busy with other things.
+    assert!(begun.elapsed() < Duration::from_secs(4), "after {:?}: {error}", begun.elapsed());
+    server.resume();
+    impatient.abort();
+    eventually("the store works again", || async { store.inspect(&name("held")).await.is_ok() }).await;
+}
+
+/// A caller that gives up costs nobody else the connection, as long as the server replies.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_connection_outlives_the_callers_that_gave_up() {
+    let Some(server) = server() else { return };
+    let store = open(&format!("{}?timeout=100ms", url(&server))).await;
+    let connections = || {
+        let info = tell(server.addr(), &["INFO", "stats"]);
+        let count = info.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
+        count.and_then(|count| count.parse::<u64>().ok()).expect("it says so")
+    };
+    let before = connections();
+    for _ in 0..20 {
+        // Polled once, so that it is sent, and then dropped.
+        let held = name("held");
+        let mut call = std::pin::pin!(store.inspect(&held));
+        _ = futures_util::poll!(&mut call);
+        tokio::time::sleep(Duration::from_millis(25)).await;
+    }
+    assert_eq!(connections(), before + 1, "only the one that asks here is new");
+    assert!(store.inspect(&name("held")).await.is_ok());
 }
 
 /// Scripts are kept in the server's memory, and nowhere else.

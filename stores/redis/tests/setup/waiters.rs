@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
+use futures_util::StreamExt;
 use futures_util::future::join_all;
-use lockkeeper_core::Renewal;
-use lockkeeper_testkit::laws::{ask, eventually, give_back, granted, name, refused, stand_in_line, take};
+use lockkeeper_core::{EventKind, Mode, Renewal};
+use lockkeeper_testkit::laws::{
+    ask, eventually, give_back, granted, name, refused, soon, stand_in_line, take, with,
+};
 use lockkeeper_testkit::servers::{self, AppendOnly, RedisOptions, Server};
 
 use crate::common::{ask_for, client_of, grow, keeper, open, renew, tell, url};
@@ -119,4 +122,30 @@ async fn twenty_thousand_names_leave_one_key_behind() {
     }
     eventually("only the counter is left", || async { tell(server.addr(), &["DBSIZE"]) == "1" }).await;
     assert_eq!(tell(server.addr(), &["EXISTS", "lockkeeper:{all}:fence"]), "1");
+}
+
+/// A holder that died is told to watchers as *expired* when the next client comes, plain lock or not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_that_expired_is_told_to_watchers() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let store = client_of(&server).await;
+    let mut events = store.watch("").await.unwrap();
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let brief = with(ask("jobs"), |ask| (ask.ttl, ask.mode) = (Duration::from_secs(1), mode));
+        let dead = take(&store, &brief).await;
+        eventually("its lease ends", || async { tell(server.addr(), &["EXISTS", "lock:jobs"]) == "0" }).await;
+        let next = take(&store, &ask("jobs")).await;
+        let mut seen = Vec::new();
+        while seen.last() != Some(&EventKind::Granted { fence: next.fence }) {
+            seen.push(soon("an event", events.next()).await.expect("the watch goes on").unwrap().kind);
+        }
+        let kinds = [
+            EventKind::Granted { fence: dead.fence },
+            EventKind::Expired { fence: dead.fence },
+            EventKind::Granted { fence: next.fence },
+        ];
+        assert_eq!(seen, kinds);
+        give_back(&store, &next.claim).await;
+        soon("the release", events.next()).await;
+    }
 }

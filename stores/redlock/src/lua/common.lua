@@ -1,15 +1,28 @@
 -- A lock at one node is two keys. L is what every Redlock client sets: it holds the attempt of whoever has the lock here.
 -- V, beside it and with the same end, is what we know of our own vote: the attempt, the number of the round, the fence
--- (0 while it is not chosen), since when, and who. A V whose attempt is not the value of L is somebody's leftover.
+-- (0 while it is not chosen), since when, the ttl in ms, and who. A V whose attempt is not the value of L is a leftover.
+--
+-- A script that changes one lock makes all its reads before its first write, and the node refuses its writes together: so
+-- a script that ends in an error has written nothing. (A read fails for a key of another type; a write fails for a full
+-- disk or memory, at a replica, with too few replicas. None of these begins or ends while a script runs.)
+
+-- What a key holds. A key of another type is another program's: it holds a value, and not ours.
+local function value_of(key)
+  local value = redis.pcall('GET', key)
+  if type(value) ~= 'table' then return value end
+  if string.find(value.err, 'WRONGTYPE', 1, true) then return '' end
+  error(value)
+end
+
 local function vote(key, attempt)
-  local who, round, fence, since, info =
-    string.match(redis.call('GET', key) or '', '^(%x+) (%d+) (%d+) (%d+) (.*)$')
+  local who, round, fence, since, ttl, info =
+    string.match(value_of(key) or '', '^(%x+) (%d+) (%d+) (%d+) (%d+) (.*)$')
   if who ~= attempt then return nil end
-  return { round = tonumber(round), fence = tonumber(fence), since = tonumber(since), info = info }
+  return { round = tonumber(round), fence = tonumber(fence), since = tonumber(since), ttl = tonumber(ttl), info = info }
 end
 
 local function text(attempt, v)
-  return string.format('%s %.0f %.0f %.0f ', attempt, v.round, v.fence, v.since) .. v.info
+  return string.format('%s %.0f %.0f %.0f %.0f ', attempt, v.round, v.fence, v.since, v.ttl) .. v.info
 end
 
 local function now_us()
@@ -24,9 +37,20 @@ local function raise(counter, fence)
   end
 end
 
+-- Notifies waiters. Without the right to publish they poll; the release itself has happened.
+local function publish(channel, fence)
+  redis.pcall('PUBLISH', channel, string.format('%.0f', fence))
+end
+
+-- How long L lasts, in ms. Redis counts it by the wall clock: more than the ttl is left only if that was set back.
+local function left(lock, v)
+  local ms = redis.call('PTTL', lock)
+  return v and ms > v.ttl and v.ttl or ms
+end
+
 -- What others may see of L: which holder (not its attempt, which is a secret), for how long, and what V says.
 local function seen(lock, key, value)
   local v = vote(key, value)
   local shown = v and string.format('%.0f %.0f ', v.fence, v.since) .. v.info or ''
-  return { redis.sha1hex(value), redis.call('PTTL', lock), shown }
+  return { redis.sha1hex(value), left(lock, v), shown }
 end

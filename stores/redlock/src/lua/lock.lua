@@ -1,10 +1,18 @@
 -- Takes the lock at this node. KEYS: L, V, counter; ARGV: attempt, round, ttl in ms, the age in ms from which the node
 -- counts, who.
 local attempt, round, ttl, age = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
-local now = now_us()
+local now, counter = now_us(), tonumber(redis.call('GET', KEYS[3]) or '0')
 local value = redis.call('GET', KEYS[1])
-if value and value ~= attempt then return { 0, seen(KEYS[1], KEYS[2], value) } end
-local v = { round = round, fence = 0, since = now, info = ARGV[5] }
+if value and value ~= attempt then
+  local other = vote(KEYS[2], value)
+  if other and redis.call('PTTL', KEYS[1]) > other.ttl then
+    -- The wall clock was set back. A holder that is alive has renewed within its ttl, and has no more than that left.
+    redis.call('PEXPIRE', KEYS[1], other.ttl)
+    redis.call('PEXPIRE', KEYS[2], other.ttl)
+  end
+  return { 0, seen(KEYS[1], KEYS[2], value) }
+end
+local v = { round = round, fence = 0, since = now, ttl = tonumber(ttl), info = ARGV[5] }
 if value then
   -- The same ask once more: it keeps its fence and counts its lease anew. A later round of it has the last word.
   local known = vote(KEYS[2], attempt)
@@ -17,10 +25,11 @@ else
   if age > 0 then
     -- A node that came back empty may have forgotten a lock that is still held: it says nothing until every lock that
     -- it can have known is over. Its seconds are cut off at both ends, so one of them may be missing.
-    local up = tonumber(string.match(redis.call('INFO', 'server'), 'uptime_in_seconds:(%d+)')) - 1
+    -- It is below zero where the clock was set back to before the start.
+    local up = tonumber(string.match(redis.call('INFO', 'server'), 'uptime_in_seconds:(-?%d+)')) - 1
     if up * 1000 < age then return { 2, up } end
   end
   redis.call('SET', KEYS[1], attempt, 'NX', 'PX', ttl)
 end
 redis.call('SET', KEYS[2], text(attempt, v), 'PX', ttl)
-return { 1, tonumber(redis.call('GET', KEYS[3]) or '0'), now, v.fence }
+return { 1, counter, now, v.fence }

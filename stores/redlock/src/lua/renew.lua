@@ -4,7 +4,7 @@ local answers = {}
 for i = 1, #ARGV / 3 do
   local lock, key = KEYS[2 * i], KEYS[2 * i + 1]
   local attempt, ttl, fence = ARGV[3 * i - 2], ARGV[3 * i - 1], tonumber(ARGV[3 * i])
-  local value = redis.call('GET', lock)
+  local value = value_of(lock)
   if value == attempt then
     redis.call('PEXPIRE', lock, ttl)
     redis.call('PEXPIRE', key, ttl)

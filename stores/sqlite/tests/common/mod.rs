@@ -261,6 +261,18 @@ pub fn contender() {
                 let done = runtime.block_on(store.release(&last.take().unwrap()));
                 println!("@{:?}", done.unwrap());
             }
+            // Takes and gives back a lock without end.
+            ["churn"] => {
+                let store = store.clone();
+                runtime.spawn(async move {
+                    loop {
+                        let ask = ask("churn");
+                        store.acquire(&ask).await.unwrap();
+                        store.release(&ask.claim).await.unwrap();
+                    }
+                });
+            }
+            ["stop"] => lockkeeper_host::stop_this_process(),
             ["wakes"] => println!("@{}", store.wakes()),
             ["notes"] => println!("@{}", store.profile().notes.join(" | ")),
             _ => panic!("{line}"),

@@ -7,7 +7,7 @@ use clap::Args;
 use lockkeeper::postgres::tokio_postgres::Client;
 use lockkeeper::postgres::{Options, connect_to};
 
-use crate::args::utf8;
+use crate::args::{SecretUrl, secret_url};
 use crate::exit::Failure;
 pub use install::{Install, Uninstall};
 pub use status::Show;
@@ -16,8 +16,8 @@ pub use status::Show;
 #[derive(Args, Debug)]
 pub struct Database {
     /// The database: postgres://USER:PASSWORD@HOST/DATABASE, with the options of the store's address
-    #[arg(long, value_name = "URL", env = "LOCKKEEPER_POSTGRES", hide_env_values = true, value_parser = utf8("URL"))]
-    pub postgres: String,
+    #[arg(long, value_name = "URL", env = "LOCKKEEPER_POSTGRES", hide_env_values = true, value_parser = secret_url())]
+    pub postgres: SecretUrl,
     /// Write JSON, for machines
     #[arg(long)]
     pub json: bool,
@@ -25,6 +25,6 @@ pub struct Database {
 
 impl Database {
     async fn open(&self) -> Result<Client, Failure> {
-        Ok(connect_to(&Options::from_url(&self.postgres)?).await?)
+        Ok(connect_to(&Options::from_url(self.postgres.expose()?)?).await?)
     }
 }

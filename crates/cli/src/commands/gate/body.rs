@@ -41,10 +41,34 @@ impl Progress {
 
 /// The body of a request, which notes when a part of it was sent.
 pub struct Sent {
-    pub body: Incoming,
+    body: Incoming,
     pub progress: Progress,
-    /// Of what has a fence.
-    pub loss: Option<Loss>,
+    /// Of a request with a fence.
+    loss: Option<Loss>,
+    /// How long the rest may take once a newer fence waits.
+    grace: Duration,
+    /// The end of that time. Most bodies come in one piece, and need none.
+    cut: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+}
+
+impl Sent {
+    pub fn new(body: Incoming, loss: Option<Loss>, grace: Duration) -> Self {
+        Sent { body, progress: Progress::new(), loss, grace, cut: None }
+    }
+
+    /// Whether the rest of the body has taken too long: a client with an older fence that sends a byte now and then would keep
+    /// newer ones out for as long as it likes.
+    fn is_cut(&mut self, cx: &mut Context<'_>) -> bool {
+        let (Some(loss), grace) = (&self.loss, self.grace) else { return false };
+        let cut = self.cut.get_or_insert_with(|| {
+            let loss = loss.clone();
+            Box::pin(async move {
+                loss.overtaken().await;
+                sleep(grace).await;
+            })
+        });
+        cut.as_mut().poll(cx).is_ready()
+    }
 }
 
 impl Body for Sent {
@@ -55,7 +79,14 @@ impl Body for Sent {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<bytes::Bytes>, BoxError>>> {
-        let frame = std::task::ready!(Pin::new(&mut self.body).poll_frame(cx));
+        let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
+            if self.is_cut(cx) {
+                return Poll::Ready(Some(Err(
+                    "a newer fence waits, and the rest of the body did not come".into()
+                )));
+            }
+            return Poll::Pending;
+        };
         self.progress.note();
         // The service must not get a whole request together when another gate may have let a newer one through.
         if self.loss.as_ref().is_some_and(Loss::happened) {

@@ -16,7 +16,7 @@ use lockkeeper_fenced::http::{Admission, Problem};
 use tokio::sync::OwnedSemaphorePermit;
 use tower_service::Service;
 
-use super::body::{Idle, Progress, Sent};
+use super::body::{Idle, Sent};
 use super::headers;
 use super::links::{Links, Trouble};
 use super::metrics::Metrics;
@@ -86,13 +86,15 @@ struct Inner {
     upstream: Upstream,
     metrics: Arc<Metrics>,
     idle: Duration,
+    /// How long the rest of a body may take once a newer fence waits.
+    grace: Duration,
 }
 
 impl Forward {
     pub fn new(gate: &super::Gate, metrics: Arc<Metrics>) -> Self {
         let upstream = gate.upstream.clone();
         let links = Links::new(upstream.uri.clone(), gate.connect_timeout, gate.timeout);
-        let inner = Arc::new(Inner { links, upstream, metrics, idle: gate.idle });
+        let inner = Arc::new(Inner { links, upstream, metrics, idle: gate.idle, grace: gate.wait / 4 });
         Forward { inner, client: Arc::new(Client { peer: HeaderValue::from_static("unknown"), _room: None }) }
     }
 
@@ -134,7 +136,7 @@ impl Inner {
         }
         parts.uri = self.upstream.path(parts.uri)?;
         parts.version = Version::HTTP_11;
-        Some((Request::from_parts(parts, Sent { body, progress: Progress::new(), loss }), wish))
+        Some((Request::from_parts(parts, Sent::new(body, loss, self.grace)), wish))
     }
 
     async fn pass(

@@ -2,6 +2,9 @@
 
 use bytes::Bytes;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::request::Parts;
+use http::{Method, Version};
+use lockkeeper_fenced::http::LOCK_FENCE;
 
 /// Headers of a connection, not of a message (RFC 9110, 7.6.1). `Expect` was answered by us.
 const HOP: [HeaderName; 9] = [
@@ -20,19 +23,49 @@ const FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
+/// What `Connection` must not name: we check these, and the service would not see them.
+const CHECKED: [HeaderName; 6] = [
+    header::HOST,
+    header::CONTENT_LENGTH,
+    LOCK_FENCE,
+    HeaderName::from_static("x-http-method-override"),
+    HeaderName::from_static("x-http-method"),
+    HeaderName::from_static("x-method-override"),
+];
+
+/// Why the service could read a request in another way than we do; `None` if it cannot. `resource`: the header that names the
+/// resource, if one does.
+pub fn ambiguity(request: &Parts, resource: Option<&HeaderName>) -> Option<&'static str> {
+    let mut hosts = request.headers.get_all(header::HOST).iter();
+    match (hosts.next(), hosts.next(), request.uri.authority()) {
+        (_, Some(_), _) => return Some("it has more than one Host"),
+        (None, _, None) if request.version == Version::HTTP_11 => return Some("it has no Host"),
+        // CONNECT names another host in its URI by design, and is refused for what it is.
+        (Some(host), _, Some(there))
+            if request.method != Method::CONNECT
+                && !host.as_bytes().eq_ignore_ascii_case(there.as_str().as_bytes()) =>
+        {
+            return Some("its Host is not the one of its URI");
+        }
+        _ => {}
+    }
+    let checked = |name: &HeaderName| CHECKED.contains(name) || Some(name) == resource;
+    named(&request.headers).any(|name| checked(&name)).then_some("Connection names a header that is checked")
+}
+
+/// The headers that `Connection` names.
+fn named(headers: &HeaderMap) -> impl Iterator<Item = HeaderName> {
+    let values = headers.get_all(header::CONNECTION).iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).filter_map(|name| name.trim().parse().ok())
+}
+
 /// Takes out what belongs to the connection: also whatever `Connection` names.
 pub fn strip(headers: &mut HeaderMap) {
     // Most messages have none of these.
     if !headers.keys().any(|name| HOP.contains(name)) {
         return;
     }
-    let named: Vec<HeaderName> = headers
-        .get_all(header::CONNECTION)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .filter_map(|name| name.trim().parse().ok())
-        .collect();
+    let named: Vec<HeaderName> = named(headers).collect();
     for name in HOP.iter().chain(&named) {
         headers.remove(name);
     }
@@ -99,6 +132,31 @@ mod tests {
         ]);
         strip(&mut headers);
         assert_eq!(headers, map(&[("lock-fence", "5"), ("content-length", "3")]));
+    }
+
+    #[test]
+    fn what_can_be_read_in_two_ways_is_told() {
+        let why = |uri: &str, version, pairs: &[(&'static str, &'static str)]| {
+            let (mut parts, ()) =
+                http::Request::builder().uri(uri).version(version).body(()).unwrap().into_parts();
+            parts.headers = map(pairs);
+            ambiguity(&parts, Some(&HeaderName::from_static("x-account")))
+        };
+        let (one, two) = (Version::HTTP_11, Version::HTTP_2);
+        assert_eq!(why("/a", one, &[("host", "h"), ("connection", "close, x-private")]), None);
+        assert_eq!(why("/a", Version::HTTP_10, &[]), None);
+        assert_eq!(why("http://h/a", two, &[]), None);
+        assert_eq!(why("http://h/a", one, &[("host", "H")]), None);
+        for (uri, version, headers) in [
+            ("/a", one, &[][..]),
+            ("/a", one, &[("host", "h"), ("host", "h")]),
+            ("http://h/a", two, &[("host", "i")]),
+            ("/a", one, &[("host", "h"), ("connection", "host")]),
+            ("/a", one, &[("host", "h"), ("connection", "close, Lock-Fence")]),
+            ("/a", one, &[("host", "h"), ("connection", "close"), ("connection", "x-account")]),
+        ] {
+            assert!(why(uri, version, headers).is_some(), "{uri} {headers:?}");
+        }
     }
 
     #[test]

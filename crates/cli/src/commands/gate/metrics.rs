@@ -8,12 +8,13 @@ use std::time::Duration;
 use lockkeeper_fenced::http::Problem;
 
 /// The outcomes, by the word that they are told with.
-const OUTCOMES: [&str; 10] = [
+const OUTCOMES: [&str; 11] = [
     "passed",
     "unfenced",
     "missing",
     "malformed",
     "no-resource",
+    "ambiguous",
     "stale",
     "waiting",
     "unavailable",

@@ -56,7 +56,7 @@ pub struct Gate {
     /// Whose marks these are: give each service its own, if several share a store
     #[arg(long, value_name = "NAME", default_value = "http", value_parser = utf8("space"))]
     pub space: String,
-    /// Let other gates of this space in at the same time: slower, and each waits for its own requests alone
+    /// Serve beside other --shared gates of this space: slower, and each waits for its own requests alone
     #[arg(long, conflicts_with_all = ["ttl", "lock_delay"])]
     pub shared: bool,
     /// How long our silence may last before another gate of this space takes over
@@ -108,7 +108,7 @@ Examples:
   lockkeeper gate --upstream http://billing:80 --listen 0.0.0.0:8000 --resource first-segments:2
   lockkeeper run orders/42 -- sh -c 'curl -H \"Lock-Fence: $LOCKKEEPER_FENCE\" -X PUT …'
 
-Answers of its own: 412 stale, 428 no fence, 400 no such fence, 502 the service cannot be reached,
+Answers of its own: 412 stale, 428 no fence, 400 no such fence or ambiguous, 502 the service cannot be reached,
 503 the store cannot be asked or older requests are under way, 504 it may have happened.
 One gate of a space serves fences at a time, by a lock in the store; others stand by with 503.
 

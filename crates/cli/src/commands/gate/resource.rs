@@ -6,7 +6,7 @@ use http::request::Parts;
 /// Which part of a request names the resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Resource {
-    /// The path, to the letter, without the query.
+    /// The path without the query, as the service understands it: see [`plain_path`].
     Path,
     /// The first segments of the path.
     Segments(usize),
@@ -31,15 +31,19 @@ pub fn parse(text: &str) -> Result<Resource, String> {
 }
 
 impl Resource {
+    /// The header that names the resource, if one does.
+    pub fn header(&self) -> Option<&HeaderName> {
+        match self {
+            Resource::Header(name) => Some(name),
+            _ => None,
+        }
+    }
+
     /// The resource of a request. `None`: it does not say, or says it twice.
     pub fn of(&self, request: &Parts) -> Option<String> {
         match self {
-            Resource::Path => Some(request.uri.path().to_owned()),
-            Resource::Segments(n) => {
-                // What comes before the first slash is nothing.
-                let segments: Vec<&str> = request.uri.path().split('/').take(n + 1).collect();
-                Some(segments.join("/")).filter(|path| !path.is_empty())
-            }
+            Resource::Path => Some(plain_path(request.uri.path(), usize::MAX)),
+            Resource::Segments(n) => Some(plain_path(request.uri.path(), *n)),
             Resource::Header(name) => {
                 let mut values = request.headers.get_all(name).iter();
                 let value = values.next()?.to_str().ok().filter(|value| !value.is_empty())?;
@@ -47,6 +51,35 @@ impl Resource {
             }
         }
     }
+}
+
+/// The first `most` segments of a path, written in one way only. Services decode `%2e`, resolve `..`, skip empty segments and what
+/// follows a semicolon, each a little differently. Two paths that some service takes for one must share a mark: so all of it is
+/// done here, and where the service does less, two resources share a mark, which refuses too much and never too little.
+fn plain_path(path: &str, most: usize) -> String {
+    let decoded = decode(path);
+    let mut segments: Vec<&str> = Vec::new();
+    for segment in decoded.split(['/', '\\']) {
+        match segment.split(';').next().unwrap_or_default() {
+            "" | "." => {}
+            ".." => _ = segments.pop(),
+            segment => segments.push(segment),
+        }
+    }
+    segments.truncate(most);
+    format!("/{}", segments.join("/"))
+}
+
+/// `path` without percent signs, decoded once.
+fn decode(path: &str) -> String {
+    let (mut bytes, mut rest) = (Vec::with_capacity(path.len()), path.as_bytes());
+    while let [first, tail @ ..] = rest {
+        let hex = |digits: &[u8]| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok();
+        let escaped = tail.get(..2).filter(|_| *first == b'%').and_then(hex);
+        bytes.push(escaped.unwrap_or(*first));
+        rest = if escaped.is_some() { &tail[2..] } else { tail };
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 #[cfg(test)]
@@ -64,10 +97,33 @@ mod tests {
         assert_eq!(of("first-segments:2", "/orders/42/lines/7", &[]).unwrap(), "/orders/42");
         assert_eq!(of("first-segments:2", "/orders", &[]).unwrap(), "/orders");
         assert_eq!(of("first-segments:2", "/", &[]).unwrap(), "/");
+        assert_eq!(of("first-segments:2", "/x/../orders//42/7", &[]).unwrap(), "/orders/42");
         assert_eq!(of("header:X-Account", "/", &[("x-account", "7")]).unwrap(), "7");
         for headers in [&[][..], &[("x-account", "")], &[("x-account", "7"), ("x-account", "8")]] {
             assert_eq!(of("header:x-account", "/", headers), None, "{headers:?}");
         }
+    }
+
+    #[test]
+    fn however_a_path_is_written_it_is_one_resource() {
+        for path in [
+            "/a",
+            "//a",
+            "/./a",
+            "/b/../a",
+            "/../a",
+            "/a/",
+            "/%61",
+            "/b/%2e%2E/a",
+            "/b%2f..%2Fa",
+            "/a;session=1",
+            "/b;x/..;y/a?q=1",
+            "/b/..%5ca",
+        ] {
+            assert_eq!(of("path", path, &[]).unwrap(), "/a", "{path}");
+        }
+        assert_eq!(of("path", "/A/b%20c%", &[]).unwrap(), "/A/b c%");
+        assert_eq!(of("path", "/", &[]).unwrap(), "/");
     }
 
     #[test]

@@ -10,7 +10,8 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use futures_util::future::BoxFuture;
-use http::{Request, Response};
+use http::{HeaderName, Request, Response};
+use http_body_util::Either;
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -25,6 +26,7 @@ use tower_service::Service;
 
 use super::at_once::AtOnce;
 use super::forward::{Answer, Forward};
+use super::headers;
 use super::metrics::Metrics;
 use super::patience::Patience;
 use crate::signals::Signals;
@@ -53,6 +55,7 @@ pub struct Gate {
     pub metrics: Arc<Metrics>,
     room: Arc<Semaphore>,
     idle: Duration,
+    resource: Option<HeaderName>,
 }
 
 impl Gate {
@@ -63,7 +66,8 @@ impl Gate {
         // A head that does not come, and a connection that is not used, look the same from here.
         server.http1().header_read_timeout(gate.idle).max_buf_size(64 << 10);
         server.http2().timer(TokioTimer::new()).keep_alive_interval(gate.idle).max_concurrent_streams(200);
-        Gate { layer, forward, server, metrics, room: Arc::new(Semaphore::new(connections)), idle: gate.idle }
+        let (room, resource) = (Arc::new(Semaphore::new(connections)), gate.resource.header().cloned());
+        Gate { layer, forward, server, metrics, room, idle: gate.idle, resource }
     }
 
     /// Serves until a signal comes, and then until all that is under way has ended, or the time is over. Returns how many
@@ -130,6 +134,8 @@ impl Gate {
 /// What one connection talks to: the checked service, and the counters.
 struct Front {
     service: Checked<Forward>,
+    /// The header that names the resource, if one does.
+    resource: Option<HeaderName>,
     metrics: Arc<Metrics>,
     patience: Patience,
 }
@@ -138,7 +144,8 @@ impl Front {
     fn new(gate: &Gate, peer: SocketAddr, room: OwnedSemaphorePermit) -> Front {
         // An IPv4 client of an IPv6 socket is an IPv4 client.
         let service = gate.layer.layer(gate.forward.of(peer.ip().to_canonical(), room));
-        Front { service, metrics: gate.metrics.clone(), patience: Patience::new(gate.idle) }
+        let resource = gate.resource.clone();
+        Front { service, resource, metrics: gate.metrics.clone(), patience: Patience::new(gate.idle) }
     }
 }
 
@@ -151,7 +158,14 @@ impl hyper::service::Service<Request<Incoming>> for Front {
         let began = Instant::now();
         self.patience.heard();
         let fenced = request.headers().contains_key(LOCK_FENCE);
-        let answer = self.service.clone().call(request);
+        let (parts, body) = request.into_parts();
+        let answer = match headers::ambiguity(&parts, self.resource.as_ref()) {
+            Some(why) => {
+                let refused = Problem::Ambiguous(why).response().map(Either::Right);
+                Box::pin(async { Ok(refused) })
+            }
+            None => self.service.clone().call(Request::from_parts(parts, body)),
+        };
         Counted { answer, fenced, began, metrics: self.metrics.clone() }
     }
 }

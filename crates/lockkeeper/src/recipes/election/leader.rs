@@ -3,13 +3,14 @@ use lockkeeper_core::{Error, Fence, Release, Result};
 use super::page::{self, Page};
 use crate::guard::Guard;
 use crate::recipes::backoff::Backoff;
-use crate::recipes::cell::Cell;
+use crate::recipes::cell::{Cell, Retry};
 
 /// A term of office, for as long as its guard is held. Dropping it ends it; nothing is proclaimed then.
 #[must_use = "a leader that is dropped leads no more"]
 #[derive(Debug)]
 pub struct Leader {
     pub(super) cell: Cell,
+    pub(super) name: String,
     pub(super) guard: Guard,
 }
 
@@ -56,14 +57,14 @@ impl Leader {
         loop {
             let old = self.cell.read().await?;
             let mut page = match &old {
-                Some(seen) => Page::parse(self.cell.key.as_str(), &seen.value)?,
+                Some(seen) => Page::parse(&self.name, &seen.value)?,
                 None => Page::default(),
             };
             if unless_said && page.newest().is_some_and(|p| p.term == self.term() && p.value == value) {
                 return Ok(());
             }
             page.say(self.term(), value.clone())?;
-            match self.cell.swap(old.as_ref(), &page.bytes(), None).await? {
+            match self.cell.swap(old.as_ref(), &page.bytes(), None, Retry::Briefly).await? {
                 Ok(_) => return Ok(()),
                 // Only a leader before us can have been quicker; it is refused from our first word on.
                 Err(_) => backoff.wait().await,

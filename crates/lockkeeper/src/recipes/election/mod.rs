@@ -118,7 +118,7 @@ impl Election {
         if self.for_correctness {
             ask = ask.for_correctness();
         }
-        let leader = Leader { cell, guard: ask.acquire().await? };
+        let leader = Leader { cell, name: self.name.clone(), guard: ask.acquire().await? };
         match leader.begin(value).await {
             Ok(()) => Ok(leader),
             Err(error) => {

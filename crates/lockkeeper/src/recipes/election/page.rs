@@ -26,6 +26,9 @@ pub struct Proclamation {
 #[serde(deny_unknown_fields)]
 pub(super) struct Page {
     proclaimed: Vec<Proclamation>,
+    /// Term and number of the newest one that is not kept any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    dropped: Option<(Fence, u64)>,
 }
 
 pub(super) fn check(value: &str) -> Result<()> {
@@ -63,7 +66,8 @@ impl Page {
         };
         self.proclaimed.push(Proclamation { term, number, value, missed: false });
         if self.proclaimed.len() > KEPT {
-            self.proclaimed.remove(0);
+            let oldest = self.proclaimed.remove(0);
+            self.dropped = Some((oldest.term, oldest.number));
         }
         Ok(())
     }
@@ -73,7 +77,8 @@ impl Page {
         let Some(told) = told else { return self.newest().cloned().into_iter().collect() };
         let order = |p: &Proclamation| (p.term, p.number);
         let mut news: Vec<_> = self.proclaimed.iter().filter(|p| order(p) > order(told)).cloned().collect();
-        let remembered = self.proclaimed.iter().any(|p| order(p) == order(told));
+        let known = self.proclaimed.iter().map(order).chain(self.dropped);
+        let remembered = known.into_iter().any(|known| known == order(told));
         if let (false, Some(first)) = (remembered, news.first_mut()) {
             first.missed = true;
         }
@@ -100,7 +105,15 @@ mod tests {
         let news = page.since(told.as_ref());
         assert_eq!(news.iter().map(|p| p.term.get()).collect::<Vec<_>>(), [6, 7, 8]);
         assert!(news.iter().all(|p| !p.missed));
-        for _ in 0..KEPT {
+        for _ in 0..KEPT - 3 {
+            page.say(term(9), None).unwrap();
+        }
+        let news = page.since(told.as_ref());
+        assert!(
+            news.len() == KEPT && news.iter().all(|p| !p.missed),
+            "all after it are kept: nothing was missed"
+        );
+        for _ in 0..3 {
             page.say(term(9), None).unwrap();
         }
         let news = page.since(told.as_ref());

@@ -2,12 +2,12 @@ use std::time::Duration;
 
 use lockkeeper_core::{Busy, Error, LockName, Result};
 
-use super::page::Page;
-use super::{Claim, Done, Once, Stored, Turn, parts, turn};
+use super::page::{Page, told_unkept};
+use super::{Claim, Done, Once, Stored, Turn, nested, parts, turn};
 use crate::builder::LockBuilder;
 use crate::guard::Guard;
 use crate::recipes::backoff::look_again;
-use crate::recipes::cell::{Cell, Seen};
+use crate::recipes::cell::{Cell, Retry, Seen};
 use crate::recipes::{name_of, need_records};
 
 impl Once {
@@ -22,6 +22,7 @@ impl Once {
         {
             return Ok(Claim::Done(done));
         }
+        nested::check(&self.keeper, &cell.key)?;
         let guard = tokio::select! {
             biased;
             // Standing in line is the wait; looking now and then spares those at the end of a long line.
@@ -104,6 +105,9 @@ impl Once {
         let (page, body) = Page::parse(&self.key, &seen.value)?;
         page.check_print(&self.key, self.print.as_deref())?;
         let Some(done) = &page.done else { return Ok(None) };
+        if let Some(why) = &done.unkept {
+            return Err(told_unkept(&self.key, page.fence, why));
+        }
         let bytes = parts::gather(cell, &self.key, page.fence, done, body).await?;
         Ok(Some(Done { result: Stored { ok: done.ok, bytes }, fence: page.fence, replayed: true }))
     }
@@ -126,7 +130,7 @@ impl Once {
             }
             let page = Page::running(guard.fence(), self.print.clone()).bytes(&[]);
             let ttl = Some(turn::forgotten_after(self.keep));
-            match guard.run(cell.swap(old.as_ref(), &page, ttl)).await?? {
+            match guard.run(cell.swap(old.as_ref(), &page, ttl, Retry::Briefly)).await?? {
                 Ok(running) => {
                     let (key, print) = (self.key.clone(), self.print.clone());
                     let (keep, on_failure) = (self.keep, self.on_failure);

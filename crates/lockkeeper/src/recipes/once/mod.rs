@@ -1,6 +1,7 @@
 //! A thing that is done once, however often it is asked for: absent → running → done, with the result kept.
 
 mod claim;
+pub(crate) mod nested;
 mod page;
 mod parts;
 mod run;
@@ -23,6 +24,9 @@ pub enum OnFailure {
     /// The failure is the result: later callers get it, and nobody runs again.
     Keep,
 }
+
+/// The longest that a result is kept. Stores count times in their own units, and longer ones are beyond some of them.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 /// A key under which something is done once. Nothing happens before [`Once::run`] or [`Once::claim`].
 ///
@@ -118,9 +122,9 @@ impl Once {
         self
     }
 
-    /// How long the result is kept; after that the key is as good as new. A day by default.
+    /// How long the result is kept; after that the key is as good as new. A day by default, and a hundred years at most.
     pub fn keep(mut self, keep: Duration) -> Self {
-        self.keep = keep;
+        self.keep = keep.min(LONGEST);
         self
     }
 

@@ -25,11 +25,20 @@ pub(super) struct Outcome {
     pub size: usize,
     /// Records that the result is in; none if it follows the line.
     pub parts: usize,
+    /// Why the result could not be kept. It was done nevertheless, and is not done again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unkept: Option<String>,
 }
 
 impl Page {
     pub fn running(fence: Fence, print: Option<String>) -> Page {
         Page { fence, print, done: None }
+    }
+
+    /// The work was done, and its result cannot be kept.
+    pub fn unkept(fence: Fence, print: Option<String>, ok: bool, why: &str) -> Page {
+        let unkept = Some(why.chars().take(500).collect());
+        Page { fence, print, done: Some(Outcome { ok, size: 0, parts: 0, unkept }) }
     }
 
     pub fn bytes(&self, body: &[u8]) -> Vec<u8> {
@@ -59,4 +68,11 @@ impl Page {
             _ => Ok(()),
         }
     }
+}
+
+/// What every caller gets of a key whose result could not be kept.
+pub(super) fn told_unkept(key: &str, fence: Fence, why: &str) -> Error {
+    Error::Unknown(format!(
+        "{key:?} was done with fence {fence} and is not done again, but its result could not be kept: {why}"
+    ))
 }

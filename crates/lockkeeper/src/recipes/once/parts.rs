@@ -5,7 +5,7 @@ use std::time::Duration;
 use lockkeeper_core::{Error, Expect, Fence, LockName, Result, Write};
 
 use super::page::Outcome;
-use crate::recipes::cell::Cell;
+use crate::recipes::cell::{Cell, Retry, Tries};
 
 /// What follows the line of a page, at most: the page is read by everybody who asks.
 const BESIDE: usize = 64 << 10;
@@ -28,30 +28,30 @@ pub async fn scatter<'a>(
     ok: bool,
     bytes: &'a [u8],
     keep: Duration,
+    retry: Retry<'_>,
 ) -> Result<(Outcome, &'a [u8])> {
     let size = bytes.len();
     if size <= BESIDE {
-        return Ok((Outcome { ok, size, parts: 0 }, bytes));
+        return Ok((Outcome { ok, size, parts: 0, unkept: None }, bytes));
     }
     if size > MOST {
         return Err(Error::Limited(format!("a result may have {MOST} bytes, this one has {size}")));
     }
     let parts: Vec<&[u8]> = bytes.chunks(PART).collect();
     for (n, part) in parts.iter().enumerate() {
-        // Nobody else writes these, so a write in doubt is written again.
-        let mut tries = 0;
+        // No other run writes these, so a write with an unknown outcome is written again.
+        let mut tries = Tries::new(&cell.keeper, retry);
         loop {
             match cell.keeper.0.store.write(&name(key, fence, n)?, part, Expect::Any, Some(keep)).await {
                 Ok(Write::Written(_)) => break,
-                Err(Error::Unknown(_)) if tries < 3 => tries += 1,
-                Err(error) => return Err(error),
+                Err(error) => tries.after(error).await?,
                 Ok(Write::Conflict(_)) => {
                     return Err(Error::Unknown("the store refused a write without a condition".into()));
                 }
             }
         }
     }
-    Ok((Outcome { ok, size, parts: parts.len() }, &[]))
+    Ok((Outcome { ok, size, parts: parts.len(), unkept: None }, &[]))
 }
 
 /// Puts a result together. A page without its parts is damage, not an invitation to do it again.

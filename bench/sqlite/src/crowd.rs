@@ -1,0 +1,74 @@
+//! What a crowd of waiters costs somebody who asks for a free lock in the same process.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use lockkeeper_core::{Ask, LockName, Locks, Wait};
+
+use crate::ours;
+
+const GOAL: Duration = Duration::from_millis(50);
+
+pub fn run(dir: &Path, waiters: usize) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(crowd(dir, waiters));
+}
+
+async fn crowd(dir: &Path, waiters: usize) {
+    let (store, other) = (ours::open(&dir.join("crowd.db")), ours::open(&dir.join("crowd.db")));
+    let (hot, free) = (LockName::new("hot").expect("a name"), LockName::new("free").expect("a name"));
+    let holder = ours::holder();
+    let held = ours::take(&other, &hot, &holder).await;
+    let began = Instant::now();
+    let mut tasks = Vec::new();
+    for _ in 0..waiters {
+        let store = store.clone();
+        let ask = Ask { wait: Wait::Forever, ..ours::ask(&hot, &holder) };
+        tasks.push(tokio::spawn(async move {
+            let answer = store.acquire(&ask).await.expect("it is served");
+            store.release(&ask.claim).await.expect("an answer");
+            answer
+        }));
+    }
+    let coming = worst(&store, &free, || async {
+        let view = other.inspect(&hot).await.expect("an answer");
+        view.is_some_and(|view| view.waiting == waiters)
+    });
+    let coming = coming.await;
+    let stood = began.elapsed();
+    let until = Instant::now() + Duration::from_secs(3);
+    let standing = worst(&store, &free, || async move { Instant::now() > until }).await;
+    let began = Instant::now();
+    other.release(&held.claim).await.expect("an answer");
+    let last = tasks.pop().expect("one of them");
+    let served = worst(&store, &free, || async { last.is_finished() }).await;
+    for task in tasks.into_iter().chain([last]) {
+        task.await.expect("the task ends well");
+    }
+    println!("a free lock, while {waiters} others of the process come ({stood:.1?}): at most {coming:.1?}");
+    println!("  while they wait: at most {standing:.1?}");
+    println!(
+        "  while they are served ({:.1?}): at most {served:.1?} (goal for all: at most {GOAL:?})",
+        began.elapsed()
+    );
+}
+
+/// The longest that a free lock was waited for, until `done`.
+async fn worst<F: Future<Output = bool>>(
+    store: &lockkeeper_sqlite::SqliteStore,
+    free: &LockName,
+    done: impl Fn() -> F,
+) -> Duration {
+    let holder = ours::holder();
+    let mut worst = Duration::ZERO;
+    loop {
+        let began = Instant::now();
+        let grant = ours::take(store, free, &holder).await;
+        worst = worst.max(began.elapsed());
+        store.release(&grant.claim).await.expect("an answer");
+        if done().await {
+            return worst;
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}

@@ -1,0 +1,145 @@
+//! `lockkeeper status`: whether a job of `run --window` or `cron` runs as it should, for monitoring systems.
+
+use std::time::Duration;
+
+use clap::Args;
+use lockkeeper::{EndedRun, LockName, Lockkeeper, Wall, WindowRecord};
+use serde_json::json;
+
+use crate::args::{Common, lock_name};
+use crate::exit::Failure;
+use crate::output;
+use crate::span;
+use crate::text::{age, ago, plain, quoted};
+use crate::windows::shown;
+
+/// Say whether a job of `run --window` or `cron` runs as it should, for monitoring.
+#[derive(Args, Debug)]
+#[command(after_help = EXAMPLES)]
+pub struct Status {
+    /// Which job
+    #[arg(value_parser = lock_name())]
+    pub name: LockName,
+    /// Critical if the last run that went well ended longer ago than this
+    #[arg(long, value_name = "SPAN", value_parser = span::window, allow_hyphen_values = true)]
+    pub max_age: Option<Duration>,
+    #[command(flatten)]
+    pub common: Common,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  lockkeeper status nightly --max-age 26h           for Nagios, Icinga, Sensu and their relatives
+  lockkeeper status nightly --json | jq .window.ended.exit_code
+
+Exit codes: 0 it went well, 1 it failed and is being run again, 2 it failed, did not end,
+is overdue or never ran, 3 the store cannot be asked; 64 bad call.";
+
+/// What a monitoring system understands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Health {
+    Ok,
+    Warning,
+    Critical,
+    Unknown,
+}
+
+impl Health {
+    fn word(self) -> &'static str {
+        match self {
+            Health::Ok => "ok",
+            Health::Warning => "warning",
+            Health::Critical => "critical",
+            Health::Unknown => "unknown",
+        }
+    }
+}
+
+impl Status {
+    pub async fn go(self) -> Result<i32, Failure> {
+        let (health, why, record) = match self.look(self.common.url()?.expose()).await {
+            Ok(Some((record, running))) => {
+                let (health, why) = judge(&record, running, self.max_age);
+                (health, why, Some(record))
+            }
+            Ok(None) => (Health::Critical, "no window was ever begun".into(), None),
+            Err(error) => (Health::Unknown, format!("the store cannot be asked: {error}"), None),
+        };
+        output::line(&match self.common.json {
+            true => json!({ "name": self.name, "status": health.word(), "why": why, "window": record })
+                .to_string(),
+            false => {
+                format!("{}: {}: {}", health.word().to_uppercase(), quoted(self.name.as_str()), plain(&why))
+            }
+        })?;
+        Ok(health as i32)
+    }
+
+    /// The record, and whether its newest run is under way: its fence holds the lock.
+    async fn look(&self, url: &str) -> lockkeeper::Result<Option<(WindowRecord, bool)>> {
+        let keeper = Lockkeeper::open(url).await?;
+        let Some(record) = keeper.windows(self.name.as_str()).record().await? else { return Ok(None) };
+        let view = keeper.inspect(&self.name).await?;
+        let holds = view.is_some_and(|view| view.held.iter().any(|held| held.fence == record.fence));
+        let running = !record.done && holds;
+        Ok(Some((record, running)))
+    }
+}
+
+fn of_ms(ms: u64) -> Wall {
+    Wall::from_micros(ms.saturating_mul(1000))
+}
+
+/// How a run ended, in words.
+pub fn ended(run: &EndedRun) -> String {
+    let how = match run.exit_code {
+        0 => "went well".to_owned(),
+        code => format!("failed with {code}"),
+    };
+    let took = Duration::from_millis(run.ended_ms.saturating_sub(run.started_ms));
+    let (window, host, took) = (shown(run.at_ms), plain(&run.host).into_owned(), span::rough(took));
+    format!("the run of {window} {how} on {host} {} ago, after {took}", ago(of_ms(run.ended_ms)))
+}
+
+/// The newest run that was begun, in words, if it has not ended.
+pub fn unfinished(record: &WindowRecord, running: bool) -> Option<String> {
+    let host = record.host.as_deref().unwrap_or("a host");
+    let since = record.started_ms.map_or(String::new(), |ms| format!(" {} ago", ago(of_ms(ms))));
+    let what = match (record.done, running) {
+        (true, _) => return None,
+        (false, true) => "runs",
+        (false, false) => "did not end: its host died, or lost the lock. It",
+    };
+    let begun = format!("was begun by {}{since}", plain(host));
+    Some(match running {
+        true => format!("the window of {} {what}: it {begun}", shown(record.at_ms)),
+        false => format!("the window of {} {what} {begun}", shown(record.at_ms)),
+    })
+}
+
+fn judge(record: &WindowRecord, running: bool, max_age: Option<Duration>) -> (Health, String) {
+    let failed = record.ended.as_ref().filter(|run| run.exit_code != 0);
+    if let Some(text) = unfinished(record, running).filter(|_| !running) {
+        return (Health::Critical, text);
+    }
+    let overdue = max_age.filter(|max| {
+        // A record of an older version knows no ends: when its window begins is the best there is.
+        let last = record.succeeded.as_ref().map(|run| run.ended_ms);
+        let last = last.or_else(|| (record.done && record.ended.is_none()).then_some(record.at_ms));
+        last.is_none_or(|ms| age(of_ms(ms)) > *max)
+    });
+    let last = match (&record.ended, &record.succeeded) {
+        (Some(run), _) | (None, Some(run)) => ended(run),
+        (None, None) => format!("the window of {} was run", shown(record.at_ms)),
+    };
+    match (overdue, failed, running) {
+        (Some(max), ..) => {
+            let max = span::show(max);
+            (Health::Critical, format!("no run went well within {max}: {last}"))
+        }
+        (None, Some(_), true) => (Health::Warning, format!("{last}; it is being run again")),
+        (None, Some(_), false) => (Health::Critical, last),
+        (None, None, true) => (Health::Ok, unfinished(record, true).unwrap_or(last)),
+        (None, None, false) => (Health::Ok, last),
+    }
+}

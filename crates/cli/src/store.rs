@@ -1,0 +1,141 @@
+//! Which store is meant, and how long one that is unreachable is waited for.
+
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use lockkeeper::{Clock, Lockkeeper, Moment, Outcome, SystemClock};
+use lockkeeper_core::Secret;
+
+use crate::args::SecretUrl;
+use crate::exit::Failure;
+use crate::report::Report;
+use crate::text::plain;
+
+/// What is read of a file with a URL: no URL is longer.
+const URL_BYTES: u64 = 64 << 10;
+/// The shortest and the longest pause before an unreachable store is tried again.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+const URL: &str = "LOCKKEEPER_STORE";
+const FILE: &str = "LOCKKEEPER_STORE_FILE";
+
+/// The `--store` before the subcommand.
+pub static BEFORE: OnceLock<SecretUrl> = OnceLock::new();
+
+/// A store, and where it was named.
+#[derive(Clone, Debug)]
+pub struct Address {
+    pub url: Secret,
+    /// The file that it is written in.
+    file: Option<PathBuf>,
+}
+
+impl Address {
+    /// What a command that runs under a lock of this store finds in its environment: the file if there is one, because the
+    /// URL may have a password in it.
+    pub fn environment(&self, hidden: bool) -> [(&'static str, Option<String>); 2] {
+        let file = self.file.as_ref().map(|file| file.to_string_lossy().into_owned());
+        match file {
+            _ if hidden => [(URL, None), (FILE, None)],
+            Some(file) => [(URL, None), (FILE, Some(file))],
+            None => [(URL, Some(self.url.expose().to_owned())), (FILE, None)],
+        }
+    }
+}
+
+/// Warns of a job for many hosts that names no store: the default is a file that each host has for itself.
+pub fn warn_of_one_host(url: &str, report: &Report) {
+    if lockkeeper::default_url().is_ok_and(|default| default == url) {
+        report.say(
+            "warning: no store is named, and the default is a file of this host: every other host runs this, too. \
+             Name one store for all, with --store or LOCKKEEPER_STORE",
+        );
+    }
+}
+
+/// The store of the command line, else that of the environment, else the default.
+pub fn address(url: Option<&SecretUrl>, file: Option<&Path>) -> Result<Address, Failure> {
+    let named = |url: &str| Ok(Address { url: url.into(), file: None });
+    match (url, file) {
+        (Some(url), _) => return named(url.expose()?),
+        (None, Some(file)) => return read(file),
+        (None, None) => {}
+    }
+    if let Some(url) = BEFORE.get() {
+        return named(url.expose()?);
+    }
+    // An empty variable is as good as none.
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    match (set(URL), set(FILE)) {
+        (Some(_), Some(_)) => Err(bad(format!("{URL} and {FILE} are both set")).next("unset one of them")),
+        (Some(url), None) => {
+            named(url.to_str().ok_or_else(|| bad(format!("the store URL in {URL} is not UTF-8")))?)
+        }
+        (None, Some(file)) => read(Path::new(&file)),
+        (None, None) => named(&lockkeeper::default_url()?),
+    }
+}
+
+fn bad(message: String) -> Failure {
+    Failure::new(Outcome::Invalid, message)
+}
+
+/// Reads the URL in a file that not everybody may read.
+fn read(path: &Path) -> Result<Address, Failure> {
+    let shown = plain(&path.to_string_lossy()).into_owned();
+    let cannot = |e: std::io::Error| bad(format!("--store-file {shown}: {e}"));
+    let path = std::path::absolute(path).map_err(cannot)?;
+    let file = std::fs::File::open(&path).map_err(cannot)?;
+    let about = file.metadata().map_err(cannot)?;
+    if about.is_file() && about.mode() & 0o007 != 0 {
+        let found = bad(format!("--store-file {shown}: every user of this machine may read or change it"));
+        return Err(found.next(format!("chmod 600 {shown}, or 640 for a group")));
+    }
+    let mut text = String::new();
+    file.take(URL_BYTES).read_to_string(&mut text).map_err(cannot)?;
+    let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    match (lines.next(), lines.next()) {
+        (Some(url), None) => Ok(Address { url: url.into(), file: Some(path) }),
+        (None, _) => Err(bad(format!("--store-file {shown}: there is no URL in it"))),
+        (_, Some(_)) => Err(bad(format!("--store-file {shown}: there is more than one line in it"))),
+    }
+}
+
+/// Opens the store. With a `wait`, one that is unreachable is waited for; returns what is left of the wait, too.
+pub async fn open(
+    url: &str,
+    wait: Option<Duration>,
+    report: &Report,
+) -> Result<(Lockkeeper, Option<Duration>), Failure> {
+    let end = wait.map(|wait| SystemClock.now() + wait);
+    let mut pause = PAUSE.0;
+    loop {
+        let error = match Lockkeeper::open(url).await {
+            Ok(keeper) => return Ok((keeper, end.map(left))),
+            Err(error) => error,
+        };
+        let passes = matches!(error.outcome(), Outcome::Unavailable | Outcome::Unknown);
+        let left = end.map(left).unwrap_or_default();
+        if !passes || left <= LEAST {
+            return Err(error.into());
+        }
+        if pause == PAUSE.0 {
+            report
+                .say(&format!("the store is unreachable, and is waited for: {}", plain(&error.to_string())));
+            report.event("retry", serde_json::json!({ "why": error.to_string() }));
+        }
+        tokio::time::sleep(pause.min(left)).await;
+        pause = (pause * 2).min(PAUSE.1);
+    }
+}
+
+/// A store is asked for at least this long, however late it was opened.
+const LEAST: Duration = Duration::from_millis(1);
+
+/// What is left of a wait.
+pub fn left(end: Moment) -> Duration {
+    end.since(SystemClock.now()).max(LEAST)
+}

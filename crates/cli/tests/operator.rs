@@ -1,0 +1,308 @@
+//! What an operator meets in the first hour: which store is meant, names with a dash, text that plays with the terminal, and
+//! what the messages say to do next.
+
+mod common;
+use std::os::unix::fs::PermissionsExt;
+
+use common::*;
+use serde_json::Value;
+
+fn line(place: &Place, line: &[&str]) -> std::process::Output {
+    place.lk(line).output().unwrap()
+}
+
+/// A file with the URL of the store of `place` in it, that only we may read.
+fn store_file(place: &Place, url: &str) -> String {
+    let path = place.dir.join("store.url");
+    std::fs::write(&path, format!("# the store\n{url}\n")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    path.display().to_string()
+}
+
+#[test]
+fn a_store_can_be_named_by_a_file_and_the_command_sees_only_the_file() {
+    let place = Place::new("store_file");
+    let url = format!("sqlite:{}", place.dir.join("secret.db").display());
+    let file = store_file(&place, &url);
+    let script = "echo \"${LOCKKEEPER_STORE-none} ${LOCKKEEPER_STORE_FILE-none}\"";
+    let run = |args: &[&str], env: Option<&str>| {
+        let mut command = place.lk(["run", "x"]);
+        command.args(args).args(["--", "sh", "-c", script]).env_remove("LOCKKEEPER_STORE");
+        if let Some(file) = env {
+            command.env("LOCKKEEPER_STORE_FILE", file);
+        }
+        let output = command.output().unwrap();
+        assert_eq!(code(output.status), 0, "{}", errors(&output));
+        text(&output).trim().to_owned()
+    };
+    let by_file = format!("none {file}");
+    assert_eq!(run(&["--store-file", &file], None), by_file);
+    assert_eq!(run(&["--store-file", "store.url"], None), by_file, "a relative path is made absolute");
+    assert_eq!(run(&[], Some(&file)), by_file);
+    assert!(place.dir.join("secret.db").exists() && !place.db().exists());
+    // Switched off, the command sees nothing of it; named by its URL, it sees that.
+    assert_eq!(run(&["--store-file", &file, "--hide-store"], None), "none none");
+    assert_eq!(run(&["--store", &url, "--hide-store"], None), "none none");
+    assert_eq!(run(&["--store", &url], Some("/nowhere")), format!("{url} none"));
+}
+
+#[test]
+fn a_store_file_that_is_not_as_it_should_be_is_refused() {
+    let place = Place::new("store_file_bad");
+    let file = store_file(&place, "sqlite:/tmp/never.db");
+    let refused = |args: &[&str], says: &str| {
+        let output = place.lk(["ls"]).args(args).env_remove("LOCKKEEPER_STORE").output().unwrap();
+        assert_eq!(code(output.status), 64, "{args:?}: {}", errors(&output));
+        assert!(errors(&output).contains(says), "{args:?}: {}", errors(&output));
+    };
+    refused(&["--store-file", "missing"], "No such file");
+    refused(&["--store-file", &file, "--store", "memory:"], "cannot be used with");
+    std::fs::write(&file, "sqlite:/a.db\nsqlite:/b.db\n").unwrap();
+    refused(&["--store-file", &file], "more than one line");
+    std::fs::write(&file, "\n").unwrap();
+    refused(&["--store-file", &file], "no URL in it");
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
+    refused(&["--store-file", &file], "every user of this machine may read");
+    let mut both = place.lk(["ls"]);
+    let both = both.env("LOCKKEEPER_STORE_FILE", &file).output().unwrap();
+    assert_eq!(code(both.status), 64);
+    assert!(errors(&both).contains("both set"), "{}", errors(&both));
+}
+
+#[test]
+fn a_store_can_be_named_before_the_subcommand_and_an_empty_variable_is_none() {
+    let place = Place::new("store_before");
+    let url = format!("sqlite:{}", place.dir.join("before.db").display());
+    let output = line(&place, &["--store", &url, "run", "x", "--", "true"]);
+    assert_eq!(code(output.status), 0, "{}", errors(&output));
+    assert!(place.dir.join("before.db").exists() && !place.db().exists());
+    let empty =
+        place.lk(["ls"]).env("LOCKKEEPER_STORE", "").env("LOCKKEEPER_STORE_FILE", "").output().unwrap();
+    assert_eq!(code(empty.status), 0, "{}", errors(&empty));
+}
+
+#[test]
+fn a_name_may_begin_with_a_dash() {
+    let place = Place::new("dash");
+    for subcommand in ["run", "once"] {
+        let output = line(&place, &[subcommand, "--name=-x", "--", "printenv", "LOCKKEEPER_NAME"]);
+        assert_eq!(code(output.status), 0, "{}", errors(&output));
+        assert!(text(&output).trim().ends_with("-x"), "{}", text(&output));
+    }
+    let mut held = Running::new(place.lk(["hold", "--name=--rf", "--also=-y"]));
+    assert!(held.line().starts_with("held \"--rf\" and \"-y\", fence "));
+    assert_eq!(
+        json(&line(&place, &["show", "--json", "--", "--rf"]))["lock"]["held"].as_array().unwrap().len(),
+        1
+    );
+    assert_eq!(held.end().0, 0);
+    let both = line(&place, &["run", "a", "--name=b", "--", "true"]);
+    assert_eq!(code(both.status), 64);
+    assert_eq!(code(line(&place, &["run", "--", "true"]).status), 64);
+}
+
+/// Labels, names and paths were written by others: nothing of them may reach the terminal as it is.
+#[test]
+fn no_error_plays_with_the_terminal() {
+    let place = Place::new("plays");
+    let held = place.hold("x --label boss\u{202e}");
+    let busy = place.lk(["run", "x", "--wait", "300ms", "--", "true"]).output().unwrap();
+    assert_eq!(code(busy.status), 75);
+    assert!(!errors(&busy).contains('\u{202e}'), "{}", errors(&busy));
+    drop(held);
+    // Executable, and no program: the shim finds out.
+    let path = place.dir.join("esc\u{1b}[31m");
+    std::fs::write(&path, "#!/no/such/interpreter\n").unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let command = path.display().to_string();
+    let output = line(&place, &["run", "x", "--", &command]);
+    assert!(
+        errors(&output).contains("cannot be started") && !errors(&output).contains('\u{1b}'),
+        "{output:?}"
+    );
+    let output = line(&place, &["run", "x", "--json", "--", &command]);
+    assert!(errors(&output).contains("cannot be started"), "{}", errors(&output));
+    errors(&output).lines().for_each(|line| drop(serde_json::from_str::<Value>(line).expect(line)));
+}
+
+#[test]
+fn a_bad_name_is_quoted_escaped_and_cut() {
+    let place = Place::new("bad_name");
+    let name = format!("a\u{1b}[31m\nlockkeeper: all is well\n{}", "x".repeat(2000));
+    for json in [false, true] {
+        let mut words = vec!["run", &name];
+        if json {
+            words.push("--json");
+        }
+        let output = line(&place, &[&words[..], &["--", "true"]].concat());
+        let err = errors(&output);
+        assert_eq!(code(output.status), 64);
+        assert!(!err.contains('\u{1b}') && !err.contains("\nlockkeeper: all is well"), "{err}");
+        assert!(err.len() < 700, "{} bytes: {err}", err.len());
+        assert!(err.contains("a\\u{1b}") || err.contains("a\\\\u{1b}"), "{err}");
+    }
+}
+
+#[test]
+fn what_to_do_next_fits_what_was_asked() {
+    let place = Place::new("next_fits");
+    let mut held = Running::new(place.lk(["hold", "my lock"]));
+    held.line();
+    let busy = line(&place, &["run", "my lock", "--wait", "300ms", "--", "true"]);
+    assert_eq!(code(busy.status), 75);
+    assert!(
+        errors(&busy).contains("next: wait longer, or look who has it: lockkeeper show 'my lock'"),
+        "{busy:?}"
+    );
+    // Not a word, where none is wanted.
+    let skipped = line(&place, &["run", "my lock", "--skip", "--quiet", "--", "true"]);
+    assert_eq!((code(skipped.status), errors(&skipped).as_str()), (75, ""));
+    for words in [&["run", "x", "true"][..], &["run", "x"], &["once", "k", "./send"]] {
+        let output = line(&place, words);
+        assert_eq!(code(output.status), 64);
+        assert!(errors(&output).contains("put -- before the command"), "{}", errors(&output));
+    }
+    let help = line(&place, &["help", "run"]);
+    assert_eq!(code(help.status), 0);
+    assert!(text(&help).contains("--correctness"));
+}
+
+#[test]
+fn break_of_a_free_lock_says_so() {
+    let place = Place::new("break_free");
+    let output = line(&place, &["break", "x", "--reason", "test", "--yes"]);
+    assert_eq!(code(output.status), 0);
+    assert!(text(&output).starts_with("nobody held \"x\""), "{}", text(&output));
+}
+
+#[test]
+fn show_says_whether_the_store_is_good_for_correctness() {
+    let place = Place::new("good");
+    let shown = text(&line(&place, &["show", "x", "--store", "memory:"]));
+    assert!(shown.contains("good for correctness: no, because "), "{shown}");
+    let seen = json(&line(&place, &["show", "x", "--store", "memory:", "--json"]));
+    assert_eq!(seen["correctness"]["good"], false);
+    assert!(seen["correctness"]["why"].as_str().unwrap().contains("not for correctness"), "{seen}");
+}
+
+#[test]
+fn granted_says_what_a_machine_needs() {
+    let place = Place::new("granted");
+    let mut held = Running::new(place.lk(["hold", "x", "--json", "--ttl", "10s"]));
+    let granted: Value = serde_json::from_str(&held.line()).unwrap();
+    assert_eq!((&granted["event"], &granted["ttl_ms"]), (&"granted".into(), &10_000.into()), "{granted}");
+    let sequencer = granted["sequencer"].as_str().unwrap().to_owned();
+    assert_eq!(code(line(&place, &["fence", "check", &sequencer]).status), 0, "{granted}");
+    let left = granted["deadline_in_ms"].as_u64().unwrap();
+    assert!(left > 0 && left < 10_000, "{granted}");
+    assert!(granted["deadline_us"].as_u64().unwrap() > 1_700_000_000_000_000, "{granted}");
+    assert_eq!(held.end().0, 0);
+}
+
+/// Root has its locks in /var/lib whatever HOME is, so this is for everybody else.
+#[test]
+fn a_relative_home_is_refused() {
+    let mut command = std::process::Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", PROGRAM, "ls"]);
+    command.env_remove("LOCKKEEPER_STORE").env_remove("XDG_STATE_HOME").env("HOME", "here").current_dir("/");
+    match command.output() {
+        // 126 and 127: setpriv(1) may not run the program.
+        Ok(output) if rustix::process::geteuid().is_root() && !matches!(code(output.status), 126 | 127) => {
+            assert_eq!(code(output.status), 64, "{}", errors(&output));
+            assert!(errors(&output).contains("not an absolute path"), "{}", errors(&output));
+        }
+        other => eprintln!("SKIPPED: cannot run as another user here: {other:?}"),
+    }
+}
+
+/// With `--wait` a store that is down at the start is waited for; without it that is told at once.
+#[test]
+fn a_store_that_is_down_at_the_start_is_waited_for() {
+    let Ok(mut redis) = lockkeeper_testkit::servers::redis(Default::default()) else { return };
+    let (place, url) = (Place::new("down_at_start"), format!("redis://{}", redis.addr()));
+    redis.stop();
+    let at_once = line(&place, &["run", "x", "--store", &url, "--", "true"]);
+    assert_eq!(code(at_once.status), 69, "{}", errors(&at_once));
+    let too_short = line(&place, &["run", "x", "--store", &url, "--wait", "300ms", "--", "true"]);
+    assert_eq!(code(too_short.status), 69, "{}", errors(&too_short));
+    for words in [&["run", "x"][..], &["once", "k"]] {
+        let mut command = place.lk(words);
+        command.args(["--store", &url, "--wait", "60s", "--", "sh", "-c", "echo done"]);
+        let mut running = Running::new(command);
+        let mut said = String::new();
+        let mut errors = std::io::BufReader::new(running.child.stderr.take().unwrap());
+        std::io::BufRead::read_line(&mut errors, &mut said).unwrap();
+        assert!(said.contains("is waited for"), "{said}");
+        redis.restart();
+        assert_eq!(running.line(), "done");
+        assert_eq!(code(running.child.wait().unwrap()), 0);
+        redis.stop();
+    }
+}
+
+/// A request that is queued survives an outage of three times its ttl.
+#[test]
+fn an_outage_within_the_wait_is_waited_for() {
+    use lockkeeper_testkit::proxy::{Framing, Proxy};
+    use lockkeeper_testkit::servers::{PostgresOptions, postgres};
+    let Ok(server) = postgres(PostgresOptions::default()) else { return };
+    let place = Place::new("outage_in_wait");
+    let proxy = Proxy::start(server.addr(), Framing::Postgres);
+    let url = |addr: std::net::SocketAddr| format!("postgres://postgres@{addr}/postgres");
+    let mut held = Running::new(place.lk(["hold", "x", "--store", &url(server.addr())]));
+    assert!(held.line().starts_with("held "));
+    let through = url(proxy.addr());
+    let words =
+        ["run", "x", "--store", &through, "--ttl", "1s", "--wait", "60s", "--json", "--", "echo", "done"];
+    let mut waiter = Running::new(place.lk(words));
+    let mut events = std::io::BufReader::new(waiter.child.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("\"event\":\"waiting\"") {
+        line.clear();
+        assert!(std::io::BufRead::read_line(&mut events, &mut line).unwrap() > 0, "it ended");
+    }
+    proxy.cut_all();
+    // The outage: three times the ttl.
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    proxy.heal();
+    assert_eq!(held.end().0, 0);
+    let out = waiter.line();
+    let mut rest = String::new();
+    std::io::Read::read_to_string(&mut events, &mut rest).unwrap();
+    assert_eq!((code(waiter.child.wait().unwrap()), out.as_str()), (0, "done"), "{rest}");
+}
+
+/// `--wait` had time left, and nothing had run: the exit code was 74 or 69, because the store went away for longer than a ttl
+/// while it was opened or asked. Each run loses its store at another one of its first requests.
+#[test]
+fn a_store_that_goes_away_at_any_request_is_waited_for() {
+    use lockkeeper_testkit::proxy::{Fault, Framing, Proxy};
+    let Ok(redis) = lockkeeper_testkit::servers::redis(Default::default()) else { return };
+    let place = Place::new("goes_away");
+    let start = |n: u64| {
+        let proxy = Proxy::start(redis.addr(), Framing::Resp);
+        let fault = proxy.inject(Fault::at_request(n).cut());
+        let (url, name) = (format!("redis://{}", proxy.addr()), format!("x{n}"));
+        let words = ["run", &name, "--store", &url, "--ttl", "1s", "--wait", "60s", "--", "echo", "done"];
+        (proxy, fault, Running::new(place.lk(words)))
+    };
+    let mut runs: Vec<_> = (1..=12).map(start).collect();
+    // As soon as its fault has come, nothing gets through any more; some have fewer requests than that.
+    let (mut gone, started) = (0, std::time::Instant::now());
+    let mut cut = vec![false; runs.len()];
+    while started.elapsed() < std::time::Duration::from_secs(4) {
+        for ((proxy, fault, _), cut) in runs.iter().zip(&mut cut) {
+            if !*cut && fault.fired() {
+                proxy.cut_all();
+                (*cut, gone) = (true, gone + 1);
+            }
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    assert!(gone > 3, "only {gone} lost their store");
+    runs.iter().for_each(|(proxy, ..)| proxy.heal());
+    for (n, (_proxy, _, run)) in runs.drain(..).enumerate() {
+        let (code, out, err) = run.end();
+        assert_eq!((code, out.as_str()), (0, "done\n"), "request {}: {err}", n + 1);
+    }
+}

@@ -1,0 +1,157 @@
+//! Signals that end a program end this one, also while the store is unreachable and while nobody reads what it prints; and what
+//! counts is the signal, not an exit code that looks like one.
+
+mod common;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use common::*;
+use rustix::process::{Pid, Signal, kill_process};
+
+/// The exit code, if it ends within a third of [`LONG`]: long before a ttl of 30 s is over.
+fn ended(mut child: Child) -> i32 {
+    let started = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return code(status);
+        }
+        if started.elapsed() > LONG / 3 {
+            child.kill().unwrap();
+            panic!("it is still there");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn term(child: &Child) {
+    kill_process(Pid::from_raw(child.id() as i32).unwrap(), Signal::TERM).unwrap();
+}
+
+/// Waits until some lock of `place` looks as wanted.
+fn until_locks(place: &Place, wanted: impl Fn(&serde_json::Value) -> bool) {
+    let started = Instant::now();
+    loop {
+        let locks = json(&place.run("ls --json"));
+        if locks["locks"].as_array().unwrap().iter().any(&wanted) {
+            return;
+        }
+        assert!(started.elapsed() < LONG, "{locks}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The lock request of the one that waits is taken back in the background: the end used to wait for that, as long as it took.
+#[test]
+fn an_unreachable_store_does_not_keep_a_waiter_from_being_ended() {
+    for words in [&["elect", "e"][..], &["once", "k"], &["run", "x"]] {
+        let place = Place::new(&format!("unreachable-{}", words[0]));
+        let start = |script: &str| {
+            let mut command = place.lk(words);
+            command.args(["--ttl", "60s", "--", "sh", "-c", script]).stderr(Stdio::null());
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
+        };
+        let mut first = start("read -r _");
+        until_locks(&place, |lock| lock["held"] != serde_json::json!([]));
+        let second = start("read -r _");
+        until_locks(&place, |lock| lock["waiting"] == 1);
+        let store = rusqlite::Connection::open(place.db()).unwrap();
+        store.busy_timeout(LONG).unwrap();
+        store.execute_batch("BEGIN IMMEDIATE").unwrap();
+        term(&second);
+        assert_eq!(ended(second), 143, "{words:?}");
+        store.execute_batch("ROLLBACK").unwrap();
+        drop(first.stdin.take());
+        first.wait().unwrap();
+    }
+}
+
+/// The command has ended, and nobody reads what it printed.
+#[test]
+fn once_is_ended_by_a_signal_though_nobody_reads_its_output() {
+    let place = Place::new("once_unread");
+    let script = "echo x >>runs; head -c 900000 /dev/zero; exit 0";
+    let once = || {
+        let mut command = place.lk(["once", "k", "--", "sh", "-c", script]);
+        command.stdout(Stdio::piped()).spawn().unwrap()
+    };
+    let first = once();
+    // Its command cannot end before its output has left the pipe, so it is still there.
+    until(&place, |runs| runs.lines().count() == 1);
+    std::thread::sleep(Duration::from_millis(300));
+    let mut first = first;
+    let unread = first.stdout.take();
+    term(&first);
+    assert_eq!(ended(first), 143);
+    drop(unread);
+}
+
+/// The command has ended, what it printed is less than a pipe holds, but our own stdout holds none of it.
+#[test]
+fn once_keeps_the_result_of_a_command_that_ended_though_nobody_reads() {
+    use std::io::Write;
+    let place = Place::new("once_kept");
+    let (reader, mut full) = std::io::pipe().unwrap();
+    rustix::fs::fcntl_setfl(&full, rustix::fs::OFlags::NONBLOCK).unwrap();
+    while full.write(&[b'.'; 4096]).is_ok() {}
+    while full.write(b".").is_ok() {}
+    rustix::fs::fcntl_setfl(&full, rustix::fs::OFlags::empty()).unwrap();
+    let script = "echo one; echo two; echo $$ >pid";
+    let mut command = place.lk(["once", "k", "--", "sh", "-c", script]);
+    let first = command.stdout(full).spawn().unwrap();
+    until(&place, |_| !place.read("pid").trim().is_empty());
+    until_gone(&place.read("pid"));
+    std::thread::sleep(Duration::from_millis(300));
+    term(&first);
+    assert_eq!(ended(first), 143);
+    drop(reader);
+    // Done is done: it is not run again, and all of it is there.
+    let again = place.lk(["once", "k", "--", "sh", "-c", script]).output().unwrap();
+    assert_eq!((code(again.status), text(&again).as_str()), (0, "one\ntwo\n"));
+    assert_eq!(place.read("pid").lines().count(), 1);
+}
+
+fn until(place: &Place, is: impl Fn(&str) -> bool) {
+    let started = Instant::now();
+    while !is(&place.read("runs")) {
+        assert!(started.elapsed() < LONG);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Makes the record say that the newest window is four hours old, and was done.
+fn set_back(place: &Place) {
+    let page: serde_json::Value =
+        serde_json::from_str(&text(&place.run("record get window/nightly"))).unwrap();
+    let at = page["at_ms"].as_u64().unwrap() - 4 * 3_600_000;
+    let older = format!(r#"{{"at_ms":{at},"fence":{},"done":true}}"#, page["fence"]);
+    assert!(place.lk(["record", "set", "window/nightly", &older]).output().unwrap().status.success());
+}
+
+fn catch_up(place: &Place, script: &str) -> Running {
+    assert_eq!(code(place.run("run nightly --window 1h -- true").status), 0);
+    set_back(place);
+    place.start("nightly --window 1h --catch-up 2", script)
+}
+
+/// 255 and 143 are exit codes like any other: they used to end the catching up.
+#[test]
+fn an_exit_code_that_looks_like_a_signal_does_not_end_a_catch_up() {
+    for code in [255, 143] {
+        let place = Place::new(&format!("looks_like-{code}"));
+        let running = catch_up(&place, &format!("echo x >>runs; exit {code}"));
+        assert_eq!(running.end().0, code);
+        assert_eq!(place.read("runs").lines().count(), 3);
+    }
+}
+
+/// A command that ends cleanly when it is asked to: the next window used to be begun all the same.
+#[test]
+fn a_signal_ends_a_catch_up_though_the_command_ends_cleanly() {
+    let place = Place::new("cleanly");
+    let script = "trap 'exit 0' TERM; echo x >>runs; echo up; while :; do sleep 0.02; done";
+    let mut running = catch_up(&place, script);
+    assert_eq!(running.line(), "up");
+    running.signal(Signal::TERM);
+    assert_eq!(running.end().0, 143);
+    assert_eq!(place.read("runs").lines().count(), 1);
+}

@@ -1,0 +1,113 @@
+//! A store that one client cannot reach for a while, from the write that says *done* on.
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use lockkeeper::Clock;
+use lockkeeper_core::{
+    Acquired, Ask, Claim, Error, Expect, Grant, LockName, Moment, Release, Renewal, Result, Store, Write,
+};
+
+/// Longer than a dozen quick retries, shorter than [`super::outage::TTL`].
+const LASTS: Duration = Duration::from_secs(4);
+/// A lease that outlasts the outage without a renewal.
+pub const TTL: Duration = Duration::from_secs(30);
+
+/// What becomes of the write that begins the outage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum First {
+    /// The store applies it, and its reply is lost.
+    Applied,
+    /// It does not reach the store.
+    NotSent,
+}
+
+/// One client whose connection fails in the write that says *done*, and for some seconds after it.
+pub struct Outage {
+    store: Arc<dyn Store>,
+    clock: Arc<dyn Clock>,
+    first: First,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    began: Option<Moment>,
+    refused: usize,
+}
+
+impl Outage {
+    /// A client of `store` before its outage.
+    pub fn new(store: Arc<dyn Store>, clock: Arc<dyn Clock>, first: First) -> Self {
+        Outage { store, clock, first, state: Mutex::default() }
+    }
+
+    /// The number of calls that the outage has refused.
+    pub fn refused(&self) -> usize {
+        self.state.lock().unwrap().refused
+    }
+
+    /// The error of a call during the outage. Each kind that may pass has its turn.
+    fn error(&self) -> Option<Error> {
+        let mut state = self.state.lock().unwrap();
+        if self.clock.now().since(state.began?) >= LASTS {
+            return None;
+        }
+        state.refused += 1;
+        Some(match state.refused % 4 {
+            0 => Error::Limited("an outage".into()),
+            1 => Error::Unknown("an outage".into()),
+            _ => Error::Unavailable("an outage".into()),
+        })
+    }
+
+    /// Whether this write begins the outage.
+    fn begins(&self, value: &[u8]) -> bool {
+        let says = |text: &[u8]| value.windows(text.len()).any(|part| part == text);
+        let mut state = self.state.lock().unwrap();
+        let begins = state.began.is_none() && (says(b"\"done\":{") || says(b"\"done\":true"));
+        if begins {
+            state.began = Some(self.clock.now());
+        }
+        begins
+    }
+
+    fn check(&self) -> Result<()> {
+        self.error().map_or(Ok(()), Err)
+    }
+}
+
+crate::forward_locks!(Outage, {
+    async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
+        self.check()?;
+        self.store.acquire(ask).await
+    }
+    async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
+        self.check()?;
+        self.store.renew(grants).await
+    }
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        self.check()?;
+        self.store.release(claim).await
+    }
+});
+
+crate::forward_records!(Outage, {
+    async fn write(
+        &self,
+        key: &LockName,
+        value: &[u8],
+        expect: Expect,
+        ttl: Option<Duration>,
+    ) -> Result<Write> {
+        if self.begins(value) {
+            if self.first == First::Applied {
+                self.store.write(key, value, expect, ttl).await?;
+            }
+            return Err(Error::Unknown("an outage".into()));
+        }
+        self.check()?;
+        self.store.write(key, value, expect, ttl).await
+    }
+});

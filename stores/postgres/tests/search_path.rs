@@ -1,0 +1,118 @@
+//! Other roles' functions and operators in the search_path of a client (the class of CVE-2018-1058).
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Client, ask_for, open, sql, sql_as, try_sql, url};
+use lockkeeper::Lockkeeper;
+use lockkeeper_core::{Acquired, Mode, Page, Wait};
+use lockkeeper_postgres::tokio_postgres::{self, NoTls};
+use lockkeeper_testkit::laws::{ask, ask_all, eventually, give_back, name, owner, soon, take, with};
+use lockkeeper_testkit::servers::{self, PostgresOptions, Server};
+
+/// Functions of PostgreSQL that take other types than those of the call, or any type: for each a trap that fits better.
+const FUNCTIONS: [(&str, &str); 16] = [
+    ("hashtextextended(text, int)", "bigint"),
+    ("nextval(text)", "bigint"),
+    ("setval(text, bigint)", "bigint"),
+    ("unnest(text[])", "SETOF text"),
+    ("unnest(bytea[])", "SETOF bytea"),
+    ("unnest(int[])", "SETOF int"),
+    ("unnest(bigint[])", "SETOF bigint"),
+    ("cardinality(text[])", "int"),
+    ("concat_ws(text, text, bigint, bigint, bigint)", "text"),
+    ("jsonb_build_object(text, boolean, text, bigint, text, bigint)", "jsonb"),
+    ("jsonb_build_object(text, text)", "jsonb"),
+    ("jsonb_array_elements_text(text)", "SETOF text"),
+    ("pg_notify(name, text)", "void"),
+    ("pg_advisory_xact_lock(int)", "void"),
+    ("pg_try_advisory_xact_lock_shared(int)", "boolean"),
+    ("encode(bytea, name)", "text"),
+];
+
+/// Operators, likewise.
+const OPERATORS: [(&str, &str, &str, &str); 6] = [
+    ("*", "numeric", "int", "numeric"),
+    ("<@", "text[]", "text[]", "boolean"),
+    ("||", "text", "int", "text"),
+    ("||", "text", "bigint", "text"),
+    ("->>", "jsonb", "name", "text"),
+    ("?", "jsonb", "name", "boolean"),
+];
+
+fn set_traps(server: &Server) {
+    sql(server, "CREATE ROLE stranger LOGIN; GRANT CREATE ON SCHEMA public TO stranger");
+    let body = "LANGUAGE plpgsql AS $$ BEGIN RAISE 'a stranger''s code runs as %', current_user; END $$";
+    for (call, returns) in FUNCTIONS {
+        sql_as(server, "stranger", &format!("CREATE FUNCTION public.{call} RETURNS {returns} {body}"));
+    }
+    for (i, (operator, left, right, returns)) in OPERATORS.iter().enumerate() {
+        sql_as(
+            server,
+            "stranger",
+            &format!(
+                "CREATE FUNCTION public.trap_{i}({left}, {right}) RETURNS {returns} {body}; \
+                 CREATE OPERATOR public.{operator} (LEFTARG = {left}, RIGHTARG = {right}, FUNCTION = public.trap_{i})"
+            ),
+        );
+    }
+}
+
+/// Every kind of step, on a store that is made here, by a superuser whose search_path is the usual one.
+async fn use_everything(server: &Server, url: &str) {
+    let (here, there) = (open(url).await, open(url).await);
+    hand_over(&here, &there).await;
+    let both = ask_all(&["a", "b"]);
+    let grant = take(&here, &both).await;
+    assert_eq!(there.renew(std::slice::from_ref(&grant)).await.unwrap().len(), 1);
+    give_back(&here, &grant.claim).await;
+    let reader = with(ask("shared"), |request| {
+        (request.mode, request.owner) = (Mode::Shared, Some(owner()));
+        request.lock_delay = Duration::from_millis(10);
+    });
+    let grant = take(&here, &reader).await;
+    there.break_lock(&name("shared"), "a test").await.unwrap();
+    drop(grant);
+    here.list("", &Page::FIRST).await.unwrap();
+    let keeper = Lockkeeper::open(url).await.unwrap();
+    let register = keeper.register::<u32>("count");
+    register.update(|value| value.unwrap_or(0) + 1).await.unwrap();
+    // In the user's own session.
+    let stream = tokio::net::TcpStream::connect(server.addr()).await.unwrap();
+    let config: tokio_postgres::Config = "user=postgres dbname=postgres".parse().unwrap();
+    let (mut client, connection) = config.connect_raw(stream, NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let transaction = client.transaction().await.unwrap();
+    keeper.in_transaction(&transaction, "in a transaction").await.unwrap();
+    transaction.commit().await.unwrap();
+}
+
+async fn hand_over(here: &Client, there: &Client) {
+    let held = take(here, &ask("x")).await;
+    let request = with(ask_for("x", Duration::from_secs(60)), |request| request.wait = Wait::Forever);
+    let waiter = tokio::spawn({
+        let there = there.clone();
+        async move { there.acquire(&request).await }
+    });
+    eventually("the waiter is in the queue", || async {
+        here.inspect(&name("x")).await.unwrap().is_some_and(|view| view.waiting == 1)
+    })
+    .await;
+    give_back(here, &held.claim).await;
+    let Ok(Acquired::Granted(grant)) = soon("the waiter is granted the lock", waiter).await.unwrap() else {
+        panic!("the waiter was not granted the lock")
+    };
+    give_back(there, &grant.claim).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_code_of_another_role_runs_in_a_session_of_the_store() {
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    set_traps(&server);
+    let url = url(server.addr());
+    use_everything(&server, &url).await;
+    // The traps do spring, for a call that is not exact.
+    let sprung = try_sql(&server, "SELECT hashtextextended('x', 0)").unwrap_err();
+    assert!(sprung.contains("a stranger's code runs as postgres"), "{sprung}");
+}

@@ -1,0 +1,157 @@
+//! One node of a cluster is silent or gone. What is held, asked for and waited for at the other nodes is not harmed by it.
+
+mod common;
+
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use common::{Client, keeper, open, tell};
+use futures_util::future::join_all;
+use lockkeeper_core::{Acquired, Error, Renewal};
+use lockkeeper_testkit::laws::{
+    ask, eventually, give_back, granted, is_free, name, soon, stand_in_line, take,
+};
+use lockkeeper_testkit::servers::{self, RedisCluster, RedisOptions};
+
+/// A cluster whose nodes go on while one of them is missing.
+fn cluster() -> Option<RedisCluster> {
+    let extra = vec![("cluster-require-full-coverage".to_owned(), "no".to_owned())];
+    servers::redis_cluster_with(3, RedisOptions { extra, ..RedisOptions::default() }).ok()
+}
+
+/// `count` names whose locks are at the node of this number.
+fn names_at(cluster: &RedisCluster, node: usize, count: usize) -> Vec<String> {
+    let names = (0..).map(|i| format!("orders/{i}"));
+    let here = |text: &String| cluster.node_of_slot(cluster.slot_of(&format!("lock:{text}"))) == node;
+    names.filter(here).take(count).collect()
+}
+
+async fn client_of(cluster: &RedisCluster) -> Client {
+    open(&format!("redis+cluster://{}", cluster.addrs()[0])).await
+}
+
+/// One error of one group used to be the answer to all renewals of a process: 0 of 24 guards were held after one ttl.
+#[tokio::test(flavor = "multi_thread")]
+async fn guards_at_other_nodes_outlive_a_silent_node() {
+    let Some(cluster) = cluster() else { return };
+    let keeper = keeper(&client_of(&cluster).await);
+    let ttl = Duration::from_secs(3);
+    let mut guards = Vec::new();
+    for node in 0..3 {
+        for name in names_at(&cluster, node, 8) {
+            guards.push((node, keeper.lock(&name).ttl(ttl).acquire().await.unwrap()));
+        }
+    }
+    cluster.nodes()[2].pause();
+    tokio::time::sleep(3 * ttl).await;
+    let held = |node| guards.iter().filter(|(at, guard)| *at == node && guard.is_held()).count();
+    assert_eq!([held(0), held(1)], [8, 8], "held at the nodes that answer");
+    assert_eq!(held(2), 0, "held at the node that does not: their leases are over");
+    cluster.nodes()[2].resume();
+    for (node, guard) in guards {
+        let released = guard.release().await;
+        assert!(node == 2 || released.is_ok(), "{released:?}");
+    }
+    let store = client_of(&cluster).await;
+    for node in 0..3 {
+        for name in names_at(&cluster, node, 8) {
+            eventually("it is free", || async {
+                store.inspect(&lockkeeper_testkit::laws::name(&name)).await.is_ok_and(|v| v.is_none())
+            })
+            .await;
+            is_free(&store, &name).await;
+        }
+    }
+}
+
+/// Renewals of many groups are answered one by one: what a silent node owes is unknown, and soon.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_renewal_at_a_silent_node_is_unknown_and_the_others_are_renewed() {
+    let Some(cluster) = cluster() else { return };
+    let store = client_of(&cluster).await;
+    let mut grants = Vec::new();
+    for node in 0..3 {
+        let [text] = &names_at(&cluster, node, 1)[..] else { unreachable!() };
+        grants.push(take(&store, &common::ask_for(text, Duration::from_secs(4))).await);
+    }
+    cluster.nodes()[1].pause();
+    let begun = Instant::now();
+    let answers = soon("renewals are answered", store.renew(&grants)).await.unwrap();
+    assert_eq!(answers, [Renewal::Renewed, Renewal::Unknown, Renewal::Renewed]);
+    assert!(begun.elapsed() < Duration::from_secs(3), "after {:?}", begun.elapsed());
+    cluster.nodes()[1].resume();
+}
+
+/// While many requests wait for a silent node, the others answer as usual: requests, hand-offs, and the poll that finds a
+/// lock that a foreign client gave back without a message.
+#[tokio::test(flavor = "multi_thread")]
+async fn other_nodes_serve_while_one_is_silent() {
+    let Some(cluster) = cluster() else { return };
+    let (one, two) = (client_of(&cluster).await, client_of(&cluster).await);
+    let healthy = names_at(&cluster, 0, 30);
+    let silent = names_at(&cluster, 1, 30);
+    // A waiter at each, so that both are polled.
+    let held = take(&two, &ask(&silent[0])).await;
+    let waits = stand_in_line(&one, &ask(&silent[0]), 1).await;
+    tell(cluster.addrs()[0], &["SET", &format!("lock:{}", healthy[0]), "foreign", "PX", "600000"]);
+    let foreign = stand_in_line(&one, &ask(&healthy[0]), 1).await;
+    cluster.nodes()[1].pause();
+    let stuck: Vec<_> = silent[1..]
+        .iter()
+        .map(|text| {
+            let (one, asked) = (one.clone(), ask(text));
+            tokio::spawn(async move { one.acquire(&asked).await.map(drop) })
+        })
+        .collect();
+    let mut slowest = Duration::ZERO;
+    for text in &healthy[1..] {
+        let begun = Instant::now();
+        let grant = take(&one, &ask(text)).await;
+        give_back(&one, &grant.claim).await;
+        slowest = slowest.max(begun.elapsed());
+    }
+    assert!(slowest < Duration::from_secs(1), "one took {slowest:?}");
+    let begun = Instant::now();
+    tell(cluster.addrs()[0], &["DEL", &format!("lock:{}", healthy[0])]);
+    granted(foreign).await;
+    assert!(begun.elapsed() < Duration::from_secs(2), "the poll took {:?}", begun.elapsed());
+    for answer in join_all(stuck).await {
+        let answer = answer.unwrap();
+        assert!(matches!(answer, Err(Error::Unknown(_) | Error::Unavailable(_))), "{answer:?}");
+    }
+    cluster.nodes()[1].resume();
+    eventually("the node answers again", || async { two.release(&held.claim).await.is_ok() }).await;
+    granted(waits).await;
+}
+
+/// A node that dies takes nothing along of what is known about the others: not one request to them fails or waits.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_dies_costs_the_others_not_one_request() {
+    let Some(mut cluster) = cluster() else { return };
+    let store = client_of(&cluster).await;
+    let (healthy, dead) = (names_at(&cluster, 0, 20), names_at(&cluster, 1, 20));
+    take(&store, &ask(&dead[0])).await;
+    cluster.node_mut(1).kill9();
+    for (here, there) in healthy.iter().zip(&dead) {
+        let lost = soon("an ask ends", store.acquire(&ask(there))).await;
+        assert!(matches!(lost, Err(Error::Unknown(_) | Error::Unavailable(_))), "{lost:?}");
+        let begun = Instant::now();
+        let answer = store.acquire(&ask(here)).await;
+        assert!(matches!(answer, Ok(Acquired::Granted(_))), "{answer:?}");
+        assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+    }
+}
+
+/// Seeds that take connections and never answer hold nobody up for long: the next one is asked meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn seeds_that_are_silent_do_not_delay_the_opening() {
+    let Some(cluster) = cluster() else { return };
+    let silent: Vec<TcpListener> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    let seeds: Vec<String> =
+        silent.iter().map(|listener| listener.local_addr().unwrap().to_string()).collect();
+    let begun = Instant::now();
+    let store = open(&format!("redis+cluster://{},{}", seeds.join(","), cluster.addrs()[2])).await;
+    assert!(begun.elapsed() < Duration::from_millis(2500), "{:?}", begun.elapsed());
+    take(&store, &ask("orders/42")).await;
+    assert!(store.inspect(&name("orders/42")).await.unwrap().is_some());
+}

@@ -1,0 +1,404 @@
+//! What callers are told when a request failed after it was applied, and that nothing is held for nobody afterwards.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Client, client_of, failed, keeper, open, says, tell, url};
+use lockkeeper_core::{Acquired, Ask, Error, Grant, Mode, Outcome, Release, Wait};
+use lockkeeper_testkit::laws::{
+    ask, eventually, give_back, granted, in_line, is_free, name, refused, soon, stand_in_line, take, with,
+};
+use lockkeeper_testkit::proxy::{Direction, Fault, Framing, Proxy};
+use lockkeeper_testkit::servers::{self, RedisOptions, Server};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// A server, a proxy before it, a client that talks through the proxy, and one that talks past it.
+async fn through_a_proxy(options: &str) -> Option<(Server, Proxy, Client, Client)> {
+    let server = servers::redis(RedisOptions::default()).ok()?;
+    let proxy = Proxy::start(server.addr(), Framing::Resp);
+    let store = open(&format!("redis://{}?{options}", proxy.addr())).await;
+    let other = open(&format!("redis://{}?{options}", server.addr())).await;
+    Some((server, proxy, store, other))
+}
+
+async fn waiting(store: &Client, text: &str) -> usize {
+    store.inspect(&name(text)).await.unwrap().map_or(0, |view| view.waiting)
+}
+
+/// Adds a user with the rights that the page names, for this prefix.
+fn add_user(server: &Server, user: &str, prefix: &str, but: &[&str]) {
+    let keys = format!("~{prefix}*");
+    let mut words =
+        vec!["ACL", "SETUSER", user, "reset", "on", ">pw", &keys, "~lockkeeper:*", "&lockkeeper:*"];
+    words.extend(["+@read", "+@write", "+@scripting", "+@pubsub", "+@connection", "+info", "+time", "+role"]);
+    words.extend(["+config|get", "+wait"]);
+    words.extend(but);
+    tell(server.addr(), &words);
+}
+
+/// Each team may touch only its own locks. No script of one team may touch a lock of the other.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_teams_with_prefixes_of_their_own_do_not_fail_each_other() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let mut teams = Vec::new();
+    for team in ["red", "blue"] {
+        let prefix = format!("{team}:");
+        add_user(&server, team, &prefix, &[]);
+        teams.push(open(&format!("redis://{team}:pw@{}?prefix={prefix}", server.addr())).await);
+    }
+    for i in 0..20 {
+        for team in &teams {
+            take(team, &ask(&format!("jobs/{i}"))).await;
+        }
+    }
+    let denied = tell(server.addr(), &["ACL", "LOG"]);
+    assert!(!denied.contains("jobs/"), "a script touched the other team's locks: {denied}");
+}
+
+/// The script granted the lock before the server refused to say how many replicas have it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grant_whose_wait_was_refused_is_given_back() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    add_user(&server, "worker", "lock:", &["-wait"]);
+    let store = open(&format!("redis://worker:pw@{}?wait_replicas=1", server.addr())).await;
+    for min_hold in [Duration::ZERO, HOUR] {
+        let asked = with(ask("jobs"), |ask| ask.min_hold = min_hold);
+        says(&failed(&store, &asked).await, Outcome::Denied, &["NOPERM"]);
+        assert_eq!(tell(server.addr(), &["EXISTS", "lock:jobs"]), "0", "held for nobody");
+    }
+}
+
+/// An error raised inside a script says nothing about what the script wrote before.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_error_raised_inside_a_script_that_may_have_written_is_unknown() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let store = client_of(&server).await;
+    // The queue of the lock is something else: the script notices when it is about to add an entry.
+    tell(server.addr(), &["SET", "lockkeeper:{all}:line:lock:jobs", "no queue"]);
+    take(&store, &ask("jobs")).await;
+    let patient = with(ask("jobs"), |ask| ask.wait = Wait::Forever);
+    says(&failed(&store, &patient).await, Outcome::Unknown, &["WRONGTYPE", "a part of its work"]);
+}
+
+/// Requests that travel in one script: replicas that do not have the grant of one of them do not take the queue entry
+/// of another away without a word.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_replication_does_not_fail_the_waiters_of_the_same_batch() {
+    let Ok(pair) = servers::redis_pair(RedisOptions::default()) else { return };
+    tell(pair.primary().addr(), &["SET", "anything", "at all"]);
+    pair.wait_synced();
+    let holder = client_of(pair.primary()).await;
+    let held = take(&holder, &ask("held")).await;
+    pair.wait_synced();
+    pair.cut_replication();
+    let store = open(&format!("{}?wait_replicas=1&timeout=1s", url(pair.primary()))).await;
+    let asks: Vec<Ask> = (0..40)
+        .map(|i| {
+            let text = if i % 2 == 0 { "held".to_owned() } else { format!("free/{i}") };
+            with(ask(&text), |ask| ask.wait = Wait::For(Duration::from_secs(600)))
+        })
+        .collect();
+    let tasks: Vec<_> = asks
+        .iter()
+        .cloned()
+        .map(|ask| {
+            let store = store.clone();
+            tokio::spawn(async move { (ask.clone(), store.acquire(&ask).await) })
+        })
+        .collect();
+    in_line(&holder, &name("held"), 20).await;
+    // Every request for a free lock is answered, with an error; no request in the queue is.
+    eventually("the others are answered", || async {
+        tasks.iter().filter(|task| task.is_finished()).count() >= 20
+    })
+    .await;
+    assert_eq!(waiting(&holder, "held").await, 20);
+    for task in tasks {
+        if task.is_finished() {
+            let (ask, answer) = task.await.unwrap();
+            assert_ne!(ask.claim.names.first().as_str(), "held", "a waiter was told: {answer:?}");
+            assert!(matches!(answer, Err(Error::Unavailable(_))), "{answer:?}");
+            assert_eq!(tell(pair.primary().addr(), &["EXISTS", &format!("lock:{}", ask.claim.names)]), "0");
+        } else {
+            task.abort();
+        }
+    }
+    give_back(&holder, &held.claim).await;
+}
+
+/// The queue entries of four waiters whose wait ended during an outage would cost the next waiter a claim each.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wait_that_ends_while_the_server_is_unreachable_leaves_no_queue_entry() {
+    let Some((_server, proxy, store, other)) = through_a_proxy("timeout=300ms&poll=200ms&claim=60s").await
+    else {
+        return;
+    };
+    // The process lives on, and waits for something else.
+    let elsewhere = take(&other, &ask("elsewhere")).await;
+    let waits = stand_in_line(&store, &ask("elsewhere"), 1).await;
+    let held = take(&other, &ask("jobs")).await;
+    let brief = || with(ask("jobs"), |ask| ask.wait = Wait::For(Duration::from_secs(2)));
+    let asks: Vec<Ask> = (0..4).map(|_| brief()).collect();
+    let tasks = asks.iter().cloned().map(|ask| {
+        let store = store.clone();
+        tokio::spawn(async move { store.acquire(&ask).await })
+    });
+    let tasks: Vec<_> = tasks.collect();
+    let library = keeper(&store);
+    let guarded =
+        tokio::spawn(library.lock("jobs").ttl(Duration::from_secs(2)).wait(Duration::from_secs(2)).acquire());
+    in_line(&other, &name("jobs"), 5).await;
+    proxy.cut_all();
+    for task in tasks {
+        let answer = soon("a wait ends", task).await.unwrap();
+        assert!(matches!(answer, Err(Error::Unknown(_))), "it stands in the queue, and is told: {answer:?}");
+    }
+    let answer = soon("a wait ends", guarded).await.unwrap();
+    assert!(answer.is_err(), "nobody gave it the lock");
+    proxy.heal();
+    for ask in &asks {
+        eventually("a release is answered", || async { store.release(&ask.claim).await.is_ok() }).await;
+    }
+    eventually("no queue entry is left", || async { waiting(&other, "jobs").await == 0 }).await;
+    give_back(&other, &held.claim).await;
+    is_free(&other, "jobs").await;
+    give_back(&other, &elsewhere.claim).await;
+    granted(waits).await;
+}
+
+/// The library gives up a release after a ttl. The process lives on and its queue entries with it, so the store sends the
+/// release again, and the waiter behind is served.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_that_was_given_up_leaves_no_queue_entry_before_a_waiter() {
+    let Some((_server, proxy, store, other)) = through_a_proxy("timeout=300ms&poll=200ms&claim=60s").await
+    else {
+        return;
+    };
+    let elsewhere = take(&other, &ask("elsewhere")).await;
+    let waits = stand_in_line(&store, &ask("elsewhere"), 1).await;
+    let held = take(&other, &ask("jobs")).await;
+    let library = keeper(&store);
+    let asks = tokio::spawn(library.lock("jobs").ttl(Duration::from_secs(1)).acquire());
+    in_line(&other, &name("jobs"), 1).await;
+    let behind = stand_in_line(&other, &ask("jobs"), 2).await;
+    proxy.cut_all();
+    asks.abort();
+    assert!(asks.await.is_err());
+    soon("the library gives up", library.settle()).await;
+    proxy.heal();
+    in_line(&other, &name("jobs"), 1).await;
+    give_back(&other, &held.claim).await;
+    granted(behind).await;
+    give_back(&other, &elsewhere.claim).await;
+    granted(waits).await;
+}
+
+/// A request waits in a buffer on its way, the client gives it up and releases on another connection; then it arrives.
+async fn arrives_late(asked: &Ask) -> Option<()> {
+    let (server, proxy, store, other) = through_a_proxy("timeout=300ms&poll=200ms&claim=60s").await?;
+    let held = match asked.wait {
+        Wait::No => None,
+        _ => Some(take(&other, &ask("jobs")).await),
+    };
+    let fault = proxy.inject(Fault::at_request(1).hold());
+    let answer = soon("the request ends", store.acquire(asked)).await;
+    assert!(matches!(answer, Err(Error::Unknown(_))), "{answer:?}");
+    assert!(fault.fired());
+    eventually("a release is answered", || async { store.release(&asked.claim).await.is_ok() }).await;
+    let before = tell(server.addr(), &["INFO", "commandstats"]);
+    proxy.heal();
+    let calls =
+        |stats: &str| stats.lines().find(|line| line.starts_with("cmdstat_evalsha")).map(str::to_owned);
+    eventually("the request arrives", || async {
+        calls(&tell(server.addr(), &["INFO", "commandstats"])) != calls(&before)
+    })
+    .await;
+    if let Some(held) = held {
+        assert_eq!(waiting(&other, "jobs").await, 0, "in the queue for nobody");
+        give_back(&other, &held.claim).await;
+    }
+    is_free(&other, "jobs").await;
+    // The caller may use the attempt again: what it sends now is newer than its release.
+    give_back(&store, &take(&store, asked).await.claim).await;
+    is_free(&other, "jobs").await;
+    Some(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_arrives_after_its_release_takes_no_lock() {
+    arrives_late(&ask("jobs")).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_arrives_after_its_release_takes_no_queue_entry() {
+    arrives_late(&with(ask("jobs"), |ask| ask.wait = Wait::Forever)).await;
+}
+
+/// The caller is gone as well: the store releases for it, and what arrives then is refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_without_a_caller_that_arrives_late_takes_no_lock() {
+    let Some((server, proxy, store, other)) = through_a_proxy("timeout=300ms&poll=200ms&claim=60s").await
+    else {
+        return;
+    };
+    let fault = proxy.inject(Fault::at_request(1).hold());
+    let (store2, asked) = (store.clone(), ask("jobs"));
+    let task = tokio::spawn(async move { store2.acquire(&asked).await });
+    eventually("the request is on its way", || async { fault.fired() }).await;
+    task.abort();
+    assert!(task.await.is_err());
+    eventually("the store releases", || async {
+        tell(server.addr(), &["EXISTS", "lockkeeper:{all}:released"]) == "1"
+    })
+    .await;
+    proxy.heal();
+    let late = || tell(server.addr(), &["EXISTS", "lock:jobs"]) == "1";
+    for _ in 0..20 {
+        assert!(!late(), "held for nobody");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    is_free(&other, "jobs").await;
+}
+
+/// A waiter of `store` is let in by a message while nothing that it sends arrives.
+async fn let_in_by_message(
+    server: &Server,
+    proxy: &Proxy,
+    store: &Client,
+    other: &Client,
+    asked: &Ask,
+) -> Grant {
+    let held = take(other, &ask("jobs")).await;
+    let waiter = stand_in_line(store, asked, 1).await;
+    // It does so once it knows that it is in the queue.
+    eventually("it listens", || async {
+        !tell(server.addr(), &["PUBSUB", "CHANNELS", "lockkeeper:wake:*"]).is_empty()
+    })
+    .await;
+    proxy.hold(Direction::Requests);
+    give_back(other, &held.claim).await;
+    let grant = granted(waiter).await;
+    assert!(grant.lease < grant.ttl, "the server confirmed it: nothing is shown");
+    // What was on its way is lost.
+    proxy.cut_all();
+    proxy.heal();
+    grant
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_minimum_hold_counts_for_a_waiter_that_the_server_did_not_hear_confirm() {
+    let Some((server, proxy, store, other)) = through_a_proxy("poll=1s&claim=60s").await else { return };
+    let cron = with(ask("jobs"), |ask| ask.min_hold = HOUR);
+    let grant = let_in_by_message(&server, &proxy, &store, &other, &cron).await;
+    eventually("it is released", || async {
+        matches!(store.release(&grant.claim).await, Ok(Release::Released))
+    })
+    .await;
+    let busy = refused(&other, &ask("jobs")).await;
+    assert!(busy.held[0].lingering, "the job can run twice: {busy:?}");
+}
+
+/// A waiter that gave up just when it was let in did no work: there is nothing to keep a minimum for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_minimum_hold_does_not_count_for_a_waiter_that_gave_up() {
+    let Some((_server, proxy, store, other)) = through_a_proxy("poll=1s&claim=60s").await else { return };
+    let cron = with(ask("jobs"), |ask| ask.min_hold = HOUR);
+    let held = take(&other, &ask("jobs")).await;
+    let waiter = stand_in_line(&store, &cron, 1).await;
+    proxy.cut_all();
+    waiter.abort();
+    assert!(waiter.await.is_err());
+    give_back(&other, &held.claim).await;
+    proxy.heal();
+    eventually("it leaves", || async { store.release(&cron.claim).await.is_ok() }).await;
+    is_free(&other, "jobs").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_delay_counts_for_a_waiter_that_the_server_did_not_hear_confirm() {
+    let Some((server, proxy, store, other)) = through_a_proxy("poll=200ms&claim=4s").await else { return };
+    for broken in [false, true] {
+        let delayed = with(ask("jobs"), |ask| ask.lock_delay = HOUR);
+        let_in_by_message(&server, &proxy, &store, &other, &delayed).await;
+        if broken {
+            other.break_lock(&name("jobs"), "its host is gone").await.unwrap();
+        }
+        // Otherwise it never says anything again: the hold ends with the claim.
+        eventually("nobody is let in for a while", || async {
+            let view = other.inspect(&name("jobs")).await.unwrap();
+            view.expect("it is not free").delayed_ms.is_some()
+        })
+        .await;
+        refused(&other, &ask("jobs")).await;
+        other.break_lock(&name("jobs"), "the next round").await.unwrap();
+        is_free(&other, "jobs").await;
+    }
+}
+
+/// A client with a short claim polls the same queue: the entries of a client with a long one stay.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_short_claim_does_not_shorten_the_queue_of_a_long_one() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let hasty = open(&format!("{}?poll=50ms&claim=100ms", url(&server))).await;
+    let patient = open(&format!("{}?poll=5m&claim=10m", url(&server))).await;
+    let held = take(&hasty, &ask("jobs")).await;
+    let waiter = stand_in_line(&patient, &ask("jobs"), 1).await;
+    let second = with(ask("jobs"), |ask| ask.wait = Wait::For(Duration::from_millis(500)));
+    assert!(matches!(hasty.acquire(&second).await, Ok(Acquired::Busy(_))));
+    let left: i64 = tell(server.addr(), &["PTTL", "lockkeeper:{all}:line:lock:jobs"]).parse().unwrap();
+    assert!(left > 300_000, "the queue ends in {left} ms, and its waiters are never served");
+    give_back(&hasty, &held.claim).await;
+    granted(waiter).await;
+}
+
+/// A release that finds a waiter of another kind puts it back: the queue goes on having an end.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_queue_has_an_end() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let store = open(&format!("{}?poll=5m&claim=10m", url(&server))).await;
+    let (first, second) = (take(&store, &ask("a")).await, take(&store, &ask("b")).await);
+    let both = with(lockkeeper_testkit::laws::ask_all(&["a", "b"]), |ask| ask.wait = Wait::Forever);
+    let waiter = stand_in_line(&store, &both, 1).await;
+    give_back(&store, &first.claim).await;
+    for queue in ["a", "b"] {
+        let left = tell(server.addr(), &["PTTL", &format!("lockkeeper:{{all}}:line:lock:{queue}")]);
+        assert!(left.parse::<i64>().unwrap() > 0, "the queue of {queue} never ends: {left}");
+    }
+    give_back(&store, &second.claim).await;
+    granted(waiter).await;
+}
+
+/// One lock is overwritten with something else while a process waits for it. Its other waiters are served all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_of_another_type_does_not_fail_the_poll_of_the_others() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let store = open(&format!("{}?poll=100ms&claim=2s", url(&server))).await;
+    let held = with(ask("jobs"), |ask| ask.ttl = Duration::from_secs(3));
+    take(&store, &held).await;
+    take(&store, &ask("odd")).await;
+    let odd = stand_in_line(&store, &ask("odd"), 1).await;
+    let waiter = stand_in_line(&store, &ask("jobs"), 1).await;
+    tell(server.addr(), &["DEL", "lock:odd"]);
+    tell(server.addr(), &["RPUSH", "lock:odd", "dear", "data"]);
+    // Only a poll finds out that its holder is gone.
+    granted(waiter).await;
+    let answer = soon("the other is told", odd).await.unwrap();
+    says(&answer.expect_err("it is no lock"), Outcome::Invalid, &["WRONGTYPE"]);
+}
+
+/// While a slot moves to another node, or after a deletion by hand, the holds of a lock may be missing though its key is
+/// there: then it is not known who holds it, no holder hears that it lost the lock, and no other client gets it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_whose_holds_are_missing_is_neither_free_nor_lost() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let store = open(&format!("{}?timeout=300ms", url(&server))).await;
+    let held = take(&store, &with(ask("jobs"), |ask| ask.mode = Mode::Shared)).await;
+    tell(server.addr(), &["DEL", "lockkeeper:{all}:holds:lock:jobs"]);
+    let renewed = soon("a renewal ends", store.renew(std::slice::from_ref(&held))).await;
+    assert!(matches!(&renewed, Err(Error::Unavailable(_) | Error::Unknown(_))), "{renewed:?}");
+    says(&failed(&store, &ask("jobs")).await, Outcome::Unavailable, &["TRYAGAIN"]);
+    store.break_lock(&name("jobs"), "its holds are gone").await.unwrap();
+    is_free(&store, "jobs").await;
+}
