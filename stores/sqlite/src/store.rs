@@ -136,7 +136,8 @@ impl Locks for SqliteStore {
             fence: kept_if(*durable),
             durable: kept_if(*durable),
             waiting: Waiting::Line,
-            wake: POLL * 6 / 5 + Duration::from_millis(100),
+            // A waiter that is stopped counts as present for SILENCE, and the poll behind it finds the lock.
+            wake: SILENCE + POLL * 6 / 5 + Duration::from_millis(100),
             shared: true,
             permits: true,
             several: true,

@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Contender, Dir, ask, in_line, name, open, take, waiting};
 use lockkeeper_core::{Ask, Fence, Locks, Release, Renewal};
@@ -159,6 +159,35 @@ async fn a_stopped_head_of_line_is_passed_over_and_served_when_it_is_back() {
     let fence = Contender::fence(&first.hear());
     assert_eq!(first.ask("release"), "Released");
     assert!(common::soon("the third is served", third).await.unwrap().fence.get() > fence);
+}
+
+/// W: the next waiter is let in within the declared time behind any number of waiters that were killed or stopped, and 20 of them cost
+/// what one costs. The declaration left out how long a stopped waiter is waited for.
+#[tokio::test(flavor = "multi_thread")]
+async fn dead_waiters_cost_no_more_than_declared() {
+    let dir = Dir::new();
+    let store = open(&dir.db());
+    let bound = store.profile().wake + Duration::from_secs(2);
+    for signal in [Signal::KILL, Signal::STOP] {
+        for count in [1, 5, 20] {
+            let jobs = format!("{signal:?}/{count}");
+            let held = take(&store, &ask(&jobs)).await;
+            let begun: Vec<_> = (0..=count).map(|_| Contender::begin(&[], &dir.db())).collect();
+            let mut all: Vec<_> = begun.into_iter().map(Contender::ready).collect();
+            for (i, contender) in all.iter_mut().enumerate() {
+                contender.tell(&format!("wait {jobs}"));
+                in_line(&store, &jobs, i + 1).await;
+            }
+            let live = all.pop().unwrap();
+            all.iter().for_each(|dead| dead.signal(signal));
+            let freed = Instant::now();
+            assert_eq!(store.release(&held.claim).await.unwrap(), Release::Released);
+            Contender::fence(&live.hear());
+            let took = freed.elapsed();
+            println!("behind {count} waiters with {signal:?}: {took:?}, of {bound:?}");
+            assert!(took <= bound, "the next waiter was let in after {took:?} behind {count}: {bound:?}");
+        }
+    }
 }
 
 /// Ctrl-Z stopped a process inside a transaction: the file was busy for everybody until `fg`.
