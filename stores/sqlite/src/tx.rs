@@ -11,7 +11,7 @@ use lockkeeper_host::{Life, Process};
 use rusqlite::{Connection, params};
 
 use crate::fault::{damaged, fault};
-use crate::floor::Floor;
+use crate::floor::{Floor, Marks};
 use crate::locals::Locals;
 use crate::post::{Mailbox, Peer, Post, Presence};
 use crate::rows::{self, Ticket, moment, signed};
@@ -120,6 +120,8 @@ pub(crate) struct Tx<'e> {
     stored: State,
     /// What another boot left behind was dropped in this transaction.
     new_boot: bool,
+    /// What the floor says, read once by a transaction that needs fences.
+    floor: Option<Marks>,
     lives: HashMap<Process, Life>,
     presences: HashMap<Peer, Presence>,
 }
@@ -149,6 +151,7 @@ impl<'e> Tx<'e> {
             state: State::default(),
             stored: State::default(),
             new_boot: false,
+            floor: None,
             lives: HashMap::new(),
             presences: HashMap::new(),
         }
@@ -183,6 +186,9 @@ impl<'e> Tx<'e> {
         }
         let State { boot, fence, reserved, ticket, moment: last } = &self.state;
         assert!(*fence >= self.stored.fence, "fences only grow");
+        if self.floor.is_some() {
+            self.home.floor.note(Fence::new(*fence)?)?;
+        }
         let params = params![boot, signed(*fence), signed(*reserved), ticket, moment(now.max(*last))];
         script::change(self.sql, script::SAVE_STATE, params).map_err(fault)?;
         Ok(())
@@ -190,19 +196,27 @@ impl<'e> Tx<'e> {
 
     /// A number greater than every fence and version so far, whatever became of the file or the wall clock.
     pub fn next_fence(&mut self) -> Result<Fence> {
-        let floor = self.home.floor.read()?;
-        let mut last = self.state.fence.max(floor.latest);
-        // The file does not know of a number that was reserved: it is new, or an old copy. Or the machine has been
-        // restarted, and the newest fence, which is not synced, may be forgotten.
-        if floor.reserved > self.state.reserved || self.new_boot {
-            last = last.max(floor.reserved);
-        }
+        let mut last = self.state.fence;
+        let floor = match self.floor {
+            // The write lock keeps every other process from changing it.
+            Some(floor) => floor,
+            None => {
+                let floor = self.home.floor.read()?;
+                last = last.max(floor.latest);
+                // The file does not know of a number that was reserved: it is new, or an old copy. Or the machine has
+                // been restarted, and the newest fence, which is not synced, may be forgotten.
+                if floor.reserved > self.state.reserved || self.new_boot {
+                    last = last.max(floor.reserved);
+                }
+                *self.floor.insert(floor)
+            }
+        };
         let last = (last > 0).then(|| Fence::new(last)).transpose()?;
         let fence = Fence::after(last, self.now.wall)?;
         if fence.get() > self.state.reserved || floor.reserved < self.state.reserved {
             self.state.reserved = self.home.floor.reserve(fence, self.now.wall)?;
+            self.floor = Some(Marks { reserved: self.state.reserved, ..floor });
         }
-        self.home.floor.note(fence)?;
         self.state.fence = fence.get();
         Ok(fence)
     }
