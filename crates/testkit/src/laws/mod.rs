@@ -14,6 +14,7 @@ pub mod exclusion;
 pub mod fence;
 pub mod guard;
 pub mod line;
+pub mod lossy;
 pub mod modes;
 pub mod once;
 pub mod outage;

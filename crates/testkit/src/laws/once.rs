@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use lockkeeper::{Claim, Done, Error, Fence, OnFailure, Once, Stored, Turn};
 
+use super::lossy::{self, LossyStore};
 use super::outage::{self, First, Outage};
 use super::register::has_records;
 use super::*;
@@ -238,15 +239,29 @@ pub async fn a_result_whose_answer_is_lost_is_kept_once<H: Harness>(h: H) {
     if !has(&calm).await {
         return;
     }
-    let deaf = Lockkeeper::with_store(Arc::new(Deaf::new(h.client().await, 2)), h.clock());
-    // Twice: the answers that get lost are the ones to other writes then.
-    for key in ["one", "two", "three"] {
-        let first = soon("it ends", while_time_passes(&h, deaf.once(key).run(works))).await.unwrap();
-        let again = calm.once(key).run(works).await.unwrap();
-        assert_eq!((again.result, again.fence, again.replayed), (first.result, first.fence, true));
+    let mut delivered_late = 0;
+    for seed in lossy::seeds() {
+        let network = LossyStore::new(h.client().await, seed);
+        let client = Lockkeeper::with_store(network.clone(), h.clock());
+        for round in 0..4 {
+            let key = format!("{seed}/{round}");
+            let first = soon("it ends", while_time_passes(&h, client.once(&key).run(works))).await.unwrap();
+            for late in [false, true] {
+                let again = calm.once(&key).run(works).await.unwrap();
+                assert_eq!(
+                    (again.result, again.fence, again.replayed),
+                    (first.result.clone(), first.fence, true),
+                    "the result changed (after the late requests came: {late})"
+                );
+                network.deliver().await;
+            }
+        }
+        delivered_late += network.delivered_late();
     }
+    assert!(delivered_late > 0, "no request came late: the law shows nothing");
     // Somebody else in between is not taken for our own write.
-    let late = late_turn(&h, &deaf).await;
+    let lossy = Lockkeeper::with_store(LossyStore::new(h.client().await, 1), h.clock());
+    let late = late_turn(&h, &lossy).await;
     let newer = turn(calm.once("k").ttl(LONG)).await;
     let told = soon("it ends", while_time_passes(&h, late.finish(stored(b"late")))).await;
     assert!(matches!(told, Err(Error::Stale { .. } | Error::Unknown(_))), "{told:?}");

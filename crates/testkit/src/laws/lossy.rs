@@ -1,0 +1,147 @@
+//! A store behind a network that loses replies, loses requests and delivers requests late, chosen by a seed.
+
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use async_trait::async_trait;
+use lockkeeper_core::{
+    Acquired, Ask, Claim, Delete, Error, Expect, Grant, LockName, Page, Record, RecordPage, Records, Release,
+    Renewal, Result, Write,
+};
+
+use super::*;
+
+/// The seeds that every law runs with; `LOCKKEEPER_SEED` replaces them by one.
+pub fn seeds() -> Vec<u64> {
+    match std::env::var("LOCKKEEPER_SEED") {
+        Ok(seed) => vec![seed.parse().expect("LOCKKEEPER_SEED is a number")],
+        Err(_) => (1..=4).collect(),
+    }
+}
+
+/// A request that changes a record.
+enum Change {
+    Write(LockName, Vec<u8>, Expect, Option<Duration>),
+    Delete(LockName, Expect),
+}
+
+/// What the network does with a request that changes a record.
+#[derive(Clone, Copy)]
+enum Fate {
+    Answered,
+    ReplyLost,
+    RequestLost,
+    /// The store applies the request after a later one.
+    DeliveredLate,
+}
+
+/// A client of a store whose network is not reliable. Half of the changes are answered; the other half ends as [`Error::Unknown`].
+pub struct LossyStore {
+    store: Arc<dyn Store>,
+    random: AtomicU64,
+    late: Mutex<VecDeque<Change>>,
+    delivered_late: AtomicU64,
+}
+
+impl LossyStore {
+    /// Prints the seed, so that a failure can be repeated.
+    pub fn new(store: Arc<dyn Store>, seed: u64) -> Arc<Self> {
+        println!("LOCKKEEPER_SEED={seed}");
+        let (late, delivered_late) = (Mutex::default(), AtomicU64::new(0));
+        Arc::new(LossyStore { store, random: AtomicU64::new(seed), late, delivered_late })
+    }
+
+    /// How many requests the store got after a later one.
+    pub fn delivered_late(&self) -> u64 {
+        self.delivered_late.load(Ordering::Relaxed)
+    }
+
+    /// SplitMix64: <https://prng.di.unimi.it/splitmix64.c>.
+    fn random(&self) -> u64 {
+        const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+        let state = self.random.fetch_add(STEP, Ordering::Relaxed).wrapping_add(STEP);
+        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn fate(&self) -> Fate {
+        match self.random() % 6 {
+            0 => Fate::ReplyLost,
+            1 => Fate::RequestLost,
+            2 => Fate::DeliveredLate,
+            _ => Fate::Answered,
+        }
+    }
+
+    /// Delivers the requests that are late. The client never sees their answers.
+    pub async fn deliver(&self) {
+        loop {
+            let next = self.late.lock().unwrap().pop_front();
+            match next {
+                Some(Change::Write(key, value, expect, ttl)) => {
+                    let _ = self.store.write(&key, &value, expect, ttl).await;
+                }
+                Some(Change::Delete(key, expect)) => drop(self.store.delete(&key, expect).await),
+                None => return,
+            }
+            self.delivered_late.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    async fn pass<T>(&self, change: Change, request: impl Future<Output = Result<T>>) -> Result<T> {
+        let fate = self.fate();
+        let answer = match fate {
+            Fate::Answered | Fate::ReplyLost => Some(request.await),
+            Fate::RequestLost => None,
+            Fate::DeliveredLate => {
+                self.late.lock().unwrap().push_back(change);
+                return Err(Error::Unknown("no reply yet".into()));
+            }
+        };
+        // An older request arrives behind this one, as often as not.
+        if self.random().is_multiple_of(2) {
+            self.deliver().await;
+        }
+        match (fate, answer) {
+            (Fate::Answered, Some(answer)) => answer,
+            _ => Err(Error::Unknown("the reply was lost".into())),
+        }
+    }
+}
+
+crate::forward_locks!(LossyStore, {
+    async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
+        self.store.acquire(ask).await
+    }
+    async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
+        self.store.renew(grants).await
+    }
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        self.store.release(claim).await
+    }
+});
+
+#[async_trait]
+impl Records for LossyStore {
+    async fn read(&self, key: &LockName) -> Result<Option<Record>> {
+        self.store.read(key).await
+    }
+    async fn write(
+        &self,
+        key: &LockName,
+        value: &[u8],
+        expect: Expect,
+        ttl: Option<Duration>,
+    ) -> Result<Write> {
+        let change = Change::Write(key.clone(), value.to_vec(), expect, ttl);
+        self.pass(change, self.store.write(key, value, expect, ttl)).await
+    }
+    async fn delete(&self, key: &LockName, expect: Expect) -> Result<Delete> {
+        self.pass(Change::Delete(key.clone(), expect), self.store.delete(key, expect)).await
+    }
+    async fn scan(&self, prefix: &str, page: &Page) -> Result<RecordPage> {
+        self.store.scan(prefix, page).await
+    }
+}
