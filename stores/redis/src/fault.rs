@@ -25,6 +25,12 @@ impl Failure {
         matches!(self, Failure::Refused { code, .. } if code == word)
     }
 
+    /// Whether a script found some of its keys on another node of the cluster: their slot is being moved.
+    pub fn keys_are_split(&self) -> bool {
+        let local = |detail: &str| detail.contains("access a non local key");
+        self.is("TRYAGAIN") || matches!(self, Failure::Refused { detail, .. } if local(detail))
+    }
+
     /// Whether the request may have been applied, in whole or in part.
     pub fn may_have_happened(&self) -> bool {
         matches!(Error::from(self.clone()), Error::Unknown(_))

@@ -66,8 +66,18 @@ impl Payload<'_> {
     }
 }
 
+/// What is to be done with a request whose keys are on two nodes, because their slot is being moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// It is sent again until the timeout is over: the move may end soon.
+    SendAgain,
+    /// The caller is told at once, and has another way.
+    Report,
+}
+
 /// How often a request was sent on, and until when that goes on.
 struct Redirects {
+    split: Split,
     until: Instant,
     moved: u32,
     asked: u32,
@@ -202,14 +212,18 @@ impl Fleet {
 
     /// Sends one command to the server that has `slot`.
     pub async fn call(&self, slot: u16, command: &Cmd) -> Result<Value, Failure> {
-        let answer = self.send(slot, &Payload::One(command)).await?.pop();
+        self.call_when(slot, command, Split::SendAgain).await
+    }
+
+    pub async fn call_when(&self, slot: u16, command: &Cmd, split: Split) -> Result<Value, Failure> {
+        let answer = self.send(slot, &Payload::One(command), split).await?.pop();
         answer.unwrap_or_else(|| Err(Failure::Unheard("the answer is missing".into())))
     }
 
     /// Sends many commands to the server that has `slot`, behind each other. If that server says of the first that it belongs
     /// elsewhere, all of them are sent there.
-    pub async fn calls(&self, slot: u16, commands: &Pipeline) -> Result<Answers, Failure> {
-        self.send(slot, &Payload::Many(commands)).await
+    pub async fn calls(&self, slot: u16, commands: &Pipeline, split: Split) -> Result<Answers, Failure> {
+        self.send(slot, &Payload::Many(commands), split).await
     }
 
     /// Sends one command to any server: those that we are connected with first, then the others.
@@ -228,9 +242,9 @@ impl Fleet {
         answer
     }
 
-    async fn send(&self, slot: u16, payload: &Payload<'_>) -> Result<Answers, Failure> {
+    async fn send(&self, slot: u16, payload: &Payload<'_>, split: Split) -> Result<Answers, Failure> {
         let until = Instant::now() + self.access.timeout;
-        let mut redirects = Redirects { until, moved: 0, asked: 0, pauses: 0 };
+        let mut redirects = Redirects { split, until, moved: 0, asked: 0, pauses: 0 };
         let (mut link, mut asking) = (self.server_of(slot).await?, false);
         loop {
             let answers = match payload.send(&link, asking).await {
@@ -285,7 +299,9 @@ impl Fleet {
                 Ok(there().map(|door| (self.link(&door), true)))
             }
             // Some of the keys are here and some are there.
-            ("TRYAGAIN", Servers::Cluster(_)) if self.pause_before_next(redirects).await => {
+            ("TRYAGAIN", Servers::Cluster(_))
+                if redirects.split == Split::SendAgain && self.pause_before_next(redirects).await =>
+            {
                 Ok(Some((self.server_of(slot).await?, false)))
             }
             _ => Ok(None),

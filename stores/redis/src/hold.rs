@@ -14,6 +14,7 @@ use redis::Value;
 
 use crate::entry::{self, Hold, Stage};
 use crate::fault::Failure;
+use crate::fleet::Split;
 use crate::lane::{Kept, run_replicated};
 use crate::layout::Group;
 use crate::line::{Called, Place, Since};
@@ -260,9 +261,11 @@ impl Shared {
             .arg(self.claim_ms())
             .arg(reason)
             .arg(self.floor());
-        match call.run(&self.fleet, group.slot()).await? {
-            Value::Int(fence) => self.seen(fence),
-            _ => Err(odd()),
+        match call.run_when(&self.fleet, group.slot(), Split::Report).await {
+            Err(failure) if failure.keys_are_split() => self.break_split(group, &keys[3], reason).await,
+            Err(failure) => Err(failure.into()),
+            Ok(Value::Int(fence)) => self.seen(fence),
+            Ok(_) => Err(odd()),
         }
     }
 
@@ -324,9 +327,17 @@ impl Shared {
         for claim in claims() {
             call = call.arg(claim.attempt.to_hex()).arg(claim.names.count());
         }
-        let (answers, replicated) = match &self.grants {
-            Some(grants) => run_replicated(self, grants, group, &call).await?,
-            None => (call.run(&self.fleet, group.slot()).await?, Ok(())),
+        let sent = match &self.grants {
+            Some(grants) => run_replicated(self, grants, group, &call, Split::Report).await,
+            None => {
+                call.run_when(&self.fleet, group.slot(), Split::Report).await.map(|value| (value, Ok(())))
+            }
+        };
+        let (answers, replicated) = match sent {
+            Err(failure) if failure.keys_are_split() => {
+                return self.renew_split(group, &claims().collect::<Vec<_>>()).await;
+            }
+            sent => sent?,
         };
         let Value::Array(answers) = answers else { return Err(odd()) };
         if answers.len() != batch.len() {

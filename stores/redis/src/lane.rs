@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use futures_util::future::join_all;
+use futures_util::future::{join_all, try_join_all};
 use futures_util::stream::FuturesUnordered;
 use redis::{Pipeline, Value, cmd};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::fault::Failure;
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, Split};
 use crate::hold::{millis, release_flags};
 use crate::layout::Group;
 use crate::script::{ACQUIRE, Call, RELEASE, RENEW};
@@ -148,14 +148,20 @@ async fn deliver(shared: &Arc<Shared>, errand: Errand, batch: Vec<Order>) {
     let call = call(shared, errand, group, &batch);
     let (answer, replicated) = match &shared.grants {
         Some(grants) if errand == Errand::Acquire => {
-            match run_replicated(shared, grants, group, &call).await {
+            match run_replicated(shared, grants, group, &call, Split::SendAgain).await {
                 Ok((answer, replicated)) => (Ok(answer), replicated),
                 Err(failure) => (Err(failure), Ok(())),
             }
         }
+        _ if errand == Errand::Release => {
+            (call.run_when(&shared.fleet, group.slot(), Split::Report).await, Ok(()))
+        }
         _ => (call.run(&shared.fleet, group.slot()).await, Ok(())),
     };
     let mut answers = match answer {
+        Err(failure) if errand == Errand::Release && failure.keys_are_split() => {
+            join_all(batch.iter().map(|order| shared.release_split(group, &order.keys, &order.args[0]))).await
+        }
         Ok(Value::Array(answers)) if answers.len() == batch.len() => answers.into_iter().map(Ok).collect(),
         Ok(_) => vec![Err(Failure::Unheard("Redis gave an answer that makes no sense".into())); batch.len()],
         Err(failure) => vec![Err(failure); batch.len()],
@@ -260,6 +266,7 @@ pub(crate) async fn run_replicated(
     grants: &Fleet,
     group: Group,
     call: &Call,
+    split: Split,
 ) -> Result<(Value, Result<(), Failure>), Failure> {
     let wanted = shared.options.wait_replicas;
     let patience = shared.options.access.timeout / 2;
@@ -267,7 +274,7 @@ pub(crate) async fn run_replicated(
     for _ in 0..2 {
         let mut both = Pipeline::with_capacity(2);
         both.add_command(script).add_command(cmd("WAIT").arg(wanted).arg(millis(patience)).to_owned());
-        let mut answers = grants.calls(group.slot(), &both).await?.into_iter();
+        let mut answers = grants.calls(group.slot(), &both, split).await?.into_iter();
         let (Some(answer), Some(count)) = (answers.next(), answers.next()) else { break };
         let answer = match answer {
             Err(failure) if failure.is("NOSCRIPT") => {
@@ -293,10 +300,21 @@ async fn give_back(shared: &Shared, group: Group, what: &[Granted]) -> Result<()
     let keys = what.iter().flat_map(|(keys, _)| keys);
     let call = Call::new(&RELEASE, &shared.keys(group, keys));
     let call = call.arg(&shared.client).arg(shared.layout.base(group)).arg(shared.claim_ms());
-    let each = |call: Call, (keys, args): &Granted| {
-        let attempt = String::from_utf8_lossy(&args[0]).into_owned();
-        call.arg(shared.release_arg(attempt, keys.len(), release_flags::UNREPORTED, 0))
-    };
-    let call = what.iter().fold(call.arg(millis(shared.tombstone())), each);
-    call.run(&shared.fleet, group.slot()).await.map(|_| ())
+    let releases: Vec<Vec<u8>> = what
+        .iter()
+        .map(|(keys, args)| {
+            let attempt = String::from_utf8_lossy(&args[0]).into_owned();
+            shared.release_arg(attempt, keys.len(), release_flags::UNREPORTED, 0)
+        })
+        .collect();
+    let call = releases.iter().fold(call.arg(millis(shared.tombstone())), |call, one| call.arg(&one[..]));
+    match call.run_when(&shared.fleet, group.slot(), Split::Report).await {
+        Err(failure) if failure.keys_are_split() => {
+            let each = what.iter().zip(&releases);
+            try_join_all(each.map(|((keys, _), one)| shared.release_split(group, keys, one)))
+                .await
+                .map(|_| ())
+        }
+        answer => answer.map(|_| ()),
+    }
 }

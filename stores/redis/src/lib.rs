@@ -19,6 +19,7 @@ mod open;
 mod records;
 mod script;
 mod sentinel;
+mod split;
 mod store;
 mod tls;
 mod topology;

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use redis::{Arg, Cmd, Script, ToRedisArgs, Value, cmd};
 
 use crate::fault::Failure;
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, Split};
 use crate::link::Link;
 
 /// A script and its hash.
@@ -30,11 +30,19 @@ lua!(BREAK, "break_head", "common", "break");
 lua!(POLL, "poll_head", "common", "poll");
 lua!(INSPECT, "inspect");
 lua!(WRITE, "write");
+lua!(SPLIT_LOCK, "split_head", "common", "split_tools", "split_lock");
+lua!(SPLIT_HOLDS, "split_head", "common", "split_tools", "split_holds");
+lua!(SPLIT_ENDS, "split_ends");
+lua!(SPLIT_QUEUE, "split_queue");
+lua!(SPLIT_TOMBSTONE, "split_tombstone");
+lua!(SPLIT_FENCE, "split_fence");
 
 /// Teaches a server all of them, so that the first calls need not. One that has forgotten them is taught again.
 pub async fn teach(server: &Link) -> Result<(), Failure> {
-    let all = [&ACQUIRE, &RELEASE, &RENEW, &BREAK, &POLL, &INSPECT, &WRITE];
-    let mut lessons = redis::Pipeline::with_capacity(all.len());
+    let usual = [&ACQUIRE, &RELEASE, &RENEW, &BREAK, &POLL, &INSPECT, &WRITE];
+    let split = [&SPLIT_LOCK, &SPLIT_HOLDS, &SPLIT_ENDS, &SPLIT_QUEUE, &SPLIT_TOMBSTONE, &SPLIT_FENCE];
+    let all = usual.into_iter().chain(split);
+    let mut lessons = redis::Pipeline::with_capacity(usual.len() + split.len());
     for lua in all {
         lessons.cmd("SCRIPT").arg("LOAD").arg(lua.code);
     }
@@ -72,11 +80,15 @@ impl Call {
         full
     }
 
-    /// Runs it where `slot` is.
+    /// Runs it where `slot` is. While the slot moves and the keys are on two nodes, it is sent again for a while.
     pub async fn run(&self, fleet: &Fleet, slot: u16) -> Result<Value, Failure> {
-        match fleet.call(slot, &self.by_hash).await {
+        self.run_when(fleet, slot, Split::SendAgain).await
+    }
+
+    pub async fn run_when(&self, fleet: &Fleet, slot: u16, split: Split) -> Result<Value, Failure> {
+        match fleet.call_when(slot, &self.by_hash, split).await {
             // A restart, a fail-over or SCRIPT FLUSH. Nothing has happened yet.
-            Err(failure) if failure.is("NOSCRIPT") => fleet.call(slot, &self.in_full()).await,
+            Err(failure) if failure.is("NOSCRIPT") => fleet.call_when(slot, &self.in_full(), split).await,
             answer => answer,
         }
     }

@@ -49,7 +49,9 @@ pub use port::Port;
 pub use postgres::{PostgresOptions, postgres, postgres_standby};
 pub use process::Launch;
 pub use redis::{AppendOnly, RedisOptions, redis, redis_call, redis_socket, redis_tls_addr};
-pub use redis_cluster::{Migration, RedisCluster, redis_cluster, redis_cluster_with};
+pub use redis_cluster::{
+    Migration, RedisCluster, redis_cluster, redis_cluster_with, redis_cluster_with_replicas,
+};
 pub use redis_pair::{RedisPair, redis_pair};
 pub use redis_sentinel::{RedisSentinel, redis_sentinel};
 pub use require::{Skip, demand, require};

@@ -7,13 +7,15 @@ use super::{RedisOptions, Server, Skip, redis_call};
 
 const SLOTS: usize = 16_384;
 
-/// A Redis cluster of primaries without replicas, which share the slots evenly. Dropping it kills all nodes.
+/// A Redis cluster of primaries, which share the slots evenly, with or without a replica each. Dropping it kills all nodes.
 ///
 /// A node that is restarted finds its identity and its slots again; its keys only with an append-only file.
 #[derive(Debug)]
 pub struct RedisCluster {
     nodes: Vec<Server>,
     ids: Vec<String>,
+    /// How many of the nodes began as primaries: the first ones.
+    primaries: usize,
 }
 
 /// A slot on its way from one node to another. Dropping this leaves it on its way.
@@ -54,11 +56,29 @@ pub fn redis_cluster(masters: usize) -> Result<RedisCluster, Skip> {
 /// # Panics
 /// If the program is missing or does not start, or the options do not suit a cluster: replicas, passwords.
 pub fn redis_cluster_with(masters: usize, options: RedisOptions) -> Result<RedisCluster, Skip> {
-    assert!((1..=SLOTS).contains(&masters), "a cluster has 1 to {SLOTS} primaries");
+    start(masters, masters, options)
+}
+
+/// [`redis_cluster_with`] where each primary has a replica, which takes over when the primary fails: the node of number
+/// `masters + n` is that of node `n`.
+///
+/// # Errors
+/// [`Skip`] if the tests are to run without `redis`.
+///
+/// # Panics
+/// If the program is missing or does not start, or the options do not suit a cluster: replicas, passwords.
+pub fn redis_cluster_with_replicas(masters: usize, options: RedisOptions) -> Result<RedisCluster, Skip> {
+    let cluster = start(masters, 2 * masters, options)?;
+    cluster.follow();
+    Ok(cluster)
+}
+
+fn start(primaries: usize, nodes: usize, options: RedisOptions) -> Result<RedisCluster, Skip> {
+    assert!((1..=SLOTS).contains(&primaries), "a cluster has 1 to {SLOTS} primaries");
     assert!(options.replica_of.is_none(), "a node of a cluster is not told whose replica it is by a setting");
-    let nodes: Vec<Server> = (0..masters).map(|_| redis_node(options.clone())).collect::<Result<_, _>>()?;
+    let nodes: Vec<Server> = (0..nodes).map(|_| redis_node(options.clone())).collect::<Result<_, _>>()?;
     let ids = nodes.iter().map(|node| told(node.addr(), &["CLUSTER", "MYID"])).collect();
-    let cluster = RedisCluster { nodes, ids };
+    let cluster = RedisCluster { nodes, ids, primaries };
     cluster.join();
     cluster.wait_until_ok();
     Ok(cluster)
@@ -126,7 +146,7 @@ impl RedisCluster {
         let Migration { slot, from, to } = migration;
         self.move_keys(slot, from, to);
         // The target first again: between the two steps nobody would own the slot otherwise.
-        let others = (0..self.nodes.len()).filter(|nth| *nth != to);
+        let others = (0..self.primaries).filter(|nth| *nth != to);
         for nth in std::iter::once(to).chain(others) {
             self.set_slot(nth, slot, &["NODE", &self.ids[to]]);
         }
@@ -177,19 +197,45 @@ impl RedisCluster {
 
     /// Gives each node its share of the slots, and introduces all to the first.
     fn join(&self) {
-        let count = self.nodes.len();
+        let count = self.primaries;
         let hub = &self.nodes[0];
         // The bus is the last port of a node's place; without TLS the second, with it the third.
         let bus = |node: &Server| node.place().addr(node.place().ports() - 1).port().to_string();
         for (nth, node) in self.nodes.iter().enumerate() {
             let bounds = [nth * SLOTS / count, (nth + 1) * SLOTS / count - 1].map(|slot| slot.to_string());
-            told(node.addr(), &["CLUSTER", "ADDSLOTSRANGE", &bounds[0], &bounds[1]]);
+            if nth < count {
+                told(node.addr(), &["CLUSTER", "ADDSLOTSRANGE", &bounds[0], &bounds[1]]);
+            }
             // Epochs that differ from the start: otherwise the nodes have to quarrel about theirs first.
             told(node.addr(), &["CLUSTER", "SET-CONFIG-EPOCH", &(nth + 1).to_string()]);
         }
         for node in &self.nodes[1..] {
             let (port, bus) = (hub.addr().port().to_string(), bus(hub));
             told(node.addr(), &["CLUSTER", "MEET", "127.0.0.1", &port, &bus]);
+        }
+    }
+
+    /// Makes the second half of the nodes replicas of the first, and waits until they have what those have.
+    fn follow(&self) {
+        for nth in self.primaries..self.nodes.len() {
+            let primary = &self.ids[nth - self.primaries];
+            told(self.addr(nth), &["CLUSTER", "REPLICATE", primary]);
+        }
+        for nth in self.primaries..self.nodes.len() {
+            wait_for("the replica has what its primary has", || {
+                expect(self.addr(nth), &["INFO", "replication"], |info| {
+                    field(info, "master_link_status").is_some_and(|link| link.trim() == "up")
+                })
+            });
+            // A replica takes over only if the other primaries know whose replica it is.
+            for addr in self.addrs() {
+                wait_for("all nodes know the replica", || {
+                    expect(addr, &["CLUSTER", "NODES"], |view| {
+                        let replica = |line: &str| line.starts_with(&self.ids[nth]) && line.contains("slave");
+                        view.lines().any(replica)
+                    })
+                });
+            }
         }
     }
 

@@ -77,7 +77,10 @@ local function shown(key)
   local value = redis.pcall('GET', key)
   if value ~= MARK then return { type(value) == 'string' and value or nil } end
   local ids = redis.call('ZRANGE', BASE .. 'ends:' .. key, 0, 15)
-  local holds = redis.call('HMGET', BASE .. 'holds:' .. key, unpack(ids))
+  local holds = {}
+  for _, packed in ipairs(#ids > 0 and redis.call('HMGET', BASE .. 'holds:' .. key, unpack(ids)) or {}) do
+    if packed then holds[#holds + 1] = packed end
+  end
   table.sort(holds, function(a, b) return struct.unpack('>d', a, 50) < struct.unpack('>d', b, 50) end)
   return { unpack(holds, 1, math.min(#holds, 3)) }
 end

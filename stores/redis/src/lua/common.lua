@@ -23,7 +23,7 @@ local CHUNK = 1000
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 local now = math.floor(now_us / 1000)
-local watched = redis.call('GET', WATCHED)
+local watched = WATCHED and redis.call('GET', WATCHED)
 local slots, let_in, confirmed, messages = {}, {}, {}, {}
 
 -- A server whose memory is full refuses a script's first write if that needs memory, and no later one. Holds must be renewed
@@ -189,6 +189,11 @@ end
 -- Ends a hold whose time is over. The server need not have heard of a waiter that was let in by message: it may have worked.
 local function expire(slot, id)
   local h = find(slot, id)
+  if not h then
+    -- Its hold was released while the slot moved between nodes: only its end was left.
+    slot.changed[id] = true
+    return
+  end
   remove(slot, id)
   if h.flags > PENDING then return end
   tell('expired', slot.key, h.fence, h.info)
@@ -198,23 +203,37 @@ end
 -- The clock was set back: nothing stays for longer than it was given in the first place.
 local function clamp(slot, id)
   local h = find(slot, id)
-  if h.expires > now + h.ttl then h.expires, slot.changed[id] = now + h.ttl, true end
+  if h and h.expires > now + h.ttl then h.expires, slot.changed[id] = now + h.ttl, true end
+end
+
+-- Reads the counts of a lock's holds, and says when they were written.
+local function read_counts(slot, packed)
+  local list = cmsgpack.unpack(packed)
+  local counts = slot.counts
+  counts.delays, counts.exclusive, counts.shared, counts.permits, slot.size, slot.slack = unpack(list, 1, 6)
+  for i = 8, #list, 2 do counts.modes[list[i]] = list[i + 1] end
+  return list[7]
+end
+
+local function pack_counts(slot)
+  local counts = slot.counts
+  local list = { counts.delays, counts.exclusive, counts.shared, counts.permits, slot.size, slot.slack, now }
+  for mode, n in pairs(counts.modes) do list[#list + 1], list[#list + 2] = mode, n end
+  return cmsgpack.pack(list)
 end
 
 local function load_stored(slot)
   local packed = redis.call('HGET', slot.holds, '#')
   slot.stored = true
-  if not packed or redis.call('ZCARD', slot.ends) == 0 then
+  local written = packed and read_counts(slot, packed)
+  -- No hold is left of a lock whose last one was released while its slot moved between nodes.
+  if not packed or (slot.size > 0 and redis.call('ZCARD', slot.ends) == 0) then
     if FORCED then return end
     -- The lock is being moved to another node of the cluster, or the key was deleted by hand: who holds is not known.
     error({ err = 'TRYAGAIN The holds of a lock are not on this node' })
   end
-  local list = cmsgpack.unpack(packed)
-  local counts = slot.counts
-  counts.delays, counts.exclusive, counts.shared, counts.permits, slot.size, slot.slack = unpack(list, 1, 6)
-  for i = 8, #list, 2 do counts.modes[list[i]] = list[i + 1] end
   -- Every lease was given or renewed before the last write.
-  if now + 1000 < list[7] then
+  if now + 1000 < written then
     for _, id in ipairs(ids_of(slot)) do clamp(slot, id) end
   end
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', slot.ends, '-inf', now)) do expire(slot, id) end
@@ -231,12 +250,17 @@ local function report_expired(slot)
   redis.call('DEL', slot.holds, slot.ends)
 end
 
+-- A lock of which nothing is known yet.
+local function new_slot(key)
+  return { key = key, line = BASE .. 'line:' .. key, holds = BASE .. 'holds:' .. key, ends = BASE .. 'ends:' .. key,
+    known = {}, changed = {}, fields = {}, changed_fields = {}, size = 0, slack = 0,
+    counts = { delays = 0, exclusive = 0, shared = 0, permits = 0, modes = {} } }
+end
+
 -- Reads one lock and drops what is over.
 local function load(key)
   if slots[key] then return slots[key] end
-  local slot = { key = key, line = BASE .. 'line:' .. key, holds = BASE .. 'holds:' .. key, ends = BASE .. 'ends:' .. key,
-    known = {}, changed = {}, fields = {}, changed_fields = {}, size = 0, slack = 0,
-    counts = { delays = 0, exclusive = 0, shared = 0, permits = 0, modes = {} } }
+  local slot = new_slot(key)
   slots[key] = slot
   local value = redis.pcall('GET', key)
   if type(value) == 'table' then
@@ -280,10 +304,7 @@ local function save_stored(slot)
       dels[#dels + 1] = field
     end
   end
-  local counts = slot.counts
-  local list = { counts.delays, counts.exclusive, counts.shared, counts.permits, slot.size, slot.slack, now }
-  for mode, n in pairs(counts.modes) do list[#list + 1], list[#list + 2] = mode, n end
-  sets[#sets + 1], sets[#sets + 2] = '#', cmsgpack.pack(list)
+  sets[#sets + 1], sets[#sets + 2] = '#', pack_counts(slot)
   call_all('HDEL', slot.holds, dels)
   call_all('HSET', slot.holds, sets)
   call_all('ZREM', slot.ends, gone)
