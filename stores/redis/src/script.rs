@@ -27,13 +27,14 @@ lua!(ACQUIRE, "acquire_head", "common", "acquire");
 lua!(RELEASE, "release_head", "common", "release");
 lua!(RENEW, "renew_head", "common", "renew");
 lua!(BREAK, "break_head", "common", "break");
+lua!(REVOKE, "revoke_head", "common", "revoke");
 lua!(POLL, "poll_head", "common", "poll");
 lua!(INSPECT, "inspect");
 lua!(WRITE, "write");
 
 /// Teaches a server all of them, so that the first calls need not. One that has forgotten them is taught again.
 pub async fn teach(server: &Link) -> Result<(), Failure> {
-    let all = [&ACQUIRE, &RELEASE, &RENEW, &BREAK, &POLL, &INSPECT, &WRITE];
+    let all = [&ACQUIRE, &RELEASE, &RENEW, &BREAK, &REVOKE, &POLL, &INSPECT, &WRITE];
     let mut lessons = redis::Pipeline::with_capacity(all.len());
     for lua in all {
         lessons.cmd("SCRIPT").arg("LOAD").arg(lua.code);
