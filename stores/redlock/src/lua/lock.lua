@@ -17,6 +17,8 @@ if value then
   -- The same ask once more: it keeps its fence and counts its lease anew. A later round of it has the last word.
   local known = vote(KEYS[2], attempt)
   if known then
+    -- A holder that is to stop does not begin anew. A vote without a fence was never a grant.
+    if known.reason and known.fence > 0 then return { 4, known.reason } end
     if known.round > round then return { 3 } end
     v.fence, v.since = known.fence, known.since
   end
