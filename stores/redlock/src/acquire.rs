@@ -194,7 +194,7 @@ impl Shared {
             .arg(millis(self.options.young_node))
             .arg(entry::info(&ask.holder));
         let both = [keys[0].clone(), keys[1].clone()];
-        let debt = Debt::new(&both, &attempt, number, &channel, sent_at + ask.ttl);
+        let debt = Debt::of_round(both, &attempt, number, channel, sent_at + ask.ttl);
         Job { lock: call, keys, attempt, debt, clock: self.options.clock.clone() }
     }
 

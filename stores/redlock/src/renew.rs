@@ -204,12 +204,16 @@ impl Shared {
             .arg(text);
         let may_be_there = match call.run(&node.link).await {
             Ok(answer) => answer == Value::Int(1),
-            Err(failure) => !matches!(failure, Failure::Away(_)),
+            Err(Failure::Away(_)) => false,
+            Err(_) => {
+                node.note_unanswered(&attempt);
+                true
+            }
         };
         // Released meanwhile: the release may have reached the node before the revival.
         if may_be_there && errand.is_withdrawn() {
             let channel = self.channel(&lock);
-            let debt = Debt::new(&[lock, vote], &attempt, 0, &channel, now + grant.ttl);
+            let debt = Debt::of_all([lock, vote], &attempt, self.number(), channel, now + grant.ttl);
             _ = node.give_back(debt).await;
         }
     }

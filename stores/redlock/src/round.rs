@@ -158,8 +158,11 @@ impl Round {
     async fn lock(&self, node: &Node, job: &Job) {
         let answer = tokio::select! {
             answer = job.lock.run(&node.link) => answer,
-            () = self.given_up(node.index) => return,
+            () = self.given_up(node.index) => return node.note_unanswered(&job.attempt),
         };
+        if answer.as_ref().is_err_and(Failure::may_have_happened) {
+            node.note_unanswered(&job.attempt);
+        }
         let answer = match answer {
             Ok(value) => self.read(&value),
             Err(failure) => {

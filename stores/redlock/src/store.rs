@@ -80,7 +80,8 @@ impl Shared {
                     shared.heard(index, heard);
                 }
             });
-            Node::new(index, Link::new(door.clone(), access.clone(), reactor.clone(), Some(listener)))
+            let link = Link::new(door.clone(), access.clone(), reactor.clone(), Some(listener));
+            Node::new(index, link, access.timeout * 2 + Duration::from_secs(10))
         });
         Shared {
             nodes: nodes.collect(),

@@ -7,6 +7,9 @@
 -- a script that ends in an error has written nothing. (A read fails for a key of another type; a write fails for a full
 -- disk or memory, at a replica, with too few replicas. None of these begins or ends while a script runs.)
 
+-- Where a release notes that requests of its attempt may still arrive: the newest round of them. It ends when none can.
+local TOMBSTONE = 'lockkeeper:{all}:ended:'
+
 -- What a key holds. A key of another type is another program's: it holds a value, and not ours.
 local function value_of(key)
   local value = redis.pcall('GET', key)
