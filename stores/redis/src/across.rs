@@ -2,7 +2,9 @@
 //! the other in the order of their names, all or nothing, and nothing is held while one of them is waited for.
 
 use futures_util::future::join_all;
-use lockkeeper_core::{Acquired, Ask, Claim, Error, Fence, Grant, Moment, Names, Release, Result, Wait};
+use lockkeeper_core::{
+    Acquired, Ask, Claim, Error, Fence, Grant, LockName, Moment, Names, Release, Result, Wait,
+};
 
 use crate::entry::Stage;
 use crate::hold::Answer;
@@ -79,7 +81,7 @@ impl Shared {
             };
             let (group, part) = self.part_of(&parts[blocked], ask, wait);
             *begun = true;
-            if let busy @ Acquired::Busy(_) = self.acquire_in(group, &part).await? {
+            if let busy @ Acquired::Busy(_) = self.acquire_in(group, &part, &others(ask, &part)).await? {
                 return Ok(busy);
             }
         }
@@ -100,7 +102,9 @@ impl Shared {
             for (i, part) in parts.iter().enumerate() {
                 let (group, part) = self.part_of(part, ask, Wait::No);
                 let keys: Vec<String> = part.claim.names.iter().map(|name| self.layout.key(name)).collect();
-                let asked = self.ask(group, &keys, &part, Stage::Hasty, raise.then_some(highest)).await;
+                let asked = self
+                    .ask(group, &keys, (&part, &others(ask, &part)), Stage::Hasty, raise.then_some(highest))
+                    .await;
                 *begun |= !matches!(asked, Ok(Answer::Busy(_)) | Err(Error::Unavailable(_)));
                 match asked? {
                     Answer::Granted(fence) => {
@@ -140,4 +144,9 @@ impl Shared {
             Some(error) => Err(error),
         }
     }
+}
+
+/// The names of a request that are not in this part of it.
+fn others(ask: &Ask, part: &Ask) -> Vec<LockName> {
+    ask.claim.names.iter().filter(|name| !part.claim.names.iter().any(|own| own == *name)).cloned().collect()
 }

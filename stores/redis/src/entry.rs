@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper_core::{Ask, Fence, Held, Holder, Mode, Queued, Wall};
+use lockkeeper_core::{Ask, Fence, Held, Holder, LockName, Mode, Queued, Wall};
 
 /// A hold as it stands in a lock's record.
 #[derive(Clone, Debug)]
@@ -15,11 +15,18 @@ pub struct Hold {
     mode: u32,
     flags: u8,
     info: Vec<u8>,
+    /// Why it was revoked, if it was.
+    reason: Option<String>,
 }
 
 const PENDING: u8 = 1;
 const LINGERING: u8 = 2;
 const DELAY: u8 = 4;
+/// Added to the flags of a revoked hold, whose reason stands behind everything else.
+const REVOKED: u8 = 8;
+
+/// The field beside those of a holder for the names of the same grant in other hash slots.
+const OTHER_NAMES: &str = "other_names";
 
 /// How a mode is written: 0 exclusive, 1 shared, one more than the number of permits otherwise.
 fn mode_code(mode: Mode) -> u32 {
@@ -82,7 +89,12 @@ pub fn hold(packed: &[u8]) -> Option<Hold> {
     let (_ttl, delay_ms, mode) = (reader.small()?, reader.small()?, reader.small()?);
     reader.names()?;
     let info = reader.info()?.to_vec();
-    reader.0.is_empty().then_some(Hold { fence, expires_ms, since_us, delay_ms, mode, flags, info })
+    let reason = match flags & REVOKED {
+        0 => None,
+        _ => Some(String::from_utf8_lossy(reader.take(reader.0.len())?).into_owned()),
+    };
+    let flags = flags & !REVOKED;
+    reader.0.is_empty().then_some(Hold { fence, expires_ms, since_us, delay_ms, mode, flags, info, reason })
 }
 
 impl Hold {
@@ -95,8 +107,16 @@ impl Hold {
             since: Wall::from_micros(self.since_us),
             expires_in_ms: self.expires_ms - now_ms,
             lingering: self.flags == LINGERING,
-            revoked: None,
+            revoked: self.reason.clone(),
         })
+    }
+
+    /// The names of the same grant that are in other hash slots of a cluster.
+    pub fn other_names(&self) -> Vec<LockName> {
+        let info: serde_json::Value = serde_json::from_slice(&self.info).unwrap_or_default();
+        let names = info.get(OTHER_NAMES).and_then(serde_json::Value::as_array);
+        let names = names.into_iter().flatten().filter_map(serde_json::Value::as_str);
+        names.filter_map(|name| LockName::new(name).ok()).collect()
     }
 
     /// For how much longer nobody is let in, if nothing but that is left of the hold.
@@ -144,7 +164,9 @@ pub fn head(ask: &Ask, keys: &[String], stage: Stage, raise: Option<Fence>, gene
 }
 
 /// The terms of a lock request, which the scripts store unchanged: owner, ttl, delay, mode, names, holder.
-pub fn terms(ask: &Ask, keys: &[String]) -> Vec<u8> {
+///
+/// A request that is the part of one slot names the `others`, in the same record as its holder: a revoke finds them there.
+pub fn terms(ask: &Ask, keys: &[String], others: &[LockName]) -> Vec<u8> {
     let mut terms = Vec::with_capacity(160);
     match ask.owner {
         Some(owner) => terms.extend(owner.to_hex().into_bytes()),
@@ -156,10 +178,22 @@ pub fn terms(ask: &Ask, keys: &[String]) -> Vec<u8> {
     let names = pack_names(keys);
     terms.extend((names.len() as u32).to_be_bytes());
     terms.extend(names);
-    let info = serde_json::to_vec(&*ask.holder).unwrap_or_default();
+    let info = info(ask, others);
     terms.extend((info.len() as u16).to_be_bytes());
     terms.extend(info);
     terms
+}
+
+fn info(ask: &Ask, others: &[LockName]) -> Vec<u8> {
+    let holder = || serde_json::to_vec(&*ask.holder).unwrap_or_default();
+    if others.is_empty() {
+        return holder();
+    }
+    let mut info = serde_json::to_value(&*ask.holder).unwrap_or_default();
+    info[OTHER_NAMES] = others.iter().map(|name| name.as_str()).collect();
+    let info = serde_json::to_vec(&info).unwrap_or_default();
+    // Its length has two bytes. Without the names a revoke reaches the other slots with the holder's next renewal.
+    if u16::try_from(info.len()).is_ok() { info } else { holder() }
 }
 
 fn small(time: Duration) -> [u8; 4] {

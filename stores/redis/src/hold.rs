@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use lockkeeper_core::lease::Why;
 use lockkeeper_core::{
     Acquired, Ask, Busy, Claim, Error, Fence, Grant, Held, LockName, LockView, Mode, Moment, Release,
     Renewal, Result, Wait, Wall,
@@ -36,8 +37,9 @@ pub(crate) enum Answer {
 const RENEWALS: usize = 100;
 
 impl Shared {
-    /// Asks for names of one group and stands in line for as long as the ask says.
-    pub(crate) async fn acquire_in(&self, group: Group, ask: &Ask) -> Result<Acquired> {
+    /// Asks for names of one group and stands in line for as long as the ask says. `others`: the names of the same
+    /// grant in other groups.
+    pub(crate) async fn acquire_in(&self, group: Group, ask: &Ask, others: &[LockName]) -> Result<Acquired> {
         let clock = &*self.options.clock;
         let until = match ask.wait {
             Wait::No => clock.now(),
@@ -66,7 +68,7 @@ impl Shared {
                         place.ask();
                     }
                     let stage = if waits { Stage::Patient } else { Stage::Hasty };
-                    (clock.now(), self.ask(group, &keys, ask, stage, None).await)
+                    (clock.now(), self.ask(group, &keys, (ask, others), stage, None).await)
                 }
             };
             let ends = match answer {
@@ -99,7 +101,7 @@ impl Shared {
             stands = true;
             let Some(place) = &mut place else { return Err(odd()) };
             if let Some((since, ends)) = ends {
-                let say = self.args(&keys, ask, Stage::Called, None);
+                let say = self.args(&keys, (ask, others), Stage::Called, None);
                 place.stand(group, &keys, say, since, ends);
                 self.wait(place, ask, until).await;
                 called = place.answer();
@@ -129,21 +131,28 @@ impl Shared {
         &self,
         group: Group,
         keys: &[String],
-        ask: &Ask,
+        (ask, others): (&Ask, &[LockName]),
         stage: Stage,
         raise: Option<Fence>,
     ) -> Result<Answer> {
-        let answer =
-            self.asks.send(group, keys.to_vec(), self.args(keys, ask, stage, raise), Kept::default()).await;
+        let args = self.args(keys, (ask, others), stage, raise);
+        let answer = self.asks.send(group, keys.to_vec(), args, Kept::default()).await;
         self.read(group, ask, answer)
     }
 
     /// What the script is to know of an ask.
-    fn args(&self, keys: &[String], ask: &Ask, stage: Stage, raise: Option<Fence>) -> Vec<Vec<u8>> {
+    fn args(
+        &self,
+        keys: &[String],
+        (ask, others): (&Ask, &[LockName]),
+        stage: Stage,
+        raise: Option<Fence>,
+    ) -> Vec<Vec<u8>> {
         let lives = millis(ask.ttl + ask.lock_delay).to_string();
         let attempt = ask.claim.attempt.to_hex();
         let generation = self.unknown.generation(&attempt);
-        let (head, terms) = (entry::head(ask, keys, stage, raise, generation), entry::terms(ask, keys));
+        let head = entry::head(ask, keys, stage, raise, generation);
+        let terms = entry::terms(ask, keys, others);
         vec![attempt.into_bytes(), lives.into_bytes(), head, terms]
     }
 
@@ -167,6 +176,10 @@ impl Shared {
             [Value::Int(17)] => refused(Error::Unavailable(
                 "this attempt was released while one of its requests had no reply: use a new attempt".into(),
             )),
+            [Value::Int(18), Value::BulkString(reason)] => {
+                let reason = String::from_utf8_lossy(reason);
+                refused(Error::Lost(Why::Revoked(reason.into()).to_string()))
+            }
             [Value::Int(code), state @ ..] => {
                 let (busy, ends, highest) = self.busy(state).ok_or_else(odd)?;
                 debug_assert_eq!(self.layout.group(&busy.name), group);
@@ -351,10 +364,11 @@ impl Shared {
             );
         }
         // A replica without the renewal ends the lease earlier, so a renewal that it does not have does not count.
-        let renewed = |answer| match answer == Value::Int(1) {
-            true if replicated.is_ok() => Renewal::Renewed,
-            true => Renewal::Unknown,
-            false => Renewal::Lost,
+        let renewed = |answer| match answer {
+            Value::Int(1) if replicated.is_ok() => Renewal::Renewed,
+            Value::Int(1) => Renewal::Unknown,
+            Value::BulkString(reason) => Renewal::Revoked(String::from_utf8_lossy(&reason).into()),
+            _ => Renewal::Lost,
         };
         Ok(answers.into_iter().map(renewed).collect())
     }

@@ -17,6 +17,7 @@ mod line;
 mod link;
 mod open;
 mod records;
+mod revoke;
 mod script;
 mod sentinel;
 mod split;

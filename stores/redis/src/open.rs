@@ -230,7 +230,7 @@ fn profile_of(shared: &Shared) -> Profile {
         lock_delay: true,
         min_hold: true,
         watch: true,
-        revoke: false,
+        revoke: true,
         records: true,
         notes: grave,
     }

@@ -27,6 +27,7 @@ lua!(ACQUIRE, "acquire_head", "common", "acquire");
 lua!(RELEASE, "release_head", "common", "release");
 lua!(RENEW, "renew_head", "common", "renew");
 lua!(BREAK, "break_head", "common", "break");
+lua!(REVOKE, "revoke_head", "common", "revoke");
 lua!(POLL, "poll_head", "common", "poll");
 lua!(INSPECT, "inspect");
 lua!(WRITE, "write");
@@ -39,7 +40,7 @@ lua!(SPLIT_FENCE, "split_fence");
 
 /// Teaches a server all of them, so that the first calls need not. One that has forgotten them is taught again.
 pub async fn teach(server: &Link) -> Result<(), Failure> {
-    let usual = [&ACQUIRE, &RELEASE, &RENEW, &BREAK, &POLL, &INSPECT, &WRITE];
+    let usual = [&ACQUIRE, &RELEASE, &RENEW, &BREAK, &REVOKE, &POLL, &INSPECT, &WRITE];
     let split = [&SPLIT_LOCK, &SPLIT_HOLDS, &SPLIT_ENDS, &SPLIT_QUEUE, &SPLIT_TOMBSTONE, &SPLIT_FENCE];
     let all = usual.into_iter().chain(split);
     let mut lessons = redis::Pipeline::with_capacity(usual.len() + split.len());

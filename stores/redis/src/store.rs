@@ -174,7 +174,7 @@ impl Locks for RedisStore {
         ask.check()?;
         self.shared.unknown.forget(&ask.claim);
         match self.shared.group_of(&ask.claim.names) {
-            Some(group) => self.shared.acquire_in(group, ask).await,
+            Some(group) => self.shared.acquire_in(group, ask, &[]).await,
             None => self.shared.acquire_across(&self.shared.parts(&ask.claim.names), ask).await,
         }
     }
@@ -222,9 +222,9 @@ impl Locks for RedisStore {
         self.shared.watch(prefix).await
     }
 
-    async fn revoke(&self, _: &LockName, reason: &str) -> Result<Fence> {
+    async fn revoke(&self, name: &LockName, reason: &str) -> Result<Fence> {
         limits::check_reason(reason)?;
-        Err(Profile::cannot_revoke(&self.profile().store))
+        self.shared.revoke(name, reason).await
     }
 
     async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {

@@ -113,10 +113,14 @@ fn parse(layout: &Layout, text: &[u8]) -> Option<Event> {
         "released" => EventKind::Released { fence: fence()? },
         "expired" => EventKind::Expired { fence: fence()? },
         "broken" => EventKind::Broken { fence: fence()?, reason: String::from_utf8_lossy(rest).into_owned() },
+        "revoked" => {
+            EventKind::Revoked { fence: fence()?, reason: String::from_utf8_lossy(rest).into_owned() }
+        }
         "waiting" => EventKind::Waiting,
         "left" => EventKind::Left,
         _ => return None,
     };
-    let holder = (!matches!(kind, EventKind::Broken { .. })).then(|| entry::holder(rest));
+    let by_operator = matches!(kind, EventKind::Broken { .. } | EventKind::Revoked { .. });
+    let holder = (!by_operator).then(|| entry::holder(rest));
     Some(Event { at: Wall::from_micros(at.parse().ok()?), name: layout.name(key)?, kind, holder })
 }

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use common::{ask_for, client_of, grow, keeper, renew};
-use lockkeeper_core::{Mode, Release, Renewal};
+use lockkeeper_core::{Mode, Outcome, Release, Renewal};
 use lockkeeper_testkit::laws::{
     LONG, ask, give_back, granted, is_free, name, refused, soon, stand_in_line, take, with,
 };
@@ -213,6 +213,19 @@ async fn readers_and_minimum_holds_keep_foreign_clients_out_as_well() {
     assert!(taken().await, "it lingers");
     store.break_lock(&name("counter"), "enough").await.unwrap();
     manager.lock(KEY, LONG).await.unwrap();
+}
+
+/// A foreign client renews without asking us: it would never learn that it is to stop.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_revoke_of_a_foreign_lock_says_that_it_cannot_and_changes_nothing() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let (store, manager) = (client_of(&server).await, rslock(&server));
+    let theirs = manager.lock(KEY, LONG).await.unwrap();
+    let before = common::tell(server.addr(), &["GET", KEY]);
+    let refused = store.revoke(&name("counter"), "the host is drained").await.unwrap_err();
+    common::says(&refused, Outcome::Unsupported, &["another Redis client", "counter"]);
+    assert_eq!(common::tell(server.addr(), &["GET", KEY]), before);
+    manager.extend(&theirs, LONG).await.expect("it is still theirs");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,4 +1,4 @@
-//! The scripts beside the lock table of `core`, which is the reference: the same random asks, renewals, releases, breaks and
+//! The scripts beside the lock table of `core`, which is the reference: the same random asks, renewals, releases, breaks, revokes and
 //! passing of time must have the same answers and views, step by step.
 //!
 //! Time passes by setting the server's clock forward, ten seconds at a time: what the test itself takes is much less, so
@@ -153,6 +153,14 @@ impl Pair {
         self.note(&what, expected, got);
     }
 
+    async fn revoke(&mut self) {
+        let what = name(["a", "b", "c"][self.dice.roll(3) as usize]);
+        let expected = self.table.handle_revoke(self.now(), &what, "test").unwrap();
+        let place = self.any_store();
+        let got = self.stores[place].revoke(&what, "test").await.unwrap();
+        self.note(&what, expected, got);
+    }
+
     async fn pass(&mut self) {
         for _ in 0..self.dice.roll(5) {
             self.passed += UNIT;
@@ -216,9 +224,13 @@ impl Pair {
     }
 }
 
-fn labels(held: &[Held]) -> Vec<(Option<String>, Mode, bool, u64)> {
-    let view =
-        |held: &Held| (held.holder.label.clone(), held.mode, held.lingering, units(held.expires_in_ms));
+type Label = (Option<String>, Mode, bool, Option<String>, u64);
+
+fn labels(held: &[Held]) -> Vec<Label> {
+    let view = |held: &Held| {
+        let (label, revoked) = (held.holder.label.clone(), held.revoked.clone());
+        (label, held.mode, held.lingering, revoked, units(held.expires_in_ms))
+    };
     let mut labels: Vec<_> = held.iter().map(view).collect();
     labels.sort_by(|a, b| a.0.cmp(&b.0));
     labels
@@ -286,6 +298,7 @@ async fn compare(clients: usize) {
                 4..=6 => pair.release().await,
                 7 => pair.renew().await,
                 8 if pair.dice.one_in(3) => pair.take_away().await,
+                8 if pair.dice.one_in(2) => pair.revoke().await,
                 _ => pair.pass().await,
             }
             pair.compare().await;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use lockkeeper_core::lease::Why;
 use lockkeeper_core::vote::{Verdict, Vote};
 use lockkeeper_core::{Acquired, Ask, Busy, Error, Fence, Grant, Mode, Moment, Result, Wait};
 use lockkeeper_host::{random_128, sleep_until};
@@ -162,12 +163,18 @@ impl Shared {
         let job = self.job(ask, number, sent_at);
         let round = Round::begin(errand, number, vote, job, &self.nodes, &self.reactor);
         let verdict = round.verdict(clock).await;
-        if let Verdict::Granted(fence) = verdict {
+        let revoked = round.said().revoked.clone();
+        if let Verdict::Granted(fence) = verdict
+            && revoked.is_none()
+        {
             self.seen(fence);
             let (claim, mode, ttl) = (ask.claim.clone(), ask.mode, ask.ttl);
             return Ok(Outcome::Granted(Grant { claim, fence, mode, ttl, sent_at, lease: ttl }));
         }
         round.tidy(clock, patience).await;
+        if let Some(reason) = revoked {
+            return Err(Error::Lost(Why::Revoked(reason).to_string()));
+        }
         match verdict {
             Verdict::Withdrawn => Err(left()),
             Verdict::Silent => Err(self.silence(&round)),
@@ -187,7 +194,7 @@ impl Shared {
             .arg(millis(self.options.young_node))
             .arg(entry::info(&ask.holder));
         let both = [keys[0].clone(), keys[1].clone()];
-        let debt = Debt::new(&both, &attempt, number, &channel, sent_at + ask.ttl);
+        let debt = Debt::of_round(both, &attempt, number, channel, sent_at + ask.ttl);
         Job { lock: call, keys, attempt, debt, clock: self.options.clock.clone() }
     }
 

@@ -20,6 +20,8 @@ pub struct Ours {
     /// 0 while it is not chosen.
     fence: u64,
     since: Wall,
+    /// Why it was revoked, if it was.
+    reason: Option<String>,
     info: Vec<u8>,
 }
 
@@ -43,8 +45,21 @@ impl Ours {
         let mut parts = shown.splitn(3, |byte| *byte == b' ');
         let mut number = || std::str::from_utf8(parts.next()?).ok()?.parse().ok();
         let (fence, since) = (number()?, Wall::from_micros(number()?));
-        Some(Ours { fence, since, info: parts.next()?.to_vec() })
+        let (reason, info) = split_reason(parts.next()?);
+        Some(Ours { fence, since, reason, info: info.to_vec() })
     }
+}
+
+/// `!LENGTH:REASON` before the holder of a revoked grant, as `common.lua` writes it.
+fn split_reason(text: &[u8]) -> (Option<String>, &[u8]) {
+    let split = || {
+        let (length, rest) =
+            text.strip_prefix(b"!")?.split_at_checked(text.iter().position(|b| *b == b':')? - 1)?;
+        let length = std::str::from_utf8(length).ok()?.parse().ok()?;
+        let (reason, info) = rest.strip_prefix(b":")?.split_at_checked(length)?;
+        Some((Some(String::from_utf8_lossy(reason).into_owned()), info))
+    };
+    split().unwrap_or((None, text))
 }
 
 /// One holder, put together from what several nodes say of it. `quorum`: with fewer nodes than that it is over.
@@ -60,7 +75,7 @@ pub fn held(of: &[&Seen], quorum: usize) -> Held {
         since: ours.map(|ours| ours.since).unwrap_or_default(),
         expires_in_ms: left.get(quorum - 1).or(left.last()).copied().unwrap_or(0),
         lingering: false,
-        revoked: None,
+        revoked: of.iter().filter_map(|seen| seen.ours.as_ref()).find_map(|ours| ours.reason.clone()),
     }
 }
 
@@ -90,7 +105,8 @@ mod tests {
     use super::*;
 
     fn seen(by: u64, left_ms: u64, fence: Option<u64>) -> Seen {
-        let ours = fence.map(|fence| Ours { fence, since: Wall::from_micros(5), info: Vec::new() });
+        let ours =
+            fence.map(|fence| Ours { fence, since: Wall::from_micros(5), reason: None, info: Vec::new() });
         Seen { by, left_ms, ours }
     }
 
@@ -103,5 +119,15 @@ mod tests {
         assert_eq!((view.fence.get(), view.expires_in_ms), (77, 400), "with one node less it is over");
         assert_eq!(held(&leader(all[1..2].iter()), 2).fence, Fence::MIN);
         assert!(leader([].iter()).is_empty());
+    }
+
+    #[test]
+    fn the_reason_of_a_revoke_is_split_from_the_holder() {
+        let read = |text: &str| Ours::read(text.as_bytes()).unwrap();
+        let revoked = read(r#"7 5 !11:drained: {}{"host":"a","pid":1}"#);
+        assert_eq!(revoked.reason.as_deref(), Some("drained: {}"));
+        assert_eq!(holder(&revoked.info).host, "a");
+        let plain = read(r#"7 5 {"host":"a","pid":1}"#);
+        assert_eq!((plain.reason, holder(&plain.info).host.as_str()), (None, "a"));
     }
 }

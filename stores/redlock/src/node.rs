@@ -1,8 +1,8 @@
 //! One of the nodes: its connection, and what is still to be given back there.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkeeper_core::Moment;
 use lockkeeper_host::Clock;
@@ -10,6 +10,7 @@ use lockkeeper_redis::{Failure, Link};
 use redis::Value;
 use tokio::sync::Notify;
 
+use crate::quorum::millis;
 use crate::script::{Call, RELEASE};
 
 /// Releases that a node still has to hear of. More than this are left to their ttl.
@@ -18,15 +19,26 @@ const DEBTS: usize = 10_000;
 /// A lock that is to be given back.
 #[derive(Clone)]
 pub struct Debt {
-    call: Call,
+    keys: [String; 2],
+    attempt: String,
+    /// Rounds after this one are left alone; 0 leaves none.
+    round: u64,
+    /// The newest round that may have been sent before the release.
+    latest: u64,
+    channel: String,
     /// Then it is over anyway.
     until: Moment,
 }
 
 impl Debt {
-    /// `round`: rounds after this one are left alone; 0 leaves none.
-    pub fn new(keys: &[String; 2], attempt: &str, round: u64, channel: &str, until: Moment) -> Self {
-        Debt { call: Call::new(&RELEASE, &keys[..]).arg(attempt).arg(round).arg(channel), until }
+    /// A release of one round: later rounds of the attempt are left alone.
+    pub fn of_round(keys: [String; 2], attempt: &str, round: u64, channel: String, until: Moment) -> Self {
+        Debt { keys, attempt: attempt.into(), round, latest: round, channel, until }
+    }
+
+    /// A release of whatever the attempt has. `latest`: the newest round that may have been sent.
+    pub fn of_all(keys: [String; 2], attempt: &str, latest: u64, channel: String, until: Moment) -> Self {
+        Debt { keys, attempt: attempt.into(), round: 0, latest, channel, until }
     }
 }
 
@@ -36,16 +48,48 @@ pub struct Node {
     pub link: Link,
     debts: Mutex<VecDeque<Debt>>,
     owing: Notify,
+    unanswered: Mutex<Unanswered>,
+    /// How long a request without a reply may take to arrive.
+    late: Duration,
+}
+
+/// The attempts, in hexadecimal digits, whose requests this node may still get.
+#[derive(Default)]
+struct Unanswered {
+    since: HashMap<String, Instant>,
+    swept: Option<Instant>,
 }
 
 impl Node {
-    pub fn new(index: usize, link: Link) -> Arc<Self> {
-        Arc::new(Node { index, link, debts: Mutex::default(), owing: Notify::new() })
+    pub fn new(index: usize, link: Link, late: Duration) -> Arc<Self> {
+        let (debts, unanswered) = (Mutex::default(), Mutex::default());
+        Arc::new(Node { index, link, debts, owing: Notify::new(), unanswered, late })
+    }
+
+    /// Notes that a request of this attempt had no reply: the node may get it after the attempt is released.
+    pub fn note_unanswered(&self, attempt: &str) {
+        let mut unanswered = self.unanswered.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        if unanswered.swept.is_none_or(|swept| swept + self.late < now) {
+            unanswered.swept = Some(now);
+            unanswered.since.retain(|_, since| *since + self.late > now);
+        }
+        unanswered.since.insert(attempt.into(), now);
+    }
+
+    async fn release(&self, debt: &Debt) -> Result<Value, Failure> {
+        let arrives = {
+            let unanswered = self.unanswered.lock().unwrap_or_else(PoisonError::into_inner);
+            unanswered.since.get(&debt.attempt).is_some_and(|since| since.elapsed() < self.late)
+        };
+        let arrives = if arrives { millis(self.late) } else { 0 };
+        let call = Call::new(&RELEASE, &debt.keys[..]).arg(&debt.attempt).arg(debt.round);
+        call.arg(&debt.channel).arg(debt.latest).arg(arrives).run(&self.link).await
     }
 
     /// Gives a lock back, and says whether it was there. What the node does not hear of now it hears of later.
     pub async fn give_back(&self, debt: Debt) -> Result<bool, Failure> {
-        match debt.call.run(&self.link).await {
+        match self.release(&debt).await {
             Ok(answer) => Ok(answer == Value::Int(1)),
             Err(failure) => {
                 self.owe(debt);
@@ -79,7 +123,7 @@ impl Node {
             if debt.until <= clock.now() {
                 continue;
             }
-            let Err(failure) = debt.call.run(&self.link).await else {
+            let Err(failure) = self.release(&debt).await else {
                 pause = Duration::ZERO;
                 continue;
             };

@@ -100,7 +100,7 @@ fn promises(shared: &Shared, notes: Vec<String>) -> Profile {
         lock_delay: false,
         min_hold: false,
         watch: false,
-        revoke: false,
+        revoke: true,
         records: false,
         notes,
     }

@@ -17,7 +17,7 @@ impl Shared {
         let [lock, vote] = self.keys(claim.names.first());
         let until = self.options.clock.now() + self.options.max_ttl;
         let channel = self.channel(&lock);
-        let debt = Debt::new(&[lock, vote], &claim.attempt.to_hex(), 0, &channel, until);
+        let debt = Debt::of_all([lock, vote], &claim.attempt.to_hex(), self.number(), channel, until);
         let work = |node: Arc<Node>| {
             let debt = debt.clone();
             async move { node.give_back(debt).await.map(|was_there| Value::Int(was_there.into())) }

@@ -27,8 +27,20 @@ struct Renewed {
     trouble: Option<Error>,
 }
 
-/// What one node says of each grant of a batch: 1 renewed, 0 another holder's, 2 nobody's. `None`: no usable reply.
-type Codes = Option<Vec<i64>>;
+/// What one node says of a grant.
+#[derive(Clone, PartialEq)]
+enum Code {
+    Renewed,
+    /// Another holder has the lock there.
+    Taken,
+    /// No holder has it there.
+    Missing,
+    /// Not renewed: its holder is to stop, for this reason.
+    Revoked(Arc<str>),
+}
+
+/// What one node says of each grant of a batch. `None`: no usable reply.
+type Codes = Option<Vec<Code>>;
 
 impl Shared {
     /// Renews each grant and answers for each. A grant that the nodes did not decide is [`Renewal::Unknown`]; an error
@@ -124,13 +136,21 @@ impl Shared {
     /// What the nodes have decided on each of `count` grants.
     fn verdicts(&self, codes: &[Codes], count: usize) -> Vec<Renewal> {
         let verdict = |i: usize| {
-            let said = codes.iter().flatten().map(|codes| codes[i]);
-            let yes = said.clone().filter(|code| *code == 1).count();
-            let tally = Tally { yes, no: said.count() - yes };
-            match tally.verdict(self.nodes.len()) {
-                Ok(Some(true)) => Renewal::Renewed,
-                Ok(Some(false)) => Renewal::Lost,
-                Ok(None) | Err(_) => Renewal::Unknown,
+            let said = codes.iter().flatten().map(|codes| &codes[i]);
+            let yes = said.clone().filter(|code| **code == Code::Renewed).count();
+            let revoked = said.clone().filter(|code| matches!(code, Code::Revoked(_))).count();
+            let no = said.clone().count() - yes;
+            let decided = |no| Tally { yes, no }.verdict(self.nodes.len());
+            let reason = said.clone().find_map(|code| match code {
+                Code::Revoked(reason) => Some(reason.clone()),
+                _ => None,
+            });
+            match (decided(no), decided(no - revoked)) {
+                (Ok(Some(true)), _) => Renewal::Renewed,
+                // A majority cannot have the grant any more, revoked or not.
+                (_, Ok(Some(false))) => Renewal::Lost,
+                (Ok(Some(false)), _) => reason.map_or(Renewal::Lost, Renewal::Revoked),
+                _ => Renewal::Unknown,
             }
         };
         (0..count).map(verdict).collect()
@@ -156,12 +176,12 @@ impl Shared {
         i: usize,
         sent_at: Moment,
     ) {
-        let with = |wanted: i64| {
+        let with = |wanted: Code| {
             let has = move |codes: &Codes| codes.as_ref().is_some_and(|codes| codes[i] == wanted);
             self.nodes.iter().filter(move |node| has(&codes[node.index])).cloned()
         };
-        let Some(source) = with(1).next() else { return };
-        for node in with(2) {
+        let Some(source) = with(Code::Renewed).next() else { return };
+        for node in with(Code::Missing) {
             let revival = Revival { grant: grant.clone(), errand: errand.clone(), sent_at, node };
             self.reactor.spawn(self.clone().revive(revival, source.clone()));
         }
@@ -184,12 +204,16 @@ impl Shared {
             .arg(text);
         let may_be_there = match call.run(&node.link).await {
             Ok(answer) => answer == Value::Int(1),
-            Err(failure) => !matches!(failure, Failure::Away(_)),
+            Err(Failure::Away(_)) => false,
+            Err(_) => {
+                node.note_unanswered(&attempt);
+                true
+            }
         };
         // Released meanwhile: the release may have reached the node before the revival.
         if may_be_there && errand.is_withdrawn() {
             let channel = self.channel(&lock);
-            let debt = Debt::new(&[lock, vote], &attempt, 0, &channel, now + grant.ttl);
+            let debt = Debt::of_all([lock, vote], &attempt, self.number(), channel, now + grant.ttl);
             _ = node.give_back(debt).await;
         }
     }
@@ -205,8 +229,11 @@ struct Revival {
 fn codes(answer: &Option<Result<Value, Failure>>, count: usize) -> Codes {
     let Some(Ok(Value::Array(parts))) = answer else { return None };
     let code = |part: &Value| match part {
-        Value::Int(code) => Some(*code),
+        Value::Int(1) => Some(Code::Renewed),
+        Value::Int(0) => Some(Code::Taken),
+        Value::Int(2) => Some(Code::Missing),
+        Value::BulkString(reason) => Some(Code::Revoked(String::from_utf8_lossy(reason).into())),
         _ => None,
     };
-    parts.iter().map(code).collect::<Option<Vec<i64>>>().filter(|codes| codes.len() == count)
+    parts.iter().map(code).collect::<Option<Vec<Code>>>().filter(|codes| codes.len() == count)
 }

@@ -24,6 +24,8 @@ pub struct Said {
     pub given: usize,
     /// Nodes that are too young to count.
     pub young: usize,
+    /// Why the grant of this attempt was revoked, if a node says so.
+    pub revoked: Option<Arc<str>>,
 }
 
 /// What is said to every node.
@@ -156,8 +158,11 @@ impl Round {
     async fn lock(&self, node: &Node, job: &Job) {
         let answer = tokio::select! {
             answer = job.lock.run(&node.link) => answer,
-            () = self.given_up(node.index) => return,
+            () = self.given_up(node.index) => return node.note_unanswered(&job.attempt),
         };
+        if answer.as_ref().is_err_and(Failure::may_have_happened) {
+            node.note_unanswered(&job.attempt);
+        }
         let answer = match answer {
             Ok(value) => self.read(&value),
             Err(failure) => {
@@ -189,6 +194,10 @@ impl Round {
             },
             [Value::Int(2), _] => {
                 self.said().young += 1;
+                LockAnswer::Refused
+            }
+            [Value::Int(4), Value::BulkString(reason)] => {
+                self.said().revoked = Some(String::from_utf8_lossy(reason).into());
                 LockAnswer::Refused
             }
             // A later round of the same ask has taken over here.

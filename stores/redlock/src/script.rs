@@ -28,6 +28,7 @@ lua!(RENEW, "renew");
 lua!(REVIVE, "revive");
 lua!(LOOK, "look");
 lua!(BREAK, "break");
+lua!(REVOKE, "revoke");
 lua!(RAISE, "raise");
 
 /// A call of a script with its keys and arguments.

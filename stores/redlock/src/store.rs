@@ -80,7 +80,8 @@ impl Shared {
                     shared.heard(index, heard);
                 }
             });
-            Node::new(index, Link::new(door.clone(), access.clone(), reactor.clone(), Some(listener)))
+            let link = Link::new(door.clone(), access.clone(), reactor.clone(), Some(listener));
+            Node::new(index, link, access.timeout * 2 + Duration::from_secs(10))
         });
         Shared {
             nodes: nodes.collect(),
@@ -173,9 +174,9 @@ impl Locks for RedlockStore {
         Err(unsupported("events to watch"))
     }
 
-    async fn revoke(&self, _: &LockName, reason: &str) -> Result<Fence> {
+    async fn revoke(&self, name: &LockName, reason: &str) -> Result<Fence> {
         limits::check_reason(reason)?;
-        Err(Profile::cannot_revoke(&self.profile().store))
+        self.shared.revoke(name, reason).await
     }
 
     async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {

@@ -144,3 +144,27 @@ pub async fn a_revoked_holder_cannot_begin_anew<H: Harness>(h: H) {
     assert_eq!(give_back(&a, &held.claim).await, Release::Released);
     take(&b, &ask("orders/42")).await;
 }
+
+/// Names that a store may keep in several places, as a cluster does: each of them shows it, and the waiter of each is let in when the
+/// holder has released the grant.
+pub async fn a_grant_of_several_names_is_revoked_as_a_whole<H: Harness>(h: H) {
+    let (a, b) = (h.client().await, h.client().await);
+    if !revokes(&a).await || !a.profile().several {
+        return;
+    }
+    let names = ["orders/41", "orders/42", "orders/43"];
+    let held = take(&a, &ask_all(&names)).await;
+    let fence = b.revoke(&name("orders/42"), "the host is drained").await.unwrap();
+    assert!(fence > held.fence, "{fence} is not newer than {}", held.fence);
+    for one in names {
+        let view = b.inspect(&name(one)).await.unwrap().expect("it is held");
+        assert_eq!(view.held[0].revoked.as_deref(), Some("the host is drained"), "{one}");
+    }
+    let told = a.renew(std::slice::from_ref(&held)).await.unwrap();
+    assert_eq!(told, [Renewal::Revoked("the host is drained".into())]);
+    let waiter = stand_in_line(&b, &ask("orders/41"), 1).await;
+    assert_eq!(give_back(&a, &held.claim).await, Release::Released);
+    let next = granted(waiter).await;
+    assert_eq!(b.renew(&[next]).await.unwrap(), [Renewal::Renewed], "the next holder was revoked as well");
+    is_free(&b, "orders/43").await;
+}

@@ -65,11 +65,21 @@ pub async fn dead_clients_cost_no_more_than_declared(
     framing: Framing,
     open: impl AsyncFn(SocketAddr) -> Arc<dyn Store>,
 ) {
-    let live = open(server).await;
+    let open = async |addrs: Vec<SocketAddr>| open(addrs[0]).await;
+    dead_clients_of_several_servers_cost_no_more_than_declared(&[server], framing, open).await;
+}
+
+/// The same for a store that talks to several servers at once: a client falls silent at all of them. `open` gets an address for each.
+pub async fn dead_clients_of_several_servers_cost_no_more_than_declared(
+    servers: &[SocketAddr],
+    framing: Framing,
+    open: impl AsyncFn(Vec<SocketAddr>) -> Arc<dyn Store>,
+) {
+    let live = open(servers.to_vec()).await;
     let mortal = async || {
-        let proxy = Proxy::start(server, framing);
-        let store = open(proxy.addr()).await;
-        (proxy, store)
+        let proxies: Vec<Proxy> = servers.iter().map(|server| Proxy::start(*server, framing)).collect();
+        let store = open(proxies.iter().map(Proxy::addr).collect()).await;
+        (proxies, store)
     };
     let wake = live.profile().wake;
     let check = |what: &str, since: Instant, bound: Duration| {
@@ -81,22 +91,24 @@ pub async fn dead_clients_cost_no_more_than_declared(
         );
     };
 
-    let (proxy, holder) = mortal().await;
+    let (proxies, holder) = mortal().await;
     take(&holder, &with(ask("holder"), |ask| ask.ttl = MORTAL)).await;
     let waiter = stand_in_line(&live, &ask("holder"), 1).await;
-    silence(&proxy);
+    silence(&proxies);
     let dead = Instant::now();
     granted(waiter).await;
     check("after a dead holder, from its death", dead, MORTAL + wake);
 
-    let (proxy, deaf) = mortal().await;
+    let (proxies, deaf) = mortal().await;
     let held = take(&live, &ask("message")).await;
     let waiter = stand_in_line(&deaf, &ask("message"), 1).await;
-    proxy.hold(Direction::Replies);
+    proxies.iter().for_each(|proxy| proxy.hold(Direction::Replies));
     let freed = Instant::now();
     give_back(&live, &held.claim).await;
-    proxy.cut(Pick::Any);
-    proxy.heal();
+    for proxy in &proxies {
+        proxy.cut(Pick::Any);
+        proxy.heal();
+    }
     granted(waiter).await;
     check("after a message that was lost", freed, wake);
 
@@ -113,7 +125,7 @@ pub async fn dead_clients_cost_no_more_than_declared(
             dead.push(stand_in_line(store, &with(ask(&text), |ask| ask.ttl = MORTAL), place).await);
         }
         let last = stand_in_line(&live, &ask(&text), count + 1).await;
-        clients.iter().for_each(|(proxy, _)| silence(proxy));
+        clients.iter().for_each(|(proxies, _)| silence(proxies));
         let freed = Instant::now();
         give_back(&live, &held.claim).await;
         let grant = granted(last).await;
@@ -123,7 +135,9 @@ pub async fn dead_clients_cost_no_more_than_declared(
     }
 }
 
-fn silence(proxy: &Proxy) {
-    proxy.hold(Direction::Requests);
-    proxy.hold(Direction::Replies);
+fn silence(proxies: &[Proxy]) {
+    for proxy in proxies {
+        proxy.hold(Direction::Requests);
+        proxy.hold(Direction::Replies);
+    }
 }

@@ -27,6 +27,7 @@ local function again(keys, attempt, wanted)
   local fence, raise
   for _, key in ipairs(keys) do
     local h = find(load(key), attempt)
+    if h.reason then return { TO_END + 10, h.reason } end
     fence = h.fence
     -- A server that has forgotten what this client has seen let it in: the fence may be too low.
     if h.flags == PENDING and h.fence <= floor and not reported(load(key), h) then
@@ -123,7 +124,7 @@ local function ask(keys, attempt, terms)
       leave(keys, attempt, client, info)
       serve({ unpack(keys) })
     end
-    if v ~= BLOCKED then return { v + 10 } end
+    if v ~= BLOCKED then return { v + 10, v == TO_END and what or nil } end
   else
     if not queued and not enqueue(keys, attempt, terms, mark, min_hold, info) then return { FULL + 10 } end
     -- Queue entries go with the process that waits; its polls keep them.

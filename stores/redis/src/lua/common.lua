@@ -10,13 +10,14 @@
 
 local MARK, NONE = 'lockkeeper', string.rep('-', 32)
 -- Attempt, flags, fence, end (ms), start (us), end of the minimum hold (ms), and then the terms of the lock request: owner,
--- ttl, delay, mode, names, holder.
+-- ttl, delay, mode, names, holder. The reason of a revoked hold follows, and its flags have REVOKED added: so the mark is
+-- read and written with the hold, ends with it, and no fast path that compares the flags takes it for an unmarked one.
 local HOLD = '>c32Bddddc32I4I4I4I4c0I2c0'
 -- A queue entry: 'P' if the hold will be a plain one, start of the wait (us), minimum hold (ms), attempt, terms.
 local ASK = '>c1ddc32c32I4I4I4I4c0I2c0'
 -- Flags of a hold: not confirmed by its waiter yet; released, but within its minimum hold; a lock delay.
-local PENDING, LINGERING, DELAY = 1, 2, 4
-local FREE, REENTER, UPGRADE, BLOCKED, MIXED, ODD, FULL = 0, 1, 2, 3, 4, 5, 6
+local PENDING, LINGERING, DELAY, REVOKED = 1, 2, 4, 8
+local FREE, REENTER, UPGRADE, BLOCKED, MIXED, ODD, FULL, TO_END = 0, 1, 2, 3, 4, 5, 6, 8
 -- How many arguments one command takes: Lua's stack is limited.
 local CHUNK = 1000
 
@@ -83,15 +84,17 @@ local function call_all(command, key, list)
 end
 
 local function read_hold(packed)
-  local h = {}
-  h.attempt, h.flags, h.fence, h.expires, h.since, h.stays, h.owner, h.ttl, h.delay, h.mode, h.names, h.info =
+  local h, at = {}, nil
+  h.attempt, h.flags, h.fence, h.expires, h.since, h.stays, h.owner, h.ttl, h.delay, h.mode, h.names, h.info, at =
     struct.unpack(HOLD, packed)
+  if h.flags >= REVOKED then h.flags, h.reason = h.flags - REVOKED, string.sub(packed, at) end
   return h
 end
 
 local function pack_hold(h)
-  return struct.pack(HOLD, h.attempt, h.flags, h.fence, h.expires, h.since, h.stays, h.owner, h.ttl, h.delay, h.mode,
-    #h.names, h.names, #h.info, h.info)
+  local flags = h.reason and h.flags + REVOKED or h.flags
+  return struct.pack(HOLD, h.attempt, flags, h.fence, h.expires, h.since, h.stays, h.owner, h.ttl, h.delay, h.mode,
+    #h.names, h.names, #h.info, h.info) .. (h.reason or '')
 end
 
 -- A field of a lock's hash that is no hold: an index.
@@ -372,10 +375,13 @@ local function judge(slot, owner, mode)
   if slot.foreign then return BLOCKED end
   if slot.size == 0 then return FREE end
   local list = owner ~= NONE and get_field(slot, 'o' .. owner) or ''
+  local fence, reasons = nil, {}
   for at = 1, #list, 32 do
     local h = find(slot, string.sub(list, at, at + 31))
-    if covers(h.mode, mode) then return REENTER, h.fence end
+    if h.reason then reasons[h.fence] = h.reason end
+    if not fence and covers(h.mode, mode) then fence = h.fence end
   end
+  if fence then return REENTER, fence, reasons[fence] end
   if list ~= '' then return UPGRADE end
   local counts = slot.counts
   if counts.delays + counts.exclusive > 0 or mode == 0 then return BLOCKED end
@@ -399,11 +405,12 @@ end
 
 -- What the rule says about all names together. `place` is the queue entry of the request, if it has one.
 local function verdict(keys, owner, mode, place)
-  local mine, fence, blocked = 0, nil, nil
+  local mine, fence, blocked, reason = 0, nil, nil, nil
   for _, key in ipairs(keys) do
     local slot = load(key)
     if slot.odd then return ODD, key end
-    local v, f = judge(slot, owner, mode)
+    local v, f, revoked = judge(slot, owner, mode)
+    reason = reason or revoked
     if v == UPGRADE then return UPGRADE end
     if v == REENTER then
       mine = mine + 1
@@ -416,6 +423,8 @@ local function verdict(keys, owner, mode, place)
     if v == BLOCKED then blocked = blocked or key end
   end
   if fence then
+    -- An owner that is to end what it holds does not enter it again.
+    if mine == #keys and not blocked and reason then return TO_END, reason end
     if mine == #keys and not blocked then return REENTER, fence end
     if not place then return MIXED end
     return BLOCKED, blocked or keys[1]

@@ -21,7 +21,8 @@ local function release_hold(slot, h, flags)
   -- The clock was set back: a minimum hold lasts no longer from now on than it was to last from the start.
   local since = math.floor(h.since / 1000)
   local stays = math.min(h.stays, now + math.max(h.stays - since, 0))
-  if stays > now and (h.flags == 0 or has(flags, GUARDED)) and not has(flags, UNREPORTED) then
+  -- A revoked lock is wanted free: its minimum hold is not kept.
+  if stays > now and not h.reason and (h.flags == 0 or has(flags, GUARDED)) and not has(flags, UNREPORTED) then
     h.flags, h.expires, h.ttl = LINGERING, stays, stays - now
     add(slot, h)
   end

@@ -1,7 +1,10 @@
 -- Takes the lock at this node. KEYS: L, V, counter; ARGV: attempt, round, ttl in ms, the age in ms from which the node
 -- counts, who.
 local attempt, round, ttl, age = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
-local now, counter = now_us(), tonumber(redis.call('GET', KEYS[3]) or '0')
+local known = redis.call('MGET', KEYS[3], TOMBSTONE .. attempt)
+local now, counter = now_us(), tonumber(known[1] or '0')
+-- The request was released before it arrived: no caller waits for it.
+if round <= tonumber(known[2] or '-1') then return { 3 } end
 local value = redis.call('GET', KEYS[1])
 if value and value ~= attempt then
   local other = vote(KEYS[2], value)
@@ -17,6 +20,8 @@ if value then
   -- The same ask once more: it keeps its fence and counts its lease anew. A later round of it has the last word.
   local known = vote(KEYS[2], attempt)
   if known then
+    -- A holder that is to stop does not begin anew. A vote without a fence was never a grant.
+    if known.reason and known.fence > 0 then return { 4, known.reason } end
     if known.round > round then return { 3 } end
     v.fence, v.since = known.fence, known.since
   end

@@ -1,14 +1,16 @@
 -- Renews many. KEYS: counter, then L and V of each; ARGV: for each its attempt, ttl in ms and fence.
--- Answers for each: 1 renewed, 0 somebody else's, 2 nobody's.
+-- Answers for each: 1 renewed, 0 another holder's, 2 nobody's, or the reason if it was revoked, and then it is not renewed.
 local answers = {}
 for i = 1, #ARGV / 3 do
   local lock, key = KEYS[2 * i], KEYS[2 * i + 1]
   local attempt, ttl, fence = ARGV[3 * i - 2], ARGV[3 * i - 1], tonumber(ARGV[3 * i])
   local value = value_of(lock)
-  if value == attempt then
+  local v = value == attempt and vote(key, attempt)
+  if v and v.reason then
+    answers[i] = v.reason
+  elseif value == attempt then
     redis.call('PEXPIRE', lock, ttl)
     redis.call('PEXPIRE', key, ttl)
-    local v = vote(key, attempt)
     if v and v.fence < fence then
       v.fence = fence
       redis.call('SET', key, text(attempt, v), 'PX', ttl)
