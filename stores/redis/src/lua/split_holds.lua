@@ -22,7 +22,8 @@ if STEP == 'look' then
   if not holds(h) then return { 0, 0, {}, {} } end
   return { 1, h.ttl + math.max(h.delay, slot.slack), { ATTEMPT, tostring(h.ttl) }, {} }
 elseif STEP == 'renew' then
-  if not holds(h) then return { 0, 0, {}, {} } end
+  -- A revoked hold is to end.
+  if not holds(h) or h.reason then return { 0, 0, {}, {} } end
   h.expires, h.flags, slot.changed[ATTEMPT] = now + h.ttl, 0, true
   answer, lives = 1, h.ttl + h.delay
 elseif STEP == 'release' then
@@ -34,7 +35,7 @@ elseif STEP == 'release' then
     -- As `release.lua` does: only a hold that a guard stood for has a minimum.
     local guarded = h.flags == 0 or FLAGS % 2 == 1
     local stays = math.min(h.stays, now + math.max(h.stays - math.floor(h.since / 1000), 0))
-    if stays > now and guarded and math.floor(FLAGS / 2) % 2 == 0 then
+    if stays > now and not h.reason and guarded and math.floor(FLAGS / 2) % 2 == 0 then
       h.flags, h.expires, h.ttl = LINGERING, stays, stays - now
       add(slot, h)
     end

@@ -23,6 +23,8 @@ if not value or #value <= 114 or string.sub(value, 1, 32) ~= ATTEMPT or string.s
 local h = read_hold(value)
 if math.min(h.expires, now + h.ttl) <= now then return 0 end
 if STEP == 'renew' then
+  -- A revoked hold is to end: the holder learns the reason from the usual script, or that it has no lease any more from this one.
+  if h.reason then return 0 end
   h.expires, h.flags = now + h.ttl, 0
   prolong(key, h.ttl)
   redis.call('SET', key, pack_hold(h), 'PX', h.ttl)
