@@ -219,7 +219,7 @@ async fn a_repair_among_busy_clients_is_tried_again_after_a_deadlock() {
     workers.go_on().await;
     for _ in 0..60 {
         // Only the holder calls this function, so only the holder repairs.
-        let drop = ["-d", "postgres", "-qXc", "DROP FUNCTION lockkeeper.renew(text, bytea)"];
+        let drop = ["-d", "postgres", "-qXc", "DROP FUNCTION lockkeeper.extend(text, bytea)"];
         until_done(|| run(&server, "psql", &drop));
         let renewed = holder.renew(std::slice::from_ref(&held)).await;
         assert_eq!(renewed.unwrap(), [Renewal::Renewed]);
