@@ -88,6 +88,7 @@ struct ShownHeld {
     since: u64,
     left: u64,
     lingers: bool,
+    revoked: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -134,7 +135,7 @@ impl ShownHeld {
             since: Wall::from_micros(self.since),
             expires_in_ms: self.left.div_ceil(1000),
             lingering: self.lingers,
-            revoked: None,
+            revoked: self.revoked,
         })
     }
 }

@@ -1,5 +1,6 @@
 //! Asking, renewing, giving back.
 
+use lockkeeper_core::lease::Why;
 use lockkeeper_core::{
     Acquired, Ask, Busy, Claim, Error, Fence, Grant, LockName, Moment, Release, Renewal, Result, Wait,
 };
@@ -13,7 +14,7 @@ use crate::fault::Failure;
 use crate::lane::{self, Kind, Order};
 use crate::line::{Place, Spot};
 use crate::link::first;
-use crate::script::{BREAK, RENEW};
+use crate::script::{BREAK, RENEW, REVOKE};
 use crate::store::Shared;
 
 /// What is said to an ask.
@@ -31,6 +32,7 @@ struct Other {
     ends: Option<u64>,
     since: Option<i64>,
     refused: Option<String>,
+    reason: Option<String>,
     names: Option<Vec<String>>,
 }
 
@@ -191,12 +193,22 @@ impl Shared {
                 return Err(odd());
             }
             for ((_, i), row) in batch.iter().zip(rows) {
-                if !row.try_get::<_, bool>(0).map_err(|_| odd())? {
-                    answers[*i] = Renewal::Lost;
+                let said: Option<String> = row.try_get(0).map_err(|_| odd())?;
+                match said {
+                    None => answers[*i] = Renewal::Lost,
+                    Some(reason) if !reason.is_empty() && answers[*i] != Renewal::Lost => {
+                        answers[*i] = Renewal::Revoked(reason.into());
+                    }
+                    Some(_) => {}
                 }
             }
         }
         Ok(answers)
+    }
+
+    pub(crate) async fn revoke(&self, name: &LockName, reason: &str) -> Result<Fence> {
+        let rows = self.link.rows(&REVOKE, &[&name.as_str(), &reason]).await?;
+        entry::fence(first(&rows, 0)?)
     }
 
     pub(crate) async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {
@@ -266,6 +278,10 @@ fn understand(text: &str, ask: &Ask) -> Result<Said> {
                  or for the missing ones alone",
                 ask.claim.names
             )));
+        }
+        Some("revoked") => {
+            let reason = other.reason.unwrap_or_default();
+            return Err(Error::Lost(Why::Revoked(reason.into()).to_string()));
         }
         Some("stale") => return Err(Failure::Unheard("a newer connection took over".into()).into()),
         Some(_) => return Err(odd()),

@@ -7,6 +7,9 @@ use crate::fault::Failure;
 use crate::link::{Live, first};
 use crate::script::{FUNCTIONS, GIVING, MIGRATIONS, PATH, Sql, TAKE, VERSION};
 
+/// The SQLSTATE of a statement that PostgreSQL ended to resolve a deadlock.
+const DEADLOCK: &str = "40P01";
+
 static SERVER: Sql =
     Sql { text: "SELECT pg_is_in_recovery(), current_setting('server_encoding')", types: &[] };
 static THERE: Sql = Sql { text: "SELECT to_regclass('@S.migration') IS NOT NULL", types: &[] };
@@ -39,9 +42,28 @@ pub(crate) async fn ready(live: &Live, options: &Options, repair: bool) -> Resul
         ))));
     }
     if found < VERSION || repair {
-        live.run(&migration(&options.schema, repair)).await.map_err(told)?;
+        migrate(live, &migration(&options.schema, repair)).await.map_err(told)?;
     }
     Ok(())
+}
+
+/// How often a migration is tried that ends in a deadlock.
+const TRIES: usize = 10;
+
+/// Runs a migration. It locks our tables, and statements of other clients lock them in another order: PostgreSQL ends one of the two
+/// with a deadlock. If it ends the migration, nothing of it has happened, and it is tried again.
+async fn migrate(live: &Live, script: &str) -> Result<(), Failure> {
+    let mut tries = 1;
+    loop {
+        match live.run(script).await {
+            Err(Failure::Refused { code, text }) if code == DEADLOCK && tries < TRIES => {
+                tracing::debug!(%text, tries, "the migration met a deadlock and is tried again");
+                live.run("ROLLBACK").await?;
+                tries += 1;
+            }
+            done => return done,
+        }
+    }
 }
 
 async fn found(live: &Live) -> Result<i32, Failure> {

@@ -90,7 +90,7 @@ pub(crate) async fn profile(shared: &Shared) -> Result<Profile> {
         lock_delay: true,
         min_hold: true,
         watch: shared.hears(),
-        revoke: false,
+        revoke: true,
         records: true,
         notes: grave,
     })

@@ -9,11 +9,12 @@ use tokio_postgres::types::Type;
 pub(crate) const VERSION: i32 = MIGRATIONS.len() as i32;
 
 /// What makes the tables of each version out of those of the one before. Each may be said again, and makes what is missing.
-pub(crate) const MIGRATIONS: [&str; 4] = [
+pub(crate) const MIGRATIONS: [&str; 5] = [
     include_str!("sql/tables.sql"),
     include_str!("sql/handing_over.sql"),
     include_str!("sql/on_the_disk.sql"),
     include_str!("sql/wake_ups.sql"),
+    include_str!("sql/revocation.sql"),
 ];
 
 /// The search_path of our functions: PostgreSQL's own schema, and temporary tables last.
@@ -26,6 +27,7 @@ pub(crate) const FUNCTIONS: &str = concat!(
     include_str!("sql/ask.sql"),
     include_str!("sql/release.sql"),
     include_str!("sql/break.sql"),
+    include_str!("sql/revoke.sql"),
     include_str!("sql/view.sql"),
     include_str!("sql/record.sql"),
     include_str!("sql/enter.sql"),
@@ -104,9 +106,10 @@ pub(crate) static ASK_ALL: Sql = sql(
 );
 pub(crate) static RELEASE_ALL: Sql = sql("SELECT @S.release($1, $2)", &[Type::TEXT_ARRAY, Type::BYTEA]);
 pub(crate) static RENEW: Sql = sql(
-    "SELECT @S.renew(u.name, u.attempt) FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2)) AS u(name, attempt)",
+    "SELECT @S.extend(u.name, u.attempt) FROM ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2)) AS u(name, attempt)",
     &[Type::TEXT_ARRAY, Type::BYTEA_ARRAY],
 );
+pub(crate) static REVOKE: Sql = sql("SELECT @S.revoke($1, $2)", &[Type::TEXT, Type::TEXT]);
 pub(crate) static BREAK: Sql = sql("SELECT @S.break_lock($1, $2)", &[Type::TEXT, Type::TEXT]);
 pub(crate) static LOOK: Sql = sql(
     "SELECT @S.look($1, $2, $3, $4, $5)",

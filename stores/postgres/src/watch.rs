@@ -118,6 +118,7 @@ fn read(text: &str) -> Option<Event> {
         "released" => EventKind::Released { fence: fence()? },
         "expired" => EventKind::Expired { fence: fence()? },
         "broken" => EventKind::Broken { fence: fence()?, reason: told.reason.unwrap_or_default() },
+        "revoked" => EventKind::Revoked { fence: fence()?, reason: told.reason.unwrap_or_default() },
         "waiting" => EventKind::Waiting,
         "left" => EventKind::Left,
         _ => return None,

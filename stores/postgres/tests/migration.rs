@@ -4,7 +4,7 @@ mod common;
 
 use common::{client_of, number, sql};
 use lockkeeper_core::{Acquired, Renewal};
-use lockkeeper_testkit::laws::{ask, give_back, refused, take, with};
+use lockkeeper_testkit::laws::{ask, give_back, name, refused, take, with};
 use lockkeeper_testkit::servers::{self, PostgresOptions};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -24,13 +24,15 @@ async fn what_is_held_in_version_one_is_held_in_this_one() {
         "CREATE FUNCTION lockkeeper.next_fence(_now bigint) RETURNS bigint LANGUAGE sql AS 'SELECT _now'",
     );
     sql(&server, "DELETE FROM lockkeeper.migration WHERE version > 1");
-    sql(&server, "DROP FUNCTION lockkeeper.pass_on(text, bigint)");
+    sql(&server, "DROP FUNCTION lockkeeper.pass_on(text, bigint), lockkeeper.holds(text)");
+    let holds = "CREATE FUNCTION lockkeeper.holds(_name text) RETURNS TABLE(attempt bytea) LANGUAGE sql AS 'SELECT NULL::bytea'";
+    sql(&server, holds);
     sql(
         &server,
         "CREATE FUNCTION lockkeeper.look(text, int, bigint, text[]) RETURNS text LANGUAGE sql AS 'SELECT NULL::text'",
     );
     let new = client_of(&server).await;
-    assert_eq!(number(&server, "SELECT max(version) FROM lockkeeper.migration"), 4);
+    assert_eq!(number(&server, "SELECT max(version) FROM lockkeeper.migration"), 5);
     assert_eq!(number(&server, "SELECT count(*) FROM lockkeeper.state"), 1, "one row is left of two");
     assert_eq!(
         number(&server, "SELECT count(*) FROM pg_proc WHERE proname = 'look'"),
@@ -41,11 +43,14 @@ async fn what_is_held_in_version_one_is_held_in_this_one() {
     assert!(matches!(other, Acquired::Busy(_)), "{other:?}");
     let grants = [held.clone(), plain.clone()];
     assert_eq!(new.renew(&grants).await.unwrap(), [Renewal::Renewed, Renewal::Renewed]);
+    new.revoke(&name("orders/43"), "the host is drained").await.unwrap();
+    let told = new.renew(std::slice::from_ref(&plain)).await.unwrap();
+    assert_eq!(told, [Renewal::Revoked("the host is drained".into())]);
     give_back(&new, &plain.claim).await;
     assert!(take(&new, &ask("orders/43")).await.fence > plain.fence);
     // Once more changes nothing.
     client_of(&server).await;
-    assert_eq!(number(&server, "SELECT count(*) FROM lockkeeper.migration"), 4);
+    assert_eq!(number(&server, "SELECT count(*) FROM lockkeeper.migration"), 5);
     assert_eq!(number(&server, "SELECT count(*) FROM lockkeeper.state"), 1, "one row is left of two");
 }
 

@@ -153,6 +153,14 @@ impl Pair {
         self.note(&what, expected, got);
     }
 
+    async fn revoke(&mut self) {
+        let what = name(["a", "b", "c"][self.dice.roll(3) as usize]);
+        let expected = self.table.handle_revoke(self.now(), &what, "test").unwrap();
+        let place = self.any_store();
+        let got = self.stores[place].revoke(&what, "test").await.unwrap();
+        self.note(&what, expected, got);
+    }
+
     async fn pass(&mut self) {
         for _ in 0..self.dice.roll(5) {
             self.passed += UNIT;
@@ -214,9 +222,16 @@ impl Pair {
     }
 }
 
-fn labels(held: &[Held]) -> Vec<(Option<String>, Mode, bool, u64)> {
-    let view =
-        |held: &Held| (held.holder.label.clone(), held.mode, held.lingering, units(held.expires_in_ms));
+fn labels(held: &[Held]) -> Vec<(Option<String>, Mode, bool, u64, Option<String>)> {
+    let view = |held: &Held| {
+        (
+            held.holder.label.clone(),
+            held.mode,
+            held.lingering,
+            units(held.expires_in_ms),
+            held.revoked.clone(),
+        )
+    };
     let mut labels: Vec<_> = held.iter().map(view).collect();
     labels.sort_by(|a, b| a.0.cmp(&b.0));
     labels
@@ -287,6 +302,7 @@ async fn compare(clients: usize) {
                 4..=6 => pair.release().await,
                 7 => pair.renew().await,
                 8 if pair.dice.one_in(3) => pair.take_away().await,
+                8 if pair.dice.one_in(2) => pair.revoke().await,
                 _ => pair.pass().await,
             }
             pair.compare().await;

@@ -10,8 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::{Client, ask_for, client_of, open, sql, url};
-use lockkeeper_core::{Acquired, Error, Renewal};
-use lockkeeper_testkit::laws::{ask, eventually, give_back, granted, refused, soon, stand_in_line, take};
+use lockkeeper_core::{Acquired, Error, Renewal, Wait};
+use lockkeeper_testkit::laws::{
+    ask, eventually, give_back, granted, refused, soon, stand_in_line, take, with,
+};
 use lockkeeper_testkit::servers::{self, PostgresOptions, Server};
 use tokio::task::JoinHandle;
 
@@ -76,15 +78,22 @@ struct Workers {
 
 impl Workers {
     async fn start(url: &str) -> Workers {
+        Workers::start_on(url, |nth| format!("work/{nth}"), Wait::No).await
+    }
+
+    async fn start_on(url: &str, name: impl Fn(usize) -> String, wait: Wait) -> Workers {
         let (done, stop) = (Arc::<[AtomicUsize; 3]>::default(), Arc::<AtomicBool>::default());
         let mut tasks = Vec::new();
         for nth in 0..done.len() {
             let (store, done, stop) = (open(url).await, done.clone(), stop.clone());
+            let (name, mut last) = (name(nth), None);
             tasks.push(tokio::spawn(async move {
-                let (name, mut last) = (format!("work/{nth}"), None);
                 while !stop.load(Ordering::Relaxed) {
                     // Forgotten or not: its name is free a second later.
-                    match store.acquire(&ask_for(&name, Duration::from_secs(1))).await {
+                    match store
+                        .acquire(&with(ask_for(&name, Duration::from_secs(1)), |ask| ask.wait = wait))
+                        .await
+                    {
                         Ok(Acquired::Granted(grant)) => {
                             assert!(
                                 Some(grant.fence) > last,
@@ -195,4 +204,25 @@ async fn a_schema_that_is_dropped_in_use_is_made_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_table_that_is_dropped_in_use_is_made_again() {
     dropped_in_use("DROP TABLE lockkeeper.lock CASCADE").await;
+}
+
+/// Making what is missing locks the tables, and the statements of other clients lock them in another order: PostgreSQL ends one of the
+/// two. If it ended the repair, the client that needed it got an error, such as a holder for its renewal.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_repair_among_busy_clients_is_tried_again_after_a_deadlock() {
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    sql(&server, "ALTER SYSTEM SET deadlock_timeout = '20ms'");
+    sql(&server, "SELECT pg_reload_conf()");
+    let holder = client_of(&server).await;
+    let held = take(&holder, &ask("x")).await;
+    let workers = Workers::start_on(&url(server.addr()), |_| "hot".into(), Wait::Forever).await;
+    workers.go_on().await;
+    for _ in 0..60 {
+        // Only the holder calls this function, so only the holder repairs.
+        let drop = ["-d", "postgres", "-qXc", "DROP FUNCTION lockkeeper.extend(text, bytea)"];
+        until_done(|| run(&server, "psql", &drop));
+        let renewed = holder.renew(std::slice::from_ref(&held)).await;
+        assert_eq!(renewed.unwrap(), [Renewal::Renewed]);
+    }
+    workers.end().await;
 }

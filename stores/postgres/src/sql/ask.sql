@@ -11,6 +11,8 @@ BEGIN
   _now := @S.us();
   -- A newer connection of the same process has taken over: the process has released by now what an older one still brings.
   IF EXISTS (SELECT FROM @S.client WHERE id = _client AND epoch > _epoch) THEN RETURN '{"refused": "stale"}'; END IF;
+  _way := @S.revoked(_names[1], _attempt, _now);
+  IF _way IS NOT NULL THEN RETURN jsonb_build_object('refused', 'revoked', 'reason', _way); END IF;
   _fence := @S.again(_names, _attempt, _now);
   IF _fence IS NOT NULL THEN RETURN _fence; END IF;
   SELECT place INTO _place FROM @S.waiter WHERE name = _names[1] AND attempt = _attempt;
@@ -42,6 +44,10 @@ BEGIN
     _blocked := true;
   END IF;
   IF NOT _blocked THEN
+    IF _again IS NOT NULL THEN
+      _way := @S.revoked_fence(_names, _again);
+      IF _way IS NOT NULL THEN RETURN jsonb_build_object('refused', 'revoked', 'reason', _way); END IF;
+    END IF;
     _fence := coalesce(_again, greatest(@S.next_fence(_now), _highest + 1));
     PERFORM @S.admit(_names, _attempt, _mode, _fence, _ttl, _terms, _holder, _now, _place);
     RETURN _fence;

@@ -1,8 +1,8 @@
 -- The holds of a name: its own, and those beside each other. `bound`: all names of the grant.
 CREATE OR REPLACE FUNCTION @S.holds(_name text) RETURNS TABLE(attempt bytea, fence bigint, mode int, turn bigint, since bigint, expires bigint,
-  lingers bool, delay bigint, bound text[], holder text) LANGUAGE sql STABLE AS $$
+  lingers bool, delay bigint, bound text[], holder text, revoked text) LANGUAGE sql STABLE AS $$
   SELECT t.attempt, t.fence, t.mode, t.turn, t.since, t.expires, t.lingers, @S.delay(t.terms),
-    CASE WHEN t.terms ? 'names' THEN ARRAY(SELECT jsonb_array_elements_text(t.terms->'names')) ELSE ARRAY[_name] END, t.holder
+    CASE WHEN t.terms ? 'names' THEN ARRAY(SELECT jsonb_array_elements_text(t.terms->'names')) ELSE ARRAY[_name] END, t.holder, t.terms->>'revoked'
   FROM (
     SELECT l.attempt, l.fence, 0 AS mode, 0 AS turn, l.since, l.expires, l.attempt IS NULL AS lingers, l.terms, l.holder
       FROM @S.lock l WHERE l.name = _name AND l.expires > 0

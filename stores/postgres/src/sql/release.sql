@@ -3,6 +3,11 @@ CREATE OR REPLACE FUNCTION @S.bonds(_terms jsonb) RETURNS jsonb LANGUAGE sql IMM
   SELECT CASE WHEN _terms ? 'names' THEN jsonb_build_object('names', _terms->'names') END
 $$;
 
+-- Until when a hold that is given back stays: its minimum is not kept if it is revoked, because it is to be free.
+CREATE OR REPLACE FUNCTION @S.stays(_since bigint, _terms jsonb) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+  SELECT CASE WHEN _terms ? 'revoked' THEN 0 ELSE _since + coalesce((_terms->>'min')::bigint, 0) END
+$$;
+
 -- Gives back a hold, or leaves the line. A hold whose minimum is not over stays, and is nobody's.
 CREATE OR REPLACE FUNCTION @S.release(_names text[], _attempt bytea) RETURNS text LANGUAGE plpgsql @PATH AS $$
 DECLARE _name text; _lock @S.lock; _hold @S.hold; _now bigint; _stays bigint; _done bool := false;
@@ -14,7 +19,7 @@ BEGIN
     _lock := @S.settle(_name, _now);
     IF _lock.attempt = _attempt THEN
       _done := true;
-      _stays := _lock.since + coalesce((_lock.terms->>'min')::bigint, 0);
+      _stays := @S.stays(_lock.since, _lock.terms);
       UPDATE @S.lock SET attempt = NULL, expires = CASE WHEN _stays > _now THEN _stays ELSE 0 END,
           free = greatest(CASE WHEN _stays > _now THEN _stays END, back), ttl = greatest(_stays - _now, 0),
           terms = CASE WHEN _stays > _now THEN @S.bonds(terms) END
@@ -35,7 +40,7 @@ BEGIN
 END $$;
 
 CREATE OR REPLACE FUNCTION @S.let_go(_hold @S.hold, _now bigint) RETURNS void LANGUAGE plpgsql @PATH AS $$
-DECLARE _stays bigint := _hold.since + coalesce((_hold.terms->>'min')::bigint, 0);
+DECLARE _stays bigint := @S.stays(_hold.since, _hold.terms);
 BEGIN
   IF _stays > _now THEN
     -- Under a key that nobody can have: the attempt is not its own any more.

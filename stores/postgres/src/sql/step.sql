@@ -101,14 +101,3 @@ END $$;
 CREATE OR REPLACE FUNCTION @S.delay(_terms jsonb) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
   SELECT coalesce((_terms->>'delay')::bigint, 0)
 $$;
-
--- Renews one hold of one name.
-CREATE OR REPLACE FUNCTION @S.renew(_name text, _attempt bytea) RETURNS bool LANGUAGE plpgsql @PATH AS $$
-BEGIN
-  UPDATE @S.lock SET expires = @S.us() + ttl, free = greatest(@S.us() + ttl + @S.delay(terms), back)
-    WHERE name = _name AND attempt = _attempt AND expires > @S.us();
-  IF FOUND THEN RETURN true; END IF;
-  UPDATE @S.hold SET expires = @S.us() + ttl
-    WHERE name = _name AND attempt = _attempt AND expires > @S.us() AND NOT lingers;
-  RETURN FOUND;
-END $$;

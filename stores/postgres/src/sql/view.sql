@@ -5,7 +5,7 @@ BEGIN
   SELECT * INTO _lock FROM @S.lock WHERE name = _name;
   SELECT coalesce(jsonb_agg(t.one), '[]') INTO _held FROM (
     SELECT jsonb_build_object('holder', h.holder, 'fence', h.fence, 'mode', h.mode, 'since', h.since, 'left', h.expires - _now,
-      'lingers', h.lingers) AS one
+      'lingers', h.lingers, 'revoked', h.revoked) AS one
     FROM @S.holds(_name) h WHERE h.expires > _now ORDER BY h.fence, h.turn LIMIT _some) t;
   IF _lock.flags & 1 = 1 THEN
     SELECT count(*) INTO _waiting FROM @S.waiter w JOIN @S.client c ON c.id = w.client AND c.gone > _now WHERE w.name = _name;
