@@ -1,7 +1,8 @@
 //! The fence of a lock strictly grows from grant to grant, whatever ended the one before.
 #![allow(missing_docs, reason = "a law's name is its sentence")]
 
-use lockkeeper_core::{Error, Fence, Release, Renewal};
+use futures_util::StreamExt;
+use lockkeeper_core::{Error, EventKind, Fence, Release, Renewal};
 
 use super::*;
 
@@ -143,4 +144,37 @@ pub async fn a_revoked_holder_cannot_begin_anew<H: Harness>(h: H) {
     }
     assert_eq!(give_back(&a, &held.claim).await, Release::Released);
     take(&b, &ask("orders/42")).await;
+}
+
+pub async fn a_revoke_of_one_name_is_one_of_the_whole_grant<H: Harness>(h: H) {
+    let (a, b) = (h.client().await, h.client().await);
+    if !revokes(&a).await || !a.profile().several {
+        return;
+    }
+    let mut events = match a.profile().watch {
+        true => Some(a.watch("").await.unwrap()),
+        false => None,
+    };
+    let held = take(&a, &ask_all(&["orders/1", "orders/2", "orders/3"])).await;
+    let waiter = stand_in_line(&b, &ask("orders/1"), 1).await;
+    let fence = b.revoke(&name("orders/2"), "the host is drained").await.unwrap();
+    for text in ["orders/1", "orders/2", "orders/3"] {
+        let view = b.inspect(&name(text)).await.unwrap().expect("it is held");
+        assert_eq!(view.held[0].revoked.as_deref(), Some("the host is drained"), "{text}");
+    }
+    let mut told = std::collections::BTreeSet::new();
+    while let Some(events) = events.as_mut().filter(|_| told.len() < 3) {
+        let event = soon("the revoke is reported for every name", events.next()).await.unwrap().unwrap();
+        if let EventKind::Revoked { fence: newer, reason } = event.kind {
+            assert_eq!((newer, reason.as_str()), (fence, "the host is drained"));
+            assert!(told.insert(event.name), "one revoke is reported twice");
+        }
+    }
+    let renewed = a.renew(std::slice::from_ref(&held)).await.unwrap();
+    assert_eq!(renewed, [Renewal::Revoked("the host is drained".into())]);
+    assert!(!waiter.is_finished(), "the next one was let in before the holder had stopped");
+    assert_eq!(give_back(&a, &held.claim).await, Release::Released);
+    granted(waiter).await;
+    is_free(&b, "orders/2").await;
+    is_free(&b, "orders/3").await;
 }
