@@ -70,6 +70,10 @@ impl Shared {
             Ok(_) => Box::pin(asking.run(&entered.caller)).await,
             Err(error) => Err(error),
         };
+        if matches!(answer, Err(Error::Lost(_))) {
+            // It was revoked: asking again does not count its lease anew.
+            entered.restore();
+        }
         let open = asking.joined || matches!(answer, Ok(Acquired::Granted(_)) | Err(Error::Unknown(_)));
         entered.nothing = !open;
         if asking.no_room && !matches!(answer, Ok(_) | Err(Error::Unknown(_))) {

@@ -49,6 +49,8 @@ pub struct Known {
     pub written: i64,
     pub fence: Fence,
     pub since: Moment,
+    /// How long its holder may believe in it.
+    pub lasts: Moment,
     pub lease: Arc<Lease>,
     pub entry: Entry,
 }
@@ -232,6 +234,15 @@ impl<'a> Entered<'a> {
         let caller = shared.book.begin(mark, names, ttl, shared.clock.now());
         Entered { shared, mark, names, ttl, caller, nothing: false }
     }
+
+    /// Asking again has not counted the lease of what it had already anew.
+    pub fn restore(&self) {
+        let mut pages = self.shared.book.open();
+        if let Some(hold) = pages.holds.get_mut(&self.mark) {
+            hold.expires = hold.known.as_ref().map_or(hold.expires, |known| known.lasts);
+        }
+        self.shared.book.ring.notify_one();
+    }
 }
 
 impl Drop for Entered<'_> {
@@ -278,7 +289,7 @@ impl Shared {
                 return;
             }
             let done = match &hold.known {
-                Some(known) => self.expire(&hold, known).await,
+                Some(known) => self.expire(&mark, &hold, known).await,
                 None => match self.take_back(&hold.names, &mark).await {
                     // It is left to whoever asks again.
                     Ok(false) => return self.look_again(mark, hold),

@@ -50,6 +50,9 @@ pub struct Entry {
     pub min_hold_ms: u64,
     pub since_us: Wall,
     pub holder: Holder,
+    /// Why its holder is to give it back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revoked: Option<String>,
     /// All names, if there are several: under the first of them. Under the others stands the first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub names: Vec<LockName>,
@@ -75,6 +78,7 @@ impl Entry {
             min_hold_ms: millis(ask.min_hold),
             since_us: now,
             holder: (*ask.holder).clone(),
+            revoked: None,
             names: Vec::new(),
             first: None,
         }
@@ -103,7 +107,7 @@ impl Entry {
         Entry { state, fence: Some(fence), ..self.clone() }.to_bytes()
     }
 
-    fn to_bytes(&self) -> Vec<u8> {
+    pub fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).unwrap_or_default()
     }
 }
@@ -180,7 +184,7 @@ impl One {
             since: self.entry.as_ref().map_or(Wall::default(), |entry| entry.since_us),
             expires_in_ms,
             lingering: self.is(State::Lingering),
-            revoked: None,
+            revoked: self.revoked().map(str::to_owned),
         }
     }
 

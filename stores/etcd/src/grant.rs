@@ -15,6 +15,7 @@ use crate::layout::Mark;
 use crate::lease::Lease;
 use crate::order::{Answer, Topic};
 use crate::proto::{Compare, RequestOp};
+use crate::revoke::lost;
 use crate::script::{created, empty, get, holders, nested, put, tail, txn, unwritten, written};
 use crate::seat::Seat;
 
@@ -179,6 +180,9 @@ impl Asking<'_> {
         }
         let mine: Vec<_> = lines.iter().filter_map(|line| line.mine(&self.mark)).collect();
         self.leave_behind(lines, &mine).await?;
+        if let Some(reason) = mine.iter().find_map(|one| one.revoked()) {
+            return Err(lost(reason));
+        }
         let (at, place) = (mine[0].written, self.place(mine[0]));
         // Where something is in doubt, a request to end it may still be on its way: it is written anew, and that one comes to nothing.
         let doubted = self.shared.book.open().holds.get(&self.mark).is_some_and(|hold| hold.doubted);
@@ -234,8 +238,8 @@ impl Asking<'_> {
         if place.mark != self.mark {
             entry = entry.of(&self.mark);
         }
-        let known =
-            Known { place, written: answer.revision, fence, since: sent_at, lease: lease.clone(), entry };
+        let (lasts, written) = (sent_at + ask.ttl, answer.revision);
+        let known = Known { place, written, fence, since: sent_at, lasts, lease: lease.clone(), entry };
         shared.book.write(
             self.mark,
             Hold {

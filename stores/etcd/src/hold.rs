@@ -27,6 +27,16 @@ pub enum Search {
     Everywhere,
 }
 
+/// What a renewal finds of a grant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum There {
+    /// All of its keys, as they were.
+    Whole,
+    /// All of its keys, and the reason for which its holder is to give it back.
+    Revoked(String),
+    Gone,
+}
+
 /// A hold that is being given back. If this is dropped before it is known to be gone, the process sees to it that it is gone in the
 /// end: nobody else may come back to it.
 struct Leaving<'a> {
@@ -66,7 +76,14 @@ impl Shared {
         let leases: BTreeMap<i64, bool> = leases.into_iter().collect::<Result<_, _>>()?;
         let mut answers = Vec::with_capacity(grants.len());
         for (mark, (grant, there)) in marks.iter().zip(grants.iter().zip(there)) {
-            let there = there?;
+            let there = match there? {
+                There::Revoked(reason) => {
+                    // The lease is not counted anew.
+                    answers.push(Renewal::Revoked(reason.into()));
+                    continue;
+                }
+                there => there == There::Whole,
+            };
             let mut pages = self.book.open();
             let hold = pages.holds.get_mut(mark).filter(|_| there);
             let kept = hold.filter(|hold| {
@@ -77,6 +94,9 @@ impl Shared {
             answers.push(match kept {
                 Some(hold) => {
                     hold.expires = hold.expires.max(now + grant.ttl);
+                    if let Some(known) = &mut hold.known {
+                        known.lasts = known.lasts.max(now + grant.ttl);
+                    }
                     Renewal::Renewed
                 }
                 None => {
@@ -106,11 +126,11 @@ impl Shared {
     }
 
     /// Whether a grant's keys are as they were when it was granted.
-    async fn is_there(&self, grant: &Grant, mark: &Mark) -> Result<bool> {
+    async fn is_there(&self, grant: &Grant, mark: &Mark) -> Result<There> {
         let known = {
             let pages = self.book.open();
             if pages.ending.contains(mark) {
-                return Ok(false);
+                return Ok(There::Gone);
             }
             let known = pages.holds.get(mark).and_then(|hold| hold.known.as_ref());
             known.map(|known| (known.place.mark, known.written))
@@ -120,23 +140,30 @@ impl Shared {
                 let keys = self.own_keys(&grant.claim.names, &place);
                 let same = keys.iter().map(|key| written(key, at)).collect();
                 let answer = self.lane.hope(same, Vec::new(), None, Vec::new()).await?;
-                Ok(answer.txn.succeeded)
+                if answer.txn.succeeded {
+                    return Ok(There::Whole);
+                }
+                let revoked = self.find_revoked(&grant.claim.names, &place, mark).await?;
+                Ok(revoked.map_or(There::Gone, |(_, reason)| There::Revoked(reason)))
             }
             None => self.adopt(grant, mark).await,
         }
     }
 
     /// A grant that another open store was given: it goes on under a lease of ours.
-    async fn adopt(&self, grant: &Grant, mark: &Mark) -> Result<bool> {
+    async fn adopt(&self, grant: &Grant, mark: &Mark) -> Result<There> {
         let found = self.find_own(&grant.claim.names, mark, Search::Everywhere).await?;
         let granted: Vec<&One> = found.iter().filter(|one| one.is(State::Granted)).collect();
         let Some((place, entry)) = granted.first().and_then(|one| Some((one.place?, one.entry.clone()?)))
         else {
-            return Ok(false);
+            return Ok(There::Gone);
         };
         let together = granted.iter().all(|one| one.place == Some(place));
         if !together || granted.len() != grant.claim.names.count() {
-            return Ok(false);
+            return Ok(There::Gone);
+        }
+        if let Some(reason) = entry.revoked {
+            return Ok(There::Revoked(reason));
         }
         let needed = grant.ttl + Duration::from_millis(entry.lock_delay_ms);
         let (lease, now) = (self.lease(needed).await?, self.clock.now());
@@ -151,10 +178,18 @@ impl Shared {
         let answer = self.lane.send(order, self.about(&grant.claim.names)).await?;
         entered.nothing = !answer.txn.succeeded;
         if entered.nothing || !self.cover(&lease, now + needed).await? {
-            return Ok(false);
+            return Ok(There::Gone);
         }
         let place = place.into();
-        let known = Known { place, written: answer.revision, fence: grant.fence, since: now, lease, entry };
+        let known = Known {
+            place,
+            written: answer.revision,
+            fence: grant.fence,
+            since: now,
+            lasts: now + grant.ttl,
+            lease,
+            entry,
+        };
         self.book.write(
             *mark,
             Hold {
@@ -167,7 +202,7 @@ impl Shared {
                 looks: 0,
             },
         );
-        Ok(true)
+        Ok(There::Whole)
     }
 
     /// Gives back, or leaves the line. What is on its way to its end already goes on: this call may fail.
@@ -289,7 +324,9 @@ impl Shared {
 
     /// For how much longer a minimum hold lasts.
     fn lingers(&self, one: &One) -> Option<Duration> {
-        let entry = one.entry.as_ref().filter(|entry| entry.state == State::Granted)?;
+        // A revoked one is to be free.
+        let entry =
+            one.entry.as_ref().filter(|entry| entry.state == State::Granted && entry.revoked.is_none())?;
         let until = entry.since_us.as_micros().saturating_add(entry.min_hold_ms * 1000);
         let left = until.checked_sub(self.clock.wall().as_micros())?;
         // A clock that was set back must not make it longer than was asked for.
@@ -297,14 +334,13 @@ impl Shared {
     }
 
     /// Its time is over, and it was not renewed.
-    pub async fn expire(&self, hold: &Hold, known: &Known) -> Result<(), Failure> {
+    pub async fn expire(&self, mark: &Mark, hold: &Hold, known: &Known) -> Result<(), Failure> {
         let delay = known.entry.lock_delay_ms;
         let lease = match delay {
             0 => None,
             _ => Some(self.link.grant_lease(seconds(Duration::from_millis(delay))).await?.0),
         };
         let keys = self.own_keys(&hold.names, &known.place.mark);
-        let same = keys.iter().map(|key| written(key, known.written)).collect();
         let mut ends: Vec<RequestOp> = hold
             .names
             .iter()
@@ -325,11 +361,22 @@ impl Shared {
         ends.push(put(&why, Why::Expired { names: hold.names.as_slice().to_vec() }.to_bytes(), 0));
         let mut about = self.about(&hold.names);
         about.push(Topic::new(why));
-        let answer = self.lane.send(txn(same, ends, Vec::new()), about).await?;
-        if answer.txn.succeeded && lease.is_none() {
-            known.place.leave();
+        let mut at = vec![known.written; keys.len()];
+        loop {
+            let same = keys.iter().zip(&at).map(|(key, at)| written(key, *at)).collect();
+            let answer = self.lane.send(txn(same, ends.clone(), Vec::new()), about.clone()).await?;
+            if answer.txn.succeeded {
+                if lease.is_none() {
+                    known.place.leave();
+                }
+                return Ok(());
+            }
+            // A revoke has written its keys anew.
+            match self.find_revoked(&hold.names, &known.place.mark, mark).await? {
+                Some((written, _)) => at = written,
+                None => return Ok(()),
+            }
         }
-        Ok(())
     }
 }
 

@@ -5,6 +5,7 @@ use lockkeeper_core::{Ask, Busy, Error, Fence, LockName, LockView, Mode, Result,
 
 use crate::entry::{Line, One, State};
 use crate::layout::{Mark, owner_mark};
+use crate::revoke::lost;
 
 /// What the lines say about an ask.
 #[derive(Debug)]
@@ -33,7 +34,12 @@ pub fn say(ask: &Ask, mark: &Mark, lines: &[Line], base: u64, joined: bool) -> R
     });
     match judge_all(ask, joined, each)? {
         Verdict::Free => Ok(Said::Yes(None)),
-        Verdict::Reenter(fence) => Ok(Said::Yes(Some(fence))),
+        Verdict::Reenter(fence) => {
+            // An owner that is to give back what it holds cannot enter it again.
+            let own = lines.iter().flat_map(|line| line.other_holders(mark));
+            let revoked = own.filter(|one| one.fence(base) == fence).find_map(One::revoked);
+            revoked.map_or(Ok(Said::Yes(Some(fence))), |reason| Err(lost(reason)))
+        }
         Verdict::Upgrade => Err(Error::Deadlock(ask.claim.names.as_slice().to_vec())),
         Verdict::Blocked => Ok(Said::No),
     }

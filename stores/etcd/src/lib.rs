@@ -31,6 +31,7 @@ mod open;
 mod order;
 mod proto;
 mod records;
+mod revoke;
 mod script;
 mod seat;
 mod spy;

@@ -18,8 +18,22 @@ use crate::store::Shared;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "why", rename_all = "lowercase")]
 pub enum Why {
-    Expired { names: Vec<LockName> },
-    Broken { names: Vec<LockName>, reason: String },
+    Expired {
+        names: Vec<LockName>,
+    },
+    Broken {
+        names: Vec<LockName>,
+        reason: String,
+        /// The rest follows in another transaction, which is the one that is told.
+        #[serde(default)]
+        part: bool,
+    },
+    Revoked {
+        names: Vec<LockName>,
+        reason: String,
+        #[serde(default)]
+        part: bool,
+    },
 }
 
 impl Why {
@@ -84,10 +98,19 @@ impl Shared {
                 self.tell(name, kind, Some(holder));
             }
         }
-        if let (Some(Why::Broken { names, reason }), Ok(fence)) = (why, fence_at(self.base(), revision)) {
-            for name in names {
-                self.tell(name, EventKind::Broken { fence, reason: reason.clone() }, None);
+        let Ok(fence) = fence_at(self.base(), revision) else { return };
+        match why {
+            Some(Why::Broken { names, reason, part: false }) => {
+                for name in names {
+                    self.tell(name, EventKind::Broken { fence, reason: reason.clone() }, None);
+                }
             }
+            Some(Why::Revoked { names, reason, part: false }) => {
+                for name in names {
+                    self.tell(name, EventKind::Revoked { fence, reason: reason.clone() }, None);
+                }
+            }
+            _ => {}
         }
     }
 

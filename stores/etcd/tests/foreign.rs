@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use common::{Counter, ctl, etcdctl, keeper, open};
-use lockkeeper_core::{Acquired, Release, Renewal, Wait};
+use lockkeeper_core::{Acquired, Error, Release, Renewal, Wait};
 use lockkeeper_testkit::laws::{
     ask, eventually, give_back, granted, in_line, is_free, name, refused, stand_in_line, take, with,
 };
@@ -66,6 +66,8 @@ async fn a_foreign_holder_is_seen_waited_for_and_broken() {
     let busy = refused(&store, &ask("x")).await;
     assert_eq!(busy.held.len(), 1);
     let waiter = stand_in_line(&store, &ask("x"), 1).await;
+    let revoked = store.revoke(&name("x"), "it sleeps").await;
+    assert!(matches!(revoked, Err(Error::Unsupported(_))), "a foreign holder cannot be told: {revoked:?}");
     let broken = store.break_lock(&name("x"), "it sleeps").await.unwrap();
     let next = granted(waiter).await;
     assert!(next.fence > broken);

@@ -47,3 +47,29 @@ async fn a_crowd_of_readers_is_broken_as_a_whole() {
     assert!(store.renew(&readers).await.unwrap().iter().all(|answer| *answer == Renewal::Lost));
     assert!(matches!(store.acquire(&ask("x")).await, Ok(Acquired::Granted(_))));
 }
+
+/// More keys than one transaction changes, of grants that have several: none of them is ended, or marked, by halves.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_of_a_crowd_is_changed_as_a_whole() {
+    let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
+    let (store, other) = (open(server.addr()).await, open(server.addr()).await);
+    let reader = || with(ask_all(&["a", "b", "c"]), |ask| ask.mode = Mode::Shared);
+    let mut readers = Vec::new();
+    for _ in 0..30 {
+        readers.push(take(&store, &reader()).await);
+    }
+    let newest = readers.iter().map(|reader| reader.fence).max().unwrap();
+    let fence = other.revoke(&name("a"), "all of them").await.unwrap();
+    assert!(fence > newest);
+    for text in ["a", "b", "c"] {
+        let view = other.inspect(&name(text)).await.unwrap().expect("it is held");
+        assert!(view.held.iter().all(|held| held.revoked.as_deref() == Some("all of them")), "{text}");
+    }
+    let told = store.renew(&readers).await.unwrap();
+    assert!(told.iter().all(|one| *one == Renewal::Revoked("all of them".into())), "{told:?}");
+    assert!(other.break_lock(&name("a"), "at once").await.unwrap() > fence);
+    for text in ["a", "b", "c"] {
+        let found = other.inspect(&name(text)).await.unwrap();
+        assert!(found.is_none(), "{text}: {found:?}");
+    }
+}

@@ -1,7 +1,8 @@
 //! The fence of a lock strictly grows from grant to grant, whatever ended the one before.
 #![allow(missing_docs, reason = "a law's name is its sentence")]
 
-use lockkeeper_core::{Error, Fence, Release, Renewal};
+use futures_util::StreamExt;
+use lockkeeper_core::{Error, EventKind, Fence, Release, Renewal};
 
 use super::*;
 
@@ -152,19 +153,32 @@ pub async fn a_grant_of_several_names_is_revoked_as_a_whole<H: Harness>(h: H) {
     if !revokes(&a).await || !a.profile().several {
         return;
     }
-    let names = ["orders/41", "orders/42", "orders/43"];
-    let held = take(&a, &ask_all(&names)).await;
-    let fence = b.revoke(&name("orders/42"), "the host is drained").await.unwrap();
+    let mut events = match a.profile().watch {
+        true => Some(a.watch("").await.unwrap()),
+        false => None,
+    };
+    let held = take(&a, &ask_all(&["orders/1", "orders/2", "orders/3"])).await;
+    let waiter = stand_in_line(&b, &ask("orders/1"), 1).await;
+    let fence = b.revoke(&name("orders/2"), "the host is drained").await.unwrap();
     assert!(fence > held.fence, "{fence} is not newer than {}", held.fence);
-    for one in names {
-        let view = b.inspect(&name(one)).await.unwrap().expect("it is held");
-        assert_eq!(view.held[0].revoked.as_deref(), Some("the host is drained"), "{one}");
+    for text in ["orders/1", "orders/2", "orders/3"] {
+        let view = b.inspect(&name(text)).await.unwrap().expect("it is held");
+        assert_eq!(view.held[0].revoked.as_deref(), Some("the host is drained"), "{text}");
     }
-    let told = a.renew(std::slice::from_ref(&held)).await.unwrap();
-    assert_eq!(told, [Renewal::Revoked("the host is drained".into())]);
-    let waiter = stand_in_line(&b, &ask("orders/41"), 1).await;
+    let mut told = std::collections::BTreeSet::new();
+    while let Some(events) = events.as_mut().filter(|_| told.len() < 3) {
+        let event = soon("the revoke is reported for every name", events.next()).await.unwrap().unwrap();
+        if let EventKind::Revoked { fence: newer, reason } = event.kind {
+            assert!(newer > held.fence && reason == "the host is drained", "{newer} {reason}");
+            assert!(told.insert(event.name), "one revoke is reported twice");
+        }
+    }
+    let renewed = a.renew(std::slice::from_ref(&held)).await.unwrap();
+    assert_eq!(renewed, [Renewal::Revoked("the host is drained".into())]);
+    assert!(!waiter.is_finished(), "the next one was let in before the holder had stopped");
     assert_eq!(give_back(&a, &held.claim).await, Release::Released);
     let next = granted(waiter).await;
     assert_eq!(b.renew(&[next]).await.unwrap(), [Renewal::Renewed], "the next holder was revoked as well");
-    is_free(&b, "orders/43").await;
+    is_free(&b, "orders/2").await;
+    is_free(&b, "orders/3").await;
 }
