@@ -34,6 +34,8 @@ pub struct Asking<'a> {
     pub noted: bool,
     /// Nodes of the same attempt may be there already.
     pub known: bool,
+    /// Until when it had what it has, before it asked again.
+    pub expires: Moment,
     /// It has been told that it must wait.
     pub waits: bool,
     /// The highest fence that had been seen before its last write was sent.
@@ -65,7 +67,7 @@ impl Drop for Entered<'_> {
 impl Shared {
     pub async fn acquire(self: &Arc<Self>, ask: &Ask) -> Result<Acquired> {
         let mark = crate::layout::mark(&ask.claim.attempt);
-        let (caller, fresh) = self.book.begin(mark, ask, self.clock.now());
+        let (caller, before) = self.book.begin(mark, ask, self.clock.now());
         let mut entered = Entered { shared: self, mark, caller: caller.clone(), nothing: false };
         let mut asking = Asking {
             shared: self,
@@ -75,7 +77,8 @@ impl Shared {
             own: Vec::new(),
             version: 0,
             noted: false,
-            known: !fresh,
+            known: before.is_some(),
+            expires: before.unwrap_or(Moment::NEVER),
             waits: false,
             floor: 0,
         };

@@ -41,8 +41,8 @@ impl Sights {
 /// The note of a grant, if it needs one: for how long the lock is to be held back when the session of its holder ends. A guard
 /// believes for its whole ttl, and the session may end before that.
 pub fn note_of(session: &Session, entry: &Entry) -> Option<Vec<u8>> {
-    let ms = entry.ttl_ms.saturating_sub(millis(session.lasts())) + entry.lock_delay_ms;
-    (ms > 0).then(|| Note::of(entry, Kind::Held, ms, None))
+    let rest = entry.ttl_ms.saturating_sub(millis(session.lasts()));
+    (rest > 0 || entry.lock_delay_ms > 0).then(|| Note::of_lease(entry, rest))
 }
 
 impl Shared {

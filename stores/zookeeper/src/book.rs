@@ -119,11 +119,14 @@ impl Book {
     }
 
     /// Notes that an ask is under way. If it is dropped before its outcome is known, what it may have got is given back
-    /// soon, unless it is asked again. True: it was never heard of before.
-    pub fn begin(&self, mark: Mark, ask: &Ask, now: Moment) -> (Arc<Caller>, bool) {
+    /// soon, unless it is asked again. `Some`: it was heard of before, and what it has was to end then.
+    pub fn begin(&self, mark: Mark, ask: &Ask, now: Moment) -> (Arc<Caller>, Option<Moment>) {
         let caller = Arc::new(Caller::default());
         let mut pages = self.open();
-        let fresh = !pages.holds.contains_key(&mark) && !pages.ending.contains(&mark);
+        let before = match pages.holds.get(&mark) {
+            Some(hold) => Some(hold.expires),
+            None => pages.ending.contains(&mark).then_some(now),
+        };
         match pages.holds.get_mut(&mark) {
             // The same ask again: what it has counts anew.
             Some(hold) => {
@@ -137,7 +140,15 @@ impl Book {
                 pages.holds.insert(mark, hold);
             }
         }
-        (caller, fresh)
+        (caller, before)
+    }
+
+    /// A hold of ours ends then, at the latest.
+    pub fn expire_by(&self, mark: &Mark, expires: Moment) {
+        if let Some(hold) = self.open().holds.get_mut(mark).filter(|hold| hold.known.is_some()) {
+            hold.expires = hold.expires.min(expires);
+        }
+        self.ring.notify_one();
     }
 
     /// The ask is over. `nothing`: it has got nothing.

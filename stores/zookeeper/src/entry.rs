@@ -40,6 +40,9 @@ pub struct Entry {
     pub min_hold_ms: u64,
     pub since_us: Wall,
     pub holder: Holder,
+    /// Why its holder is to give it back: the lock was revoked, and the lease is not renewed any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revoked: Option<String>,
     /// All names, if there are several: under the first of them. Under the others stands the first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub names: Vec<LockName>,
@@ -68,6 +71,7 @@ impl Entry {
             min_hold_ms: millis(ask.min_hold),
             since_us: now,
             holder: (*ask.holder).clone(),
+            revoked: None,
             names: Vec::new(),
             first: None,
         }
@@ -82,6 +86,14 @@ impl Entry {
             _ => (Vec::new(), Some(names[0].clone())),
         };
         serde_json::to_vec(&entry).unwrap_or_default()
+    }
+}
+
+impl Entry {
+    /// The same hold, which its holder is to give back. Writing it again does not change its fence.
+    pub fn revoked(&self, fence: Fence, reason: &str) -> Vec<u8> {
+        let (fence, revoked) = (Some(fence), Some(reason.to_owned()));
+        serde_json::to_vec(&Entry { fence, revoked, ..self.clone() }).unwrap_or_default()
     }
 }
 
@@ -107,6 +119,9 @@ pub struct Note {
     /// A lock-delay was asked for: an unclean end stays one.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub delay: bool,
+    /// A part of the time is the rest of a lease: until then its holder may believe that it holds the lock.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lease: bool,
     pub mode: Mode,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fence: Option<Fence>,
@@ -118,7 +133,16 @@ impl Note {
     /// What is written of a grant.
     pub fn of(entry: &Entry, kind: Kind, ms: u64, fence: Option<Fence>) -> Vec<u8> {
         let (mode, since_us, holder) = (entry.mode, entry.since_us, entry.holder.clone());
-        Note { kind, ms, delay: entry.lock_delay_ms > 0, mode, fence, since_us, holder }.to_bytes()
+        let delay = entry.lock_delay_ms > 0;
+        Note { kind, ms, delay, lease: false, mode, fence, since_us, holder }.to_bytes()
+    }
+
+    /// What is written of a grant whose ttl may be longer than the session lasts: `rest_ms` is by how much.
+    pub fn of_lease(entry: &Entry, rest_ms: u64) -> Vec<u8> {
+        let (mode, since_us, holder, delay) =
+            (entry.mode, entry.since_us, entry.holder.clone(), entry.lock_delay_ms > 0);
+        let (ms, lease) = (rest_ms.saturating_add(entry.lock_delay_ms), rest_ms > 0);
+        Note { kind: Kind::Held, ms, delay, lease, mode, fence: None, since_us, holder }.to_bytes()
     }
 
     /// The same, of another kind.

@@ -12,7 +12,8 @@ use crate::base::fence_at;
 use crate::book::{Hold, Known};
 use crate::entry::{Entry, State};
 use crate::fault::Failure;
-use crate::line::Line;
+use crate::judge::lost;
+use crate::line::{Line, One};
 use crate::link::Session;
 use crate::script::{ANY, Op, check, create, set, stand};
 use crate::watch::Word;
@@ -176,6 +177,7 @@ impl Asking<'_> {
                 return Ok(Step::Again);
             }
             Err(Failure::Refused(_, zk::Error::NoNode | zk::Error::BadVersion)) => {
+                self.read_version(session).await?;
                 shared.make_events(session).await?;
                 return Ok(Step::Again);
             }
@@ -195,6 +197,17 @@ impl Asking<'_> {
             None => fence_at(base.number, stat.mzxid)?,
         };
         self.granted(session, done.sent_at, told, entry).await
+    }
+
+    /// A plain request that is the first in line is taken for a holder, and its node is written anew when the lock is revoked. It was not
+    /// granted then: what it takes now is newer than the revocation.
+    async fn read_version(&mut self, session: &Session) -> Result<(), Failure> {
+        if let [own] = &self.own[..]
+            && let Some((_, stat)) = Failure::gone(session.get(own).await)?
+        {
+            self.version = stat.version;
+        }
+        Ok(())
     }
 
     /// The nodes of the same attempt, from an ask that was given up or not heard of. What hangs on another session counts
@@ -220,6 +233,11 @@ impl Asking<'_> {
             self.shared.book.open().holds.entry(self.mark).and_modify(|hold| hold.known = None);
             self.shared.take_out(&self.ask.claim.names, &self.mark).await?;
             return Ok(None);
+        }
+        if let Some(reason) = alive.iter().find_map(One::revoked) {
+            // It still holds what it has, for as long as it had it before it asked again.
+            self.shared.book.expire_by(&self.mark, self.expires);
+            return Err(Stop::Told(lost(reason)));
         }
         self.own = alive.iter().map(|one| one.path.clone()).collect();
         (self.version, self.noted, self.known) = (version, found.noted, false);

@@ -268,6 +268,10 @@ impl Shared {
     fn lingers(&self, places: &[One]) -> Option<(Vec<u8>, Duration)> {
         let one = places.first()?;
         let entry = one.entry().filter(|entry| entry.state == State::Granted && entry.min_hold_ms > 0)?;
+        if entry.revoked.is_some() {
+            // Whoever revoked it wants it to be free.
+            return None;
+        }
         let since = one.read.as_ref()?.stat.mtime.unsigned_abs();
         let left = (since + entry.min_hold_ms).checked_sub(self.link.tide()?)?.min(entry.min_hold_ms);
         let note = Note::of(entry, Kind::Lingering, left, Some(one.fence(self.base().number)));

@@ -1,7 +1,8 @@
 //! Who may have it: the one rule of admission, applied to the lines as they were read.
 
+use lockkeeper_core::lease::Why;
 use lockkeeper_core::rules::{Stake, Verdict, judge, judge_all};
-use lockkeeper_core::{Ask, Busy, Error, LockName, LockView, Mode, Result};
+use lockkeeper_core::{Ask, Busy, Error, Fence, LockName, LockView, Mode, Result};
 
 use crate::entry::State;
 use crate::layout::{Mark, owner_mark};
@@ -37,10 +38,24 @@ pub fn say(ask: &Ask, own: &[String], lines: &[Line], base: u64, waits: bool) ->
     });
     match judge_all(ask, waits, each)? {
         Verdict::Free => Ok(Said::Yes(None)),
-        Verdict::Reenter(fence) => Ok(Said::Yes(Some(fence))),
+        Verdict::Reenter(fence) => match revoked(lines, base, fence) {
+            Some(reason) => Err(lost(reason)),
+            None => Ok(Said::Yes(Some(fence))),
+        },
         Verdict::Upgrade => Err(Error::Deadlock(ask.claim.names.as_slice().to_vec())),
         Verdict::Blocked => Ok(Said::No),
     }
+}
+
+/// Why an owner that has this fence is to give it back, if it is.
+fn revoked(lines: &[Line], base: u64, fence: Fence) -> Option<&str> {
+    let own = lines.iter().flat_map(Line::holders).filter(|one| one.fence(base) == fence);
+    own.filter_map(One::revoked).next()
+}
+
+/// What an attempt or an owner is told that is to give the lock back: it cannot begin anew.
+pub fn lost(reason: &str) -> Error {
+    Error::Lost(Why::Revoked(reason.into()).to_string())
 }
 
 fn is_held_back(line: &Line) -> bool {

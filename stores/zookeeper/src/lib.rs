@@ -36,6 +36,7 @@ mod parts;
 mod records;
 mod refusal;
 mod renew;
+mod revoke;
 mod script;
 mod store;
 #[cfg_attr(not(feature = "tls"), path = "no_tls.rs")]

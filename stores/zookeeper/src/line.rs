@@ -1,6 +1,8 @@
 //! The line of one name: those who hold it and those who wait, as they were at one moment.
 
-use lockkeeper_core::rules::Stake;
+use std::collections::{HashMap, HashSet};
+
+use lockkeeper_core::rules::{Stake, Verdict, judge};
 use lockkeeper_core::{Fence, Held, Holder, LockName, Mode, Owner, Queued, Wall};
 use zookeeper_client::Stat;
 
@@ -53,6 +55,11 @@ impl One {
         Owner::from_hex(self.entry()?.owner.as_ref()?).ok()
     }
 
+    /// Why its holder is to give it back, if it is.
+    pub fn revoked(&self) -> Option<&str> {
+        self.entry()?.revoked.as_deref()
+    }
+
     pub fn mode(&self) -> Mode {
         self.entry().map_or(Mode::Exclusive, |entry| entry.mode)
     }
@@ -81,7 +88,7 @@ impl One {
             since: self.since(),
             expires_in_ms: self.entry().map_or(1, |entry| entry.ttl_ms),
             lingering: false,
-            revoked: None,
+            revoked: self.revoked().map(str::to_owned),
         }
     }
 
@@ -103,6 +110,11 @@ pub struct Back {
 impl Back {
     pub fn lingers(&self) -> bool {
         self.note.as_ref().is_some_and(|note| note.kind == Kind::Lingering)
+    }
+
+    /// Whether the holder may still believe that it holds the lock.
+    pub fn is_lease(&self) -> bool {
+        self.note.as_ref().is_some_and(|note| note.lease)
     }
 
     pub fn held(&self) -> Option<Held> {
@@ -129,7 +141,7 @@ pub struct Line {
     /// The notes of those who are not in line any more, before they were looked at.
     pub orphans: Vec<(String, Mark)>,
     /// The notes of those who are in line.
-    pub notes: Vec<Mark>,
+    pub notes: HashSet<Mark>,
     /// The last change of the line itself.
     pub changed: i64,
 }
@@ -147,8 +159,8 @@ impl Line {
         }
         // Two of other clients may have the same number after an administrator's hand: any order will do, if it is one.
         all.sort_by(|a, b| (a.order, &a.path).cmp(&(b.order, &b.path)));
-        let here = |mark: &Mark| all.iter().any(|one| one.mark.as_ref() == Some(mark));
-        let (kept, orphans): (Vec<_>, Vec<_>) = notes.into_iter().partition(|(_, mark)| here(mark));
+        let here: HashSet<Mark> = all.iter().filter_map(|one: &One| one.mark).collect();
+        let (kept, orphans): (Vec<_>, Vec<_>) = notes.into_iter().partition(|(_, mark)| here.contains(mark));
         let notes = kept.into_iter().map(|(_, mark)| mark).collect();
         Line { name: name.clone(), all, backs: Vec::new(), orphans, notes, changed }
     }
@@ -163,8 +175,24 @@ impl Line {
         match one.entry().map(|entry| entry.state) {
             Some(State::Granted) => true,
             Some(State::Waiting) => false,
-            Some(State::Asked) | None => self.all.first().is_some_and(|first| first.path == one.path),
+            Some(State::Asked) | None => {
+                self.all.first().is_some_and(|first| first.path == one.path) && !self.is_kept_from(one)
+            }
         }
+    }
+
+    /// Whether others hold the lock in a way that the first in line cannot share. They came later, and entered the lock again past the line.
+    fn is_kept_from(&self, first: &One) -> bool {
+        let granted = self.all.iter().filter(|one| one.is(State::Granted)).enumerate();
+        // Holds of one owner share a fence; of the others all that matters is that their fences differ.
+        let mut owners = HashMap::new();
+        let mut fence = |i: usize, one: &One| {
+            let number = one.owner().map_or(i, |owner| *owners.entry(owner).or_insert(i));
+            Fence::new(number as u64 + 1).unwrap_or(Fence::MAX)
+        };
+        let stakes =
+            granted.map(|(i, one)| Stake { owner: one.owner(), mode: one.mode(), fence: fence(i, one) });
+        !first.is_foreign() && judge(None, first.mode(), stakes) != Verdict::Free
     }
 
     pub fn holders(&self) -> impl Iterator<Item = &One> {

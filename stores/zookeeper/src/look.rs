@@ -1,5 +1,7 @@
 //! Reading the lines: the names of the nodes in one request for each line, and of what is in them only what is needed.
 
+use std::collections::HashSet;
+
 use futures_util::future::join_all;
 use lockkeeper_core::{Ask, LockName, Mode};
 
@@ -35,14 +37,14 @@ impl Shared {
     ) -> Result<(), Failure> {
         let reads = line.all.iter().enumerate().filter(|(i, one)| one.read.is_none() && wanted(*i, one));
         let reads = reads.map(|(i, one)| async move { (i, Failure::gone(session.get(&one.path).await)) });
-        let mut gone = Vec::new();
+        let mut gone = HashSet::new();
         for (i, found) in join_all(reads).await {
             match found? {
                 Some((data, stat)) => {
                     let entry = line.all[i].mark.and_then(|_| serde_json::from_slice(&data).ok());
                     line.all[i].read = Some(Read { entry, stat });
                 }
-                None => gone.push(line.all[i].path.clone()),
+                None => _ = gone.insert(line.all[i].path.clone()),
             }
         }
         line.all.retain(|one| !gone.contains(&one.path));

@@ -75,7 +75,7 @@ pub(crate) async fn profile(shared: &Shared) -> Result<Profile> {
         lock_delay: true,
         min_hold: true,
         watch: true,
-        revoke: false,
+        revoke: true,
         records: true,
         notes,
     })

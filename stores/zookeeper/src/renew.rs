@@ -1,7 +1,8 @@
 //! Renewing: one write for many grants. It proves to us that the session lives, and that their nodes are there. It must be a
 //! write: what a single server says may be long out of date.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use futures_util::future::join_all;
 use lockkeeper_core::{Grant, Moment, Names, Renewal, Result};
@@ -9,6 +10,7 @@ use zookeeper_client as zk;
 
 use crate::back::note_of;
 use crate::book::Known;
+use crate::entry::Entry;
 use crate::fault::Failure;
 use crate::layout::{self, Mark};
 use crate::link::Session;
@@ -17,6 +19,9 @@ use crate::store::Shared;
 
 /// How many nodes are checked in one transaction.
 const BATCH: usize = 128;
+
+/// Those that are to be given back, and why.
+type Revoked = HashMap<Mark, Arc<str>>;
 
 /// A hold that is to be renewed.
 struct Renewed {
@@ -33,20 +38,23 @@ impl Shared {
     pub async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
         let now = self.clock.now();
         let marks: Vec<Mark> = grants.iter().map(|grant| layout::mark(&grant.claim.attempt)).collect();
-        let mut kept: HashSet<Mark> = HashSet::new();
+        let (mut kept, mut revoked) = (HashSet::new(), HashMap::new());
         if self.may_have(&marks) {
             let session = self.link.session().await?;
             let mut due = self.due(&session, &marks);
             while !due.is_empty() {
                 let some = due.split_off(due.len() - a_batch_of(&due));
-                match self.still_there(&session, some).await {
+                match self.still_there(&session, some, &mut revoked).await {
                     Ok(there) => self.renewed(&session, there, &mut kept).await,
                     Err(Failure::Ended) => break,
                     Err(failure) => return Err(failure.into()),
                 }
             }
         }
-        let answers = marks.iter().zip(grants).map(|(mark, grant)| self.count_anew(now, mark, grant, &kept));
+        let answers = marks.iter().zip(grants).map(|(mark, grant)| match revoked.get(mark) {
+            Some(reason) => Renewal::Revoked(Arc::clone(reason)),
+            None => self.count_anew(now, mark, grant, &kept),
+        });
         let answers = answers.collect();
         self.book.look();
         Ok(answers)
@@ -77,7 +85,12 @@ impl Shared {
         due
     }
 
-    async fn still_there(&self, session: &Session, mut some: Vec<Renewed>) -> Result<Vec<Renewed>, Failure> {
+    async fn still_there(
+        &self,
+        session: &Session,
+        mut some: Vec<Renewed>,
+        revoked: &mut Revoked,
+    ) -> Result<Vec<Renewed>, Failure> {
         while !some.is_empty() {
             let ops: Vec<Op> = some.iter().flat_map(|one| self.steps(one)).collect();
             match session.multi(&ops).await {
@@ -99,11 +112,17 @@ impl Shared {
                 }
                 Err(failure) => return Err(failure),
             }
-            // One is missing, at least: which are?
-            let there = join_all(some.iter().map(|one| is_there(session, &one.known))).await;
-            let there: Vec<bool> = there.into_iter().collect::<Result<_, Failure>>()?;
-            let mut there = there.into_iter();
-            some.retain(|_| there.next().unwrap_or(false));
+            // One is missing or was written anew, at least: which are?
+            let found = join_all(some.iter().map(|one| find(session, &one.known))).await;
+            let mut left = Vec::new();
+            for (one, found) in some.into_iter().zip(found) {
+                match found? {
+                    Found::There => left.push(one),
+                    Found::Revoked(reason) => _ = revoked.insert(one.mark, reason),
+                    Found::Gone => {}
+                }
+            }
+            some = left;
         }
         Ok(some)
     }
@@ -186,8 +205,27 @@ fn a_batch_of(due: &[Renewed]) -> usize {
     due.iter().rev().take_while(fits).count().max(1)
 }
 
-async fn is_there(session: &Session, known: &Known) -> Result<bool, Failure> {
-    let looks = known.paths.iter().map(|path| session.hear(session.client.check_stat(path)));
-    let found = join_all(looks).await.into_iter().collect::<Result<Vec<_>, _>>()?;
-    Ok(found.iter().all(|stat| stat.is_some_and(|stat| stat.version == known.version)))
+/// What became of a hold that could not be renewed together with the others.
+enum Found {
+    There,
+    /// It is there, and is to be given back.
+    Revoked(Arc<str>),
+    Gone,
+}
+
+async fn find(session: &Session, known: &Known) -> Result<Found, Failure> {
+    let mut answer = Found::There;
+    for found in join_all(known.paths.iter().map(|path| session.get(path))).await {
+        match Failure::gone(found)? {
+            None => return Ok(Found::Gone),
+            Some((_, stat)) if stat.version == known.version => {}
+            Some((data, _)) => {
+                match serde_json::from_slice::<Entry>(&data).ok().and_then(|entry| entry.revoked) {
+                    Some(reason) => answer = Found::Revoked(reason.into()),
+                    None => return Ok(Found::Gone),
+                }
+            }
+        }
+    }
+    Ok(answer)
 }

@@ -30,6 +30,7 @@ pub enum Word {
     Released,
     Expired,
     Broken,
+    Revoked,
     Waiting,
     Left,
 }
@@ -86,9 +87,10 @@ impl Shared {
         })
     }
 
-    pub fn broken_event(&self, name: &LockName, reason: &str) -> Option<Op> {
+    /// The same for what somebody did to the lock, and why.
+    pub fn event_because(&self, name: &LockName, word: Word, reason: &str) -> Option<Op> {
         let reason = Some(reason.to_owned());
-        let told = Told { name: name.clone(), word: Word::Broken, fence: None, reason, holder: None };
+        let told = Told { name: name.clone(), word, fence: None, reason, holder: None };
         self.is_watched().then(|| self.told(&told))
     }
 
@@ -193,6 +195,7 @@ impl Shared {
                 Word::Released => EventKind::Released { fence },
                 Word::Expired => EventKind::Expired { fence },
                 Word::Broken => EventKind::Broken { fence, reason: told.reason.unwrap_or_default() },
+                Word::Revoked => EventKind::Revoked { fence, reason: told.reason.unwrap_or_default() },
                 Word::Waiting => EventKind::Waiting,
                 Word::Left => EventKind::Left,
             };
