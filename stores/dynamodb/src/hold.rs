@@ -10,6 +10,7 @@ use lockkeeper_host::sleep_until;
 
 use crate::book::{Hold, Witness, millis};
 use crate::layout::mark;
+use crate::revoke::why_revoked;
 use crate::sight::Phase;
 use crate::step::{Slot, Step, jitter};
 use crate::store::Shared;
@@ -108,6 +109,9 @@ impl Shared {
         let decide = |slots: &mut [Slot]| {
             let lives = |slot: &Slot| slot.page.book.find(&mark).is_some_and(|hold| self.lives(slot, hold));
             if slots.iter().all(lives) {
+                if let Some(reason) = why_revoked(slots, |hold| hold.mark == mark) {
+                    return Ok(Step::Tell(Renewal::Revoked(reason.into())));
+                }
                 slots.iter_mut().for_each(|slot| slot.renew(&mark));
                 return Ok(Step::Write(Renewal::Renewed));
             }
@@ -117,10 +121,11 @@ impl Shared {
             Ok(if any { Step::Write(Renewal::Lost) } else { Step::Tell(Renewal::Lost) })
         };
         let (renewal, sent_at) = self.step(&grant.claim.names, decide).await?;
-        if renewal == Renewal::Renewed {
-            self.mine.granted(&mark, sent_at, grant.ttl);
-        } else {
-            self.mine.gone(&mark);
+        match renewal {
+            Renewal::Renewed => self.mine.granted(&mark, sent_at, grant.ttl),
+            // Still held, until the lease that runs is over.
+            Renewal::Revoked(_) | Renewal::Unknown => {}
+            Renewal::Lost => self.mine.gone(&mark),
         }
         Ok(renewal)
     }
@@ -135,11 +140,12 @@ impl Shared {
         let mark = mark(&claim.attempt);
         let decide = |slots: &mut [Slot]| {
             let mut released = Release::AlreadyGone;
+            let revoked = why_revoked(slots, |hold| hold.mark == mark).is_some();
             for slot in &mut *slots {
                 slot.unwant(&mark);
                 let Some(hold) = slot.page.book.find(&mark).cloned() else { continue };
                 if self.lives(slot, &hold) {
-                    self.let_go(slot, &hold);
+                    self.let_go(slot, &hold, revoked);
                     released = Release::Released;
                 } else {
                     slot.end_uncleanly(&mark);
@@ -155,13 +161,14 @@ impl Shared {
         Ok(released)
     }
 
-    /// Ends a hold, or lets it linger for what is left of its minimum. Who does not know when it began takes all of it.
-    fn let_go(&self, slot: &mut Slot, hold: &Hold) {
+    /// Ends a hold, or lets it linger for what is left of its minimum. Who does not know when it began takes all of it. The minimum of a
+    /// revoked hold is not kept: its operator wants the lock to be free.
+    fn let_go(&self, slot: &mut Slot, hold: &Hold, revoked: bool) {
         let held =
             self.mine.get(&hold.mark).map_or(Duration::ZERO, |lease| slot.sight.now.since(lease.granted));
         let left = hold.min_hold_ms.saturating_sub(millis(held));
         slot.end(&hold.mark);
-        if left > 0 {
+        if left > 0 && !revoked {
             let span = slot.span(left);
             slot.page.book.add(Hold { mark: String::new(), owner: None, span, ..hold.clone() });
         }
@@ -177,6 +184,7 @@ impl Shared {
             let holds = std::mem::take(&mut slot.page.book.holds);
             slot.page.book.delay = None;
             slot.page.book.seen = Vec::<Witness>::new();
+            slot.page.book.drop_reasons();
             slot.dirty = true;
             let mut elsewhere = BTreeMap::new();
             for hold in holds {

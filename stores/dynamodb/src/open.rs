@@ -54,7 +54,7 @@ pub(crate) async fn profile(script: &Script, options: &Options) -> Result<Profil
         lock_delay: true,
         min_hold: true,
         watch: false,
-        revoke: false,
+        revoke: true,
         records: true,
         notes,
     })

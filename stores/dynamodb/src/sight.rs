@@ -255,6 +255,7 @@ mod tests {
                 since: Wall::default(),
                 holder: lockkeeper_core::Holder::new("host", 1, None).unwrap(),
                 names: Vec::new(),
+                revoked: None,
             };
             page.book.holds = vec![other];
             page.rev = Some(beat);

@@ -52,6 +52,7 @@ impl Slot {
     /// Ends a hold.
     pub fn end(&mut self, mark: &str) {
         self.page.book.holds.retain(|hold| hold.mark != mark);
+        self.page.book.drop_reasons();
         self.dirty = true;
     }
 
@@ -67,6 +68,7 @@ impl Slot {
     pub fn tidy(&mut self) {
         let (sight, book) = (&self.sight, &mut self.page.book);
         book.holds.retain(|hold| sight.phase(hold) != Phase::Over);
+        book.drop_reasons();
         book.delay.take_if(|delay| sight.left(delay, 0).is_zero());
         book.intent.take_if(|intent| intent.ends_us <= sight.wall.as_micros());
         let beats: Vec<u64> = book.spans().map(|span| span.beat).collect();

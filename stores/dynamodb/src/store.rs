@@ -122,9 +122,9 @@ impl Locks for DynamoStore {
         ))
     }
 
-    async fn revoke(&self, _: &LockName, reason: &str) -> Result<Fence> {
+    async fn revoke(&self, name: &LockName, reason: &str) -> Result<Fence> {
         limits::check_reason(reason)?;
-        Err(Profile::cannot_revoke(&self.profile().store))
+        self.run(self.shared.revoke(name, reason)).await
     }
 
     async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {

@@ -144,3 +144,31 @@ pub async fn a_revoked_holder_cannot_begin_anew<H: Harness>(h: H) {
     assert_eq!(give_back(&a, &held.claim).await, Release::Released);
     take(&b, &ask("orders/42")).await;
 }
+
+pub async fn a_grant_of_several_names_is_revoked_as_a_whole<H: Harness>(h: H) {
+    let (a, b) = (h.client().await, h.client().await);
+    if !a.profile().several || !revokes(&a).await {
+        return;
+    }
+    let owner = a.profile().reentry.then(owner);
+    let held = take(&a, &with(ask_all(&["a", "b"]), |ask| ask.owner = owner)).await;
+    let fence = b.revoke(&name("a"), "the host is drained").await.unwrap();
+    let view = b.inspect(&name("b")).await.unwrap().expect("it is held");
+    assert_eq!(
+        view.held[0].revoked.as_deref(),
+        Some("the host is drained"),
+        "the other name was not revoked"
+    );
+    if owner.is_some() {
+        let inner = a.acquire(&with(ask("b"), |ask| ask.owner = owner)).await;
+        assert!(matches!(&inner, Err(Error::Lost(_))), "it was entered again by its other name: {inner:?}");
+    }
+    let told = a.renew(std::slice::from_ref(&held)).await.unwrap();
+    assert_eq!(told, [Renewal::Revoked("the host is drained".into())]);
+    refused(&b, &ask("b")).await;
+    assert_eq!(give_back(&a, &held.claim).await, Release::Released);
+    for one in ["a", "b"] {
+        assert!(take(&b, &ask(one)).await.fence > held.fence);
+    }
+    assert!(fence > held.fence);
+}

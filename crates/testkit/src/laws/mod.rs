@@ -93,6 +93,7 @@ macro_rules! every_law {
             fence::a_revoked_holder_is_told_why_and_let_finish => RevokeLetsTheNextIn,
             fence::a_revoked_lease_is_not_renewed => RevokeIsForgotten,
             fence::a_revoked_holder_cannot_begin_anew => RevokeIsForgotten,
+            fence::a_grant_of_several_names_is_revoked_as_a_whole => RevokeIsForgotten,
             line::waiters_are_served_in_order => NoLine,
             line::one_release_serves_one_waiter => ServesTwo,
             line::a_waiter_gives_up_on_time => PatienceIgnored,
