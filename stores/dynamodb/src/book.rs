@@ -19,7 +19,7 @@ pub struct Span {
     /// The write that made it or renewed it.
     pub beat: u64,
     pub ms: u64,
-    /// When it is over by the wall clock: for people, and for those who trust clocks (`skew`).
+    /// When it is over by the wall clock: for people only.
     pub ends_us: u64,
 }
 

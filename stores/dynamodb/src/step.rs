@@ -89,7 +89,7 @@ pub enum Step<T> {
 impl Shared {
     pub fn looker(&self) -> Looker<'_> {
         let (now, wall) = (self.options.clock.now(), self.wall.now());
-        Looker { now, wall, skew: self.options.skew, boot: &self.boot }
+        Looker { now, wall, boot: &self.boot }
     }
 
     /// Does one step with the locks of these names. Returns the answer, and the moment from which it counts.
