@@ -13,6 +13,8 @@ pub mod election;
 pub mod exclusion;
 pub mod fence;
 pub mod guard;
+pub mod interposed;
+pub mod late;
 pub mod line;
 pub mod modes;
 pub mod once;
@@ -187,6 +189,11 @@ macro_rules! every_recipe_law {
             windows::a_window_that_ends_in_an_outage_is_done => RetryIsANewWrite,
             windows::a_window_that_failed_is_told_and_run_again_as_often_as_it_may => WritesAreLost,
             windows::a_clock_that_is_far_off_is_told => WritesAreLost,
+            late::a_write_that_no_record_remembers_is_unknown => ExpectIgnored,
+            late::a_large_result_that_is_late_spoils_and_leaves_nothing => ExpectIgnored,
+            late::a_large_result_with_a_part_missing_is_not_given_back => WritesAreLost,
+            late::a_caller_that_begins_late_does_not_take_the_turn_back => ExpectIgnored,
+            late::a_holder_that_begins_a_window_late_does_not_take_it_back => WritesAreLost,
         }
     };
 }
