@@ -7,6 +7,7 @@ use lockkeeper_core::{Busy, Error, Fence, LockView, Mode, Result};
 
 use crate::book::{Hold, Intent, millis, millis_up};
 use crate::layout::owner_mark;
+use crate::revoke::refuse_revoked;
 use crate::sight::Phase;
 use crate::step::{Slot, Step, after};
 use crate::store::Shared;
@@ -25,7 +26,7 @@ pub enum Got {
 
 impl Shared {
     pub fn decide(&self, asking: &Asking<'_>, slots: &mut [Slot]) -> Result<Step<Got>> {
-        if let Some(got) = self.again(&asking.mark, slots) {
+        if let Some(got) = self.again(&asking.mark, slots)? {
             return Ok(Step::Write(got));
         }
         let ask = asking.ask;
@@ -46,7 +47,10 @@ impl Shared {
                 let fence = self.next_fence(slots)?;
                 Ok(Step::Write(self.admit(asking, slots, fence)))
             }
-            Verdict::Reenter(fence) => Ok(Step::Write(self.admit(asking, slots, fence))),
+            Verdict::Reenter(fence) => {
+                refuse_revoked(slots, |hold| hold.fence == fence)?;
+                Ok(Step::Write(self.admit(asking, slots, fence)))
+            }
             Verdict::Upgrade => Err(Error::Deadlock(ask.claim.names.iter().cloned().collect())),
             Verdict::Blocked => {
                 let first = verdicts.iter().position(|verdict| *verdict != Verdict::Free).unwrap_or(0);
@@ -59,7 +63,7 @@ impl Shared {
 
     /// The same attempt again is the same ask, if it has all of its names still; its lease counts anew. Else what is left of it
     /// goes, and it asks like any other.
-    fn again(&self, mark: &str, slots: &mut [Slot]) -> Option<Got> {
+    fn again(&self, mark: &str, slots: &mut [Slot]) -> Result<Option<Got>> {
         let first = slots[0].page.book.find(mark).cloned();
         let alive = |slot: &Slot| {
             let hold = slot.page.book.find(mark)?;
@@ -67,9 +71,10 @@ impl Shared {
                 .then_some(())
         };
         if let (Some(first), Some(())) = (&first, slots.iter().map(alive).collect::<Option<()>>()) {
+            refuse_revoked(slots, |hold| hold.mark == mark)?;
             slots.iter_mut().for_each(|slot| slot.renew(mark));
             let ttl = Duration::from_millis(first.span.ms);
-            return Some(Got::Granted { fence: first.fence, mode: first.mode, ttl });
+            return Ok(Some(Got::Granted { fence: first.fence, mode: first.mode, ttl }));
         }
         for slot in slots {
             match slot.page.book.find(mark) {
@@ -78,7 +83,7 @@ impl Shared {
                 None => {}
             }
         }
-        None
+        Ok(None)
     }
 
     fn admit(&self, asking: &Asking<'_>, slots: &mut [Slot], fence: Fence) -> Got {
@@ -102,6 +107,7 @@ impl Shared {
                 since: slot.sight.wall,
                 holder: (*ask.holder).clone(),
                 names: if several { ask.claim.names.iter().cloned().collect() } else { Vec::new() },
+                revoked: None,
             };
             slot.page.book.add(hold);
         }

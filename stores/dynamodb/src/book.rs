@@ -1,5 +1,6 @@
 //! What is written in the item of a lock: who holds it, and what else keeps others from it.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::types::AttributeValue;
@@ -18,7 +19,7 @@ pub struct Span {
     /// The write that made it or renewed it.
     pub beat: u64,
     pub ms: u64,
-    /// When it is over by the wall clock: for people, and for those who trust clocks (`skew`).
+    /// When it is over by the wall clock: for people only.
     pub ends_us: u64,
 }
 
@@ -42,6 +43,9 @@ pub struct Hold {
     /// All its names, if it has several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub names: Vec<LockName>,
+    /// The write that revoked it: the key of its reason in [`Book::reasons`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revoked: Option<u64>,
 }
 
 fn is_zero(n: &u64) -> bool {
@@ -59,6 +63,7 @@ impl Hold {
         Stake { owner, mode: self.mode, fence: self.fence }
     }
 
+    /// As others may see it, apart from why it was revoked.
     pub fn view(&self, wall: Wall) -> Held {
         let left = self.span.ends_us.saturating_sub(wall.as_micros()) / 1000;
         Held {
@@ -107,6 +112,9 @@ pub struct Book {
     pub intent: Option<Intent>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub seen: Vec<Witness>,
+    /// Why holds were revoked, by the write that revoked them. Stored once for all holds: an item has little room.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub reasons: BTreeMap<u64, String>,
 }
 
 impl Book {

@@ -8,7 +8,7 @@ use lockkeeper_host::{Clock, SystemClock};
 ///
 /// ```
 /// # use lockkeeper_dynamodb::Options;
-/// let options = Options::from_url("dynamodb://eu-central-1/locks?poll=2s&skew=5s")?;
+/// let options = Options::from_url("dynamodb://eu-central-1/locks?poll=2s")?;
 /// assert_eq!((&*options.region, &*options.table), ("eu-central-1", "locks"));
 /// # Ok::<(), lockkeeper_core::Error>(())
 /// ```
@@ -26,9 +26,6 @@ pub struct Options {
     pub timeout: Duration,
     /// How often whoever waits looks again, at least.
     pub poll: Duration,
-    /// How far apart the clocks of all clients are at most. With it the lock of a silent holder is taken over without watching it
-    /// first; exclusion then leans on clocks.
-    pub skew: Option<Duration>,
     /// Where time comes from.
     pub clock: Arc<dyn Clock>,
 }
@@ -37,16 +34,16 @@ pub struct Options {
 impl std::fmt::Debug for Options {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let key = self.login.as_ref().map(|(key, _)| key);
-        let Options { region, table, endpoint, skew, .. } = self;
-        write!(f, "Options({region}, {table:?}, endpoint {endpoint:?}, key {key:?}, skew {skew:?})")
+        let Options { region, table, endpoint, .. } = self;
+        write!(f, "Options({region}, {table:?}, endpoint {endpoint:?}, key {key:?})")
     }
 }
 
-const OPTIONS: [&str; 4] = ["endpoint", "timeout", "poll", "skew"];
+const OPTIONS: [&str; 3] = ["endpoint", "timeout", "poll"];
 const SHAPE: &str = "dynamodb://[KEY:SECRET@]REGION/TABLE";
 
 impl Options {
-    /// From an address: `dynamodb://[KEY:SECRET@]REGION/TABLE[?endpoint=…&timeout=…&poll=…&skew=…]`.
+    /// From an address: `dynamodb://[KEY:SECRET@]REGION/TABLE[?endpoint=…&timeout=…&poll=…]`.
     ///
     /// # Errors
     /// [`Error::Invalid`] with what is wrong.
@@ -72,7 +69,6 @@ impl Options {
         options.endpoint = address.option("endpoint");
         options.timeout = address.span("timeout")?.unwrap_or(options.timeout);
         options.poll = address.span("poll")?.unwrap_or(options.poll);
-        options.skew = address.span("skew")?;
         address.finish(&OPTIONS)?;
         options.check()?;
         Ok(options)
@@ -87,7 +83,6 @@ impl Options {
             login: None,
             timeout: Duration::from_secs(3),
             poll: Duration::from_secs(1),
-            skew: None,
             clock: Arc::new(SystemClock),
         }
     }
@@ -110,9 +105,6 @@ impl Options {
         if self.timeout < Duration::from_millis(50) || self.poll < Duration::from_millis(20) {
             return Err(Error::invalid("timeout is at least 50ms and poll at least 20ms"));
         }
-        if self.skew.is_some_and(|skew| skew < Duration::from_secs(1)) {
-            return Err(Error::invalid("skew is at least 1s: DynamoDB tells its time in whole seconds"));
-        }
         Ok(())
     }
 }
@@ -133,7 +125,7 @@ mod tests {
             "dynamodb://me@a/locks",
             "dynamodb://a/my locks",
             "dynamodb://a/locks?endpoint=localhost:8000",
-            "dynamodb://a/locks?skew=10ms",
+            "dynamodb://a/locks?skew=5s",
             "dynamodb://a/locks?poll=1ms",
             "dynamodb://a/locks?tabel=x",
             "http://a/locks",

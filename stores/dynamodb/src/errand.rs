@@ -26,6 +26,17 @@ pub struct Gate {
     turn: tokio::sync::Mutex<()>,
     /// Somebody of this process gave the lock back.
     hint: Notify,
+    /// Requests and releases that are to be written, in the order in which they came.
+    queue: tokio::sync::Mutex<()>,
+    /// The one step of this process that is writing: of two at once one would be refused. A renewal passes the queue.
+    writing: tokio::sync::Mutex<()>,
+}
+
+/// The right of one step to write, until this is dropped.
+#[derive(Debug)]
+pub struct WriteTurn<'a> {
+    _queue: Option<tokio::sync::MutexGuard<'a, ()>>,
+    _writing: tokio::sync::MutexGuard<'a, ()>,
 }
 
 impl Errand {
@@ -44,6 +55,17 @@ impl Gate {
     /// Ends when it is this one's turn to try. It is, until what comes back is dropped.
     pub async fn turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
         self.turn.lock().await
+    }
+
+    /// The right to write, if no other step has it or waits for it.
+    pub fn try_write(&self) -> Option<WriteTurn<'_>> {
+        Some(WriteTurn { _queue: Some(self.queue.try_lock().ok()?), _writing: self.writing.try_lock().ok()? })
+    }
+
+    /// Waits for the right to write. What is `urgent` waits for one other step, or two, and not for the queue.
+    pub async fn write(&self, urgent: bool) -> WriteTurn<'_> {
+        let queue = if urgent { None } else { Some(self.queue.lock().await) };
+        WriteTurn { _queue: queue, _writing: self.writing.lock().await }
     }
 
     /// Ends when it is worth trying.

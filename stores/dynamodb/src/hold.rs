@@ -10,6 +10,7 @@ use lockkeeper_host::sleep_until;
 
 use crate::book::{Hold, Witness, millis};
 use crate::layout::mark;
+use crate::revoke::why_revoked;
 use crate::sight::Phase;
 use crate::step::{Slot, Step, jitter};
 use crate::store::Shared;
@@ -62,39 +63,48 @@ impl Shared {
         }
     }
 
-    /// Each is a step of its own, all at once: one that cannot be renewed now does not take the others with it.
+    /// Grants of the same names are one step, because all of them are in the same item. Different ones are steps of their own, all at once:
+    /// one that cannot be renewed now does not take the others with it.
     pub async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
         let clock = &*self.options.clock;
         let shortest = grants.iter().map(|grant| grant.ttl).min().unwrap_or_default();
         let until = clock.now() + shortest / 4;
-        let one = async |i: usize| (i, self.renew_until(&grants[i], until).await);
-        let mut open: FuturesUnordered<_> = (0..grants.len()).map(one).collect();
-        let mut answers: Vec<Option<Result<Renewal>>> = vec![None; grants.len()];
+        let mut groups: BTreeMap<&[LockName], Vec<usize>> = BTreeMap::new();
+        for (i, grant) in grants.iter().enumerate() {
+            groups.entry(grant.claim.names.as_slice()).or_default().push(i);
+        }
+        let one = async |group: Vec<usize>| {
+            let these: Vec<&Grant> = group.iter().map(|i| &grants[*i]).collect();
+            let answers = self.renew_until(&these, until).await;
+            (group, answers)
+        };
+        let mut open: FuturesUnordered<_> = groups.into_values().map(one).collect();
+        let mut answers = vec![Renewal::Unknown; grants.len()];
+        let (mut heard, mut failed) = (false, None);
         loop {
-            let heard = answers.iter().flatten().any(Result::is_ok);
             tokio::select! {
                 next = open.next() => match next {
-                    Some((i, answer)) => answers[i] = Some(answer),
+                    Some((group, Ok(told))) => {
+                        heard = true;
+                        group.into_iter().zip(told).for_each(|(i, renewal)| answers[i] = renewal);
+                    }
+                    Some((_, Err(error))) => failed = failed.or(Some(error)),
                     None => break,
                 },
                 // The others must hear in time that they were renewed: what stays open until now is given up.
                 () = sleep_until(clock, until), if heard => break,
             }
         }
-        let failed = answers.iter().flatten().find_map(|answer| answer.as_ref().err());
         match failed {
-            Some(error) if answers.iter().flatten().all(Result::is_err) => Err(error.clone()),
-            _ => Ok(answers
-                .into_iter()
-                .map(|answer| answer.and_then(Result::ok).unwrap_or(Renewal::Unknown))
-                .collect()),
+            Some(error) if !heard => Err(error),
+            _ => Ok(answers),
         }
     }
 
-    async fn renew_until(&self, grant: &Grant, until: Moment) -> Result<Renewal> {
+    async fn renew_until(&self, grants: &[&Grant], until: Moment) -> Result<Vec<Renewal>> {
         let clock = &*self.options.clock;
         loop {
-            match self.renew_one(grant).await {
+            match self.renew_group(grants).await {
                 Err(Error::Unavailable(_) | Error::Unknown(_) | Error::Limited(_)) if clock.now() < until => {
                     sleep_until(clock, clock.now() + jitter(Duration::from_millis(100))).await;
                 }
@@ -103,26 +113,39 @@ impl Shared {
         }
     }
 
-    async fn renew_one(&self, grant: &Grant) -> Result<Renewal> {
-        let mark = mark(&grant.claim.attempt);
+    /// Renews grants of the same names in one step.
+    async fn renew_group(&self, grants: &[&Grant]) -> Result<Vec<Renewal>> {
+        let Some(first) = grants.first() else { return Ok(Vec::new()) };
+        let marks: Vec<String> = grants.iter().map(|grant| mark(&grant.claim.attempt)).collect();
         let decide = |slots: &mut [Slot]| {
-            let lives = |slot: &Slot| slot.page.book.find(&mark).is_some_and(|hold| self.lives(slot, hold));
-            if slots.iter().all(lives) {
-                slots.iter_mut().for_each(|slot| slot.renew(&mark));
-                return Ok(Step::Write(Renewal::Renewed));
-            }
-            // What is left of it keeps others waiting for nobody.
-            slots.iter_mut().for_each(|slot| slot.end_uncleanly(&mark));
+            let told: Vec<Renewal> = marks.iter().map(|mark| self.renew_in(slots, mark)).collect();
             let any = slots.iter().any(|slot| slot.dirty);
-            Ok(if any { Step::Write(Renewal::Lost) } else { Step::Tell(Renewal::Lost) })
+            Ok(if any { Step::Write(told) } else { Step::Tell(told) })
         };
-        let (renewal, sent_at) = self.step(&grant.claim.names, decide).await?;
-        if renewal == Renewal::Renewed {
-            self.mine.granted(&mark, sent_at, grant.ttl);
-        } else {
-            self.mine.gone(&mark);
+        let (told, sent_at) = self.step_as(true, &first.claim.names, decide).await?;
+        for ((grant, mark), renewal) in grants.iter().zip(&marks).zip(&told) {
+            match renewal {
+                Renewal::Renewed => self.mine.granted(mark, sent_at, grant.ttl),
+                // Still held, until the lease that runs is over.
+                Renewal::Revoked(_) | Renewal::Unknown => {}
+                Renewal::Lost => self.mine.gone(mark),
+            }
         }
-        Ok(renewal)
+        Ok(told)
+    }
+
+    fn renew_in(&self, slots: &mut [Slot], mark: &str) -> Renewal {
+        let lives = |slot: &Slot| slot.page.book.find(mark).is_some_and(|hold| self.lives(slot, hold));
+        if !slots.iter().all(lives) {
+            // What is left of it keeps others waiting for nobody.
+            slots.iter_mut().for_each(|slot| slot.end_uncleanly(mark));
+            return Renewal::Lost;
+        }
+        if let Some(reason) = why_revoked(slots, |hold| hold.mark == mark) {
+            return Renewal::Revoked(reason.into());
+        }
+        slots.iter_mut().for_each(|slot| slot.renew(mark));
+        Renewal::Renewed
     }
 
     pub async fn release(&self, claim: &Claim) -> Result<Release> {
@@ -135,11 +158,12 @@ impl Shared {
         let mark = mark(&claim.attempt);
         let decide = |slots: &mut [Slot]| {
             let mut released = Release::AlreadyGone;
+            let revoked = why_revoked(slots, |hold| hold.mark == mark).is_some();
             for slot in &mut *slots {
                 slot.unwant(&mark);
                 let Some(hold) = slot.page.book.find(&mark).cloned() else { continue };
                 if self.lives(slot, &hold) {
-                    self.let_go(slot, &hold);
+                    self.let_go(slot, &hold, revoked);
                     released = Release::Released;
                 } else {
                     slot.end_uncleanly(&mark);
@@ -155,13 +179,14 @@ impl Shared {
         Ok(released)
     }
 
-    /// Ends a hold, or lets it linger for what is left of its minimum. Who does not know when it began takes all of it.
-    fn let_go(&self, slot: &mut Slot, hold: &Hold) {
+    /// Ends a hold, or lets it linger for what is left of its minimum. Who does not know when it began takes all of it. The minimum of a
+    /// revoked hold is not kept: its operator wants the lock to be free.
+    fn let_go(&self, slot: &mut Slot, hold: &Hold, revoked: bool) {
         let held =
             self.mine.get(&hold.mark).map_or(Duration::ZERO, |lease| slot.sight.now.since(lease.granted));
         let left = hold.min_hold_ms.saturating_sub(millis(held));
         slot.end(&hold.mark);
-        if left > 0 {
+        if left > 0 && !revoked {
             let span = slot.span(left);
             slot.page.book.add(Hold { mark: String::new(), owner: None, span, ..hold.clone() });
         }
@@ -177,6 +202,7 @@ impl Shared {
             let holds = std::mem::take(&mut slot.page.book.holds);
             slot.page.book.delay = None;
             slot.page.book.seen = Vec::<Witness>::new();
+            slot.page.book.drop_reasons();
             slot.dirty = true;
             let mut elsewhere = BTreeMap::new();
             for hold in holds {

@@ -25,6 +25,7 @@ mod link;
 mod open;
 mod parts;
 mod records;
+mod revoke;
 mod script;
 mod sight;
 mod step;

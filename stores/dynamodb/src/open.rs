@@ -12,11 +12,6 @@ pub(crate) async fn profile(script: &Script, options: &Options) -> Result<Profil
     let table = look(script).await?.ok_or(Failure::NoTable)?;
     check(&table, &options.table)?;
     let mut notes = Vec::new();
-    if let Some(skew) = options.skew {
-        notes.push(format!(
-            "skew={skew:?}: a lock is taken over by the wall clock. If clocks are further apart than that, two may hold it"
-        ));
-    }
     // Two tables that copy each other take both of two writes that exclude each other.
     let replicated = !table.replicas().is_empty();
     if replicated {
@@ -41,7 +36,7 @@ pub(crate) async fn profile(script: &Script, options: &Options) -> Result<Profil
     let kept = |kept: bool| if kept { Promise::Kept } else { Promise::Likely };
     Ok(Profile {
         store: "dynamodb".into(),
-        exclusion: kept(options.skew.is_none() && !replicated),
+        exclusion: kept(!replicated),
         fence: kept(!replicated),
         durable: kept(!replicated),
         waiting: Waiting::Poll,
@@ -54,7 +49,7 @@ pub(crate) async fn profile(script: &Script, options: &Options) -> Result<Profil
         lock_delay: true,
         min_hold: true,
         watch: false,
-        revoke: false,
+        revoke: true,
         records: true,
         notes,
     })

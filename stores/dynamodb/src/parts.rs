@@ -3,7 +3,7 @@
 
 use aws_sdk_dynamodb::primitives::Blob;
 use aws_sdk_dynamodb::types::AttributeValue;
-use lockkeeper_core::{LockName, Record, Version, Wall};
+use lockkeeper_core::{Error, LockName, Record, Result, Version, Wall};
 
 use crate::layout;
 use crate::script::{Item, KEY, Op, REV, number, number_of};
@@ -54,13 +54,21 @@ impl Head {
         (self.parts > 0).then(|| std::iter::once(layout::record(key)).chain(parts).collect())
     }
 
-    /// The record, from its first item and the others. `None`: something is missing.
-    pub fn record(self, key: &LockName, parts: &[Option<Item>]) -> Option<Record> {
-        let mut value = self.value?;
-        for part in parts {
-            value.extend(bytes(part.as_ref()?)?);
+    /// The record, from its first item and the others. `None`: there is none.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if one of the others is missing. That is damage: a record that were called absent would be written over.
+    pub fn record(self, key: &LockName, parts: &[Option<Item>]) -> Result<Option<Record>> {
+        let (Some(mut value), Some(rev)) = (self.value, self.rev) else { return Ok(None) };
+        for (i, part) in parts.iter().enumerate() {
+            value.extend(part.as_ref().and_then(bytes).ok_or_else(|| {
+                let missing = layout::part(key, i + 1);
+                Error::Unsupported(format!(
+                    "the record {key:?} is damaged: its item {missing:?} is missing. Write or delete it without a condition to mend it"
+                ))
+            })?);
         }
-        Some(Record { key: key.clone(), value, version: Version(self.rev?) })
+        Ok(Some(Record { key: key.clone(), value, version: Version(rev) }))
     }
 
     /// What writes this value over it, as write number `rev`.

@@ -37,12 +37,12 @@ impl Shared {
             if !head.lives(self.wall.now()) {
                 return Ok(None);
             }
-            let Some(keys) = head.keys(key) else { return Ok(head.record(key, &[])) };
+            let Some(keys) = head.keys(key) else { return head.record(key, &[]) };
             match self.script.get_all(&keys).await {
                 Ok(items) => {
                     let found = Head::read(items.first().and_then(Option::as_ref));
                     if found.rev == head.rev {
-                        return Ok(found.record(key, &items[1..]));
+                        return found.record(key, &items[1..]);
                     }
                     // Written anew meanwhile.
                     head = found;

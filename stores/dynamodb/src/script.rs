@@ -5,9 +5,11 @@ use std::collections::HashMap;
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_dynamodb::operation::put_item::PutItemError;
+use aws_sdk_dynamodb::operation::transact_get_items::TransactGetItemsError;
 use aws_sdk_dynamodb::operation::transact_write_items::TransactWriteItemsError;
 use aws_sdk_dynamodb::types::{
-    AttributeValue, Delete, Get, Put, ReturnValuesOnConditionCheckFailure, TransactGetItem, TransactWriteItem,
+    AttributeValue, CancellationReason, Delete, Get, Put, ReturnValuesOnConditionCheckFailure,
+    TransactGetItem, TransactWriteItem,
 };
 
 use crate::fault::Failure;
@@ -59,10 +61,15 @@ impl Script {
             let get = get.build().map_err(|error| Failure::Refused(error.to_string()))?;
             ask = ask.transact_items(TransactGetItem::builder().get(get).build());
         }
-        let found = ask.send().await.map_err(|error| match unread(error) {
-            // A transaction under way is no reason to fail: it is over in a moment.
-            Failure::Away(text) if text.contains("TransactionConflict") => Failure::Conflict(None),
-            failure => failure,
+        // A transaction under way is no reason to fail: it is over in a moment.
+        let found = ask.send().await.map_err(|error| match &error {
+            SdkError::ServiceError(answer) => match answer.err() {
+                TransactGetItemsError::TransactionCanceledException(cancelled) => {
+                    gravest(cancelled.cancellation_reasons())
+                }
+                _ => unread(error),
+            },
+            _ => unread(error),
         })?;
         Ok(found.responses.unwrap_or_default().into_iter().map(|one| one.item).collect())
     }
@@ -104,12 +111,7 @@ impl Script {
         if let SdkError::ServiceError(answer) = &error
             && let TransactWriteItemsError::TransactionCanceledException(cancelled) = answer.err()
         {
-            let reasons = cancelled.cancellation_reasons.iter().flatten();
-            return Err(gravest(reasons.map(|reason| {
-                let code = reason.code.clone().unwrap_or_default();
-                let text = format!("{code}: {}", reason.message.as_deref().unwrap_or_default());
-                (code, text)
-            })));
+            return Err(gravest(cancelled.cancellation_reasons()));
         }
         Err(Failure::of(error))
     }
@@ -174,10 +176,12 @@ fn is_condition(error: &PutItemError) -> bool {
 }
 
 /// A transaction that was cancelled has a reason for each of its parts. Nothing happened, whatever they are.
-fn gravest(reasons: impl Iterator<Item = (String, String)>) -> Failure {
+fn gravest(reasons: &[CancellationReason]) -> Failure {
     let mut worst = Failure::Conflict(None);
-    for (code, text) in reasons {
-        match &*code {
+    for reason in reasons {
+        let code = reason.code().unwrap_or_default();
+        let text = format!("{code}: {}", reason.message().unwrap_or_default());
+        match code {
             "" | "None" | "ConditionalCheckFailed" | "TransactionConflict" => {}
             code => match Failure::named(code, text) {
                 // Cancelled means that it did not happen, also for a reason that we do not know.

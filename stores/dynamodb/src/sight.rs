@@ -11,7 +11,7 @@ use std::time::Duration;
 use lockkeeper_core::lease::margin;
 use lockkeeper_core::{LockName, Moment, Wall};
 
-use crate::book::{Hold, Page, Span, Witness, millis};
+use crate::book::{Hold, Page, Span, Witness};
 
 /// How many locks are remembered before those that nobody holds are forgotten.
 const MANY: usize = 20_000;
@@ -36,7 +36,6 @@ struct Known {
 pub struct Sight {
     pub now: Moment,
     pub wall: Wall,
-    skew: Option<Duration>,
     seen: HashMap<u64, Moment>,
 }
 
@@ -54,7 +53,6 @@ pub enum Phase {
 pub struct Looker<'a> {
     pub now: Moment,
     pub wall: Wall,
-    pub skew: Option<Duration>,
     /// Which boot of which machine this is.
     pub boot: &'a str,
 }
@@ -80,13 +78,13 @@ impl Eyes {
         };
         let seen: HashMap<u64, Moment> = page.book.spans().map(first).collect();
         known.insert(name.clone(), Known { page: page.clone(), seen: seen.clone(), doubtful: false });
-        Sight { now: looker.now, wall: looker.wall, skew: looker.skew, seen }
+        Sight { now: looker.now, wall: looker.wall, seen }
     }
 
     /// The page as we know it, which may have changed since.
     pub fn recall(&self, name: &LockName, looker: &Looker<'_>) -> Option<(Page, Sight)> {
         let known = self.known().get(name).filter(|known| !known.doubtful).cloned()?;
-        let sight = Sight { now: looker.now, wall: looker.wall, skew: looker.skew, seen: known.seen };
+        let sight = Sight { now: looker.now, wall: looker.wall, seen: known.seen };
         Some((known.page, sight))
     }
 
@@ -145,10 +143,7 @@ impl Sight {
         let lasts = Duration::from_millis(span.ms.saturating_add(more_ms));
         let lasts = lasts + margin(lasts);
         let age = self.seen.get(&span.beat).map_or(Duration::ZERO, |seen| self.now.since(*seen));
-        let left = lasts.saturating_sub(age);
-        let Some(skew) = self.skew else { return left };
-        let ends = span.ends_us.saturating_add(more_ms * 1000).saturating_add(millis(skew) * 1000);
-        left.min(Duration::from_micros(ends.saturating_sub(self.wall.as_micros())))
+        lasts.saturating_sub(age)
     }
 
     pub fn phase(&self, hold: &Hold) -> Phase {
@@ -180,12 +175,7 @@ mod tests {
     /// Both clocks at this second.
     fn at(second: u64) -> Looker<'static> {
         let nanos = second * 1_000_000_000;
-        Looker {
-            now: Moment::from_nanos(nanos),
-            wall: Wall::from_micros(nanos / 1000),
-            skew: None,
-            boot: "here",
-        }
+        Looker { now: Moment::from_nanos(nanos), wall: Wall::from_micros(nanos / 1000), boot: "here" }
     }
 
     fn name() -> LockName {
@@ -255,6 +245,7 @@ mod tests {
                 since: Wall::default(),
                 holder: lockkeeper_core::Holder::new("host", 1, None).unwrap(),
                 names: Vec::new(),
+                revoked: None,
             };
             page.book.holds = vec![other];
             page.rev = Some(beat);
@@ -262,12 +253,5 @@ mod tests {
         assert!(page.book.seen.len() <= 3, "{:?}", page.book.seen);
         let left = Eyes::default().look(&name(), &page, &at(19)).left(&span(7), 0);
         assert!(left.is_zero(), "{left:?}: it is not known since when the silent one is silent");
-    }
-
-    #[test]
-    fn with_skew_the_wall_clock_decides() {
-        let trusting = |second| Looker { skew: Some(Duration::from_secs(2)), ..at(second) };
-        let left = |second| Eyes::default().look(&name(), &page(7, 7), &trusting(second)).left(&span(7), 0);
-        assert!(!left(11).is_zero() && left(12).is_zero());
     }
 }

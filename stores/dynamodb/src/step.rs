@@ -1,5 +1,6 @@
 //! One step: read, decide, write on condition that nothing has changed; and again, if something has.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
@@ -52,6 +53,7 @@ impl Slot {
     /// Ends a hold.
     pub fn end(&mut self, mark: &str) {
         self.page.book.holds.retain(|hold| hold.mark != mark);
+        self.page.book.drop_reasons();
         self.dirty = true;
     }
 
@@ -67,6 +69,7 @@ impl Slot {
     pub fn tidy(&mut self) {
         let (sight, book) = (&self.sight, &mut self.page.book);
         book.holds.retain(|hold| sight.phase(hold) != Phase::Over);
+        book.drop_reasons();
         book.delay.take_if(|delay| sight.left(delay, 0).is_zero());
         book.intent.take_if(|intent| intent.ends_us <= sight.wall.as_micros());
         let beats: Vec<u64> = book.spans().map(|span| span.beat).collect();
@@ -86,16 +89,29 @@ pub enum Step<T> {
 impl Shared {
     pub fn looker(&self) -> Looker<'_> {
         let (now, wall) = (self.options.clock.now(), self.wall.now());
-        Looker { now, wall, skew: self.options.skew, boot: &self.boot }
+        Looker { now, wall, boot: &self.boot }
     }
 
     /// Does one step with the locks of these names. Returns the answer, and the moment from which it counts.
     pub async fn step<T>(
         &self,
         names: &Names,
+        decide: impl FnMut(&mut [Slot]) -> Result<Step<T>>,
+    ) -> Result<(T, Moment)> {
+        self.step_as(false, names, decide).await
+    }
+
+    /// The same, `urgent` or not. Steps of one process write one after another: each of them is a condition on the item that the others
+    /// change, and they would only refuse each other. What is urgent is the next to write.
+    pub async fn step_as<T>(
+        &self,
+        urgent: bool,
+        names: &Names,
         mut decide: impl FnMut(&mut [Slot]) -> Result<Step<T>>,
     ) -> Result<(T, Moment)> {
         let clock = &*self.options.clock;
+        let gate = self.errands.gate(names.first());
+        let mut turn = None;
         let mut known = self.recall(names);
         let mut fresh = false;
         let (mut conflicts, mut backoff) = (0, Backoff::new(self));
@@ -107,6 +123,8 @@ impl Shared {
                     match self.read(names).await {
                         Ok(slots) => slots?,
                         Err(failure) => {
+                            // Others need not bear the pause.
+                            turn = None;
                             backoff.pause(self, failure).await?;
                             continue;
                         }
@@ -121,10 +139,28 @@ impl Shared {
                 Ok(Step::Write(answer) | Step::Tell(answer)) => return Ok((answer, before)),
                 Err(error) => return Err(error),
             };
+            if turn.is_none() {
+                turn = gate.try_write();
+                if turn.is_none() {
+                    turn = Some(gate.write(urgent).await);
+                    // Those in front have changed it.
+                    (known, fresh) = (self.recall(names), false);
+                    continue;
+                }
+            }
             // From before the wall clock was read for what is written: a pause in between must not make the lease look longer
             // to us than to others.
             let sent_at = slots.iter().map(|slot| slot.sight.now).min().unwrap_or(before);
-            match self.commit(&slots).await? {
+            let mut commit = pin!(self.commit(&slots));
+            let committed = tokio::select! {
+                committed = &mut commit => committed,
+                // An answer that does not come delays the others for a while and no longer: the condition keeps the steps apart.
+                () = sleep_until(clock, clock.now() + self.options.timeout / 4), if turn.is_some() => {
+                    turn = None;
+                    commit.await
+                }
+            };
+            match committed? {
                 Ok(()) => return Ok((answer, sent_at)),
                 Err(Failure::Conflict(found)) => {
                     conflicts += 1;
@@ -139,7 +175,10 @@ impl Shared {
                     let crowd = Duration::from_millis(4 << conflicts.min(6));
                     sleep_until(clock, clock.now() + jitter(crowd)).await;
                 }
-                Err(failure) => backoff.pause(self, failure).await?,
+                Err(failure) => {
+                    turn = None;
+                    backoff.pause(self, failure).await?;
+                }
             }
         }
     }

@@ -68,7 +68,7 @@ impl DynamoStore {
             eyes: Eyes::default(),
             mine: Mine::default(),
             errands: Errands::default(),
-            boot: boot(),
+            boot: boot(boot_id().ok().flatten()),
             profile,
         };
         Ok(DynamoStore { shared: Arc::new(shared), reactor: Arc::new(reactor) })
@@ -82,11 +82,10 @@ impl DynamoStore {
 
 /// A container may have a boot-time clock of its own. Where the boot cannot be told, no other process shares it: two
 /// machines would else take each other's moments for their own.
-fn boot() -> String {
-    let boot = boot_id().ok().flatten();
-    let boot = boot.unwrap_or_else(|| format!("{:032x}", u128::from_be_bytes(random_128())));
+fn boot(id: Option<String>) -> String {
+    let id = id.unwrap_or_else(|| format!("{:032x}", u128::from_be_bytes(random_128())));
     let clock = std::fs::read_link("/proc/self/ns/time").unwrap_or_default();
-    format!("{boot} {}", clock.display())
+    format!("{id} {}", clock.display())
 }
 
 #[async_trait]
@@ -122,13 +121,24 @@ impl Locks for DynamoStore {
         ))
     }
 
-    async fn revoke(&self, _: &LockName, reason: &str) -> Result<Fence> {
+    async fn revoke(&self, name: &LockName, reason: &str) -> Result<Fence> {
         limits::check_reason(reason)?;
-        Err(Profile::cannot_revoke(&self.profile().store))
+        self.run(self.shared.revoke(name, reason)).await
     }
 
     async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {
         limits::check_reason(reason)?;
         self.run(self.shared.break_lock(name, reason)).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_whose_boot_cannot_be_told_share_no_clock() {
+        assert_ne!(boot(None), boot(None));
+        assert_eq!(boot(Some("one".into())), boot(Some("one".into())));
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{Held, LockName, LockPage, LockView, Page, Result};
 
-use crate::book::millis;
+use crate::book::{Hold, millis};
 use crate::layout::{self, LOCKS};
 use crate::script::{Item, KEY, REV, text_of};
 use crate::sight::Phase;
@@ -17,7 +17,8 @@ impl Slot {
     pub fn held(&self) -> Vec<Held> {
         let holds = self.page.book.holds.iter();
         let holds = holds.filter(|hold| matches!(self.sight.phase(hold), Phase::Held(_)));
-        holds.map(|hold| hold.view(self.sight.wall)).collect()
+        let reason = |hold: &Hold| self.page.book.reason(hold).map(str::to_owned);
+        holds.map(|hold| Held { revoked: reason(hold), ..hold.view(self.sight.wall) }).collect()
     }
 
     fn view(&self) -> Option<LockView> {

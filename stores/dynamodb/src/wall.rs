@@ -1,6 +1,6 @@
 //! What time it is at DynamoDB. Every answer says so in its `Date`, to the second.
 //!
-//! Nothing that keeps two holders apart depends on it, unless `skew` is asked for. It is the floor of fences and versions, the end
+//! Nothing that keeps two holders apart depends on it. It is the floor of fences and versions, the end
 //! of records, and what people are shown: the clocks of a fleet differ, and one that is years off should do no harm to others.
 
 use std::sync::Arc;

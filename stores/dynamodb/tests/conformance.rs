@@ -51,38 +51,8 @@ impl Harness for Table {
 
 lockkeeper_testkit::conformance!(Table);
 
-/// The recipes are made of locks and records alone, and the stand-in is slow: they are tried here when there is time.
 mod recipes {
-    use super::*;
+    use super::Table;
 
-    struct Long(Table);
-
-    #[async_trait]
-    impl Harness for Long {
-        async fn start() -> Option<Self> {
-            if std::env::var_os("LOCKKEEPER_FULL").is_none() {
-                println!("long: ./scripts/test --full runs it");
-                return None;
-            }
-            Table::start().await.map(Long)
-        }
-
-        async fn client(&self) -> Arc<dyn Store> {
-            self.0.client().await
-        }
-
-        fn clock(&self) -> Arc<dyn Clock> {
-            self.0.clock()
-        }
-
-        fn for_correctness() -> bool {
-            Table::for_correctness()
-        }
-
-        async fn pass(&self, time: Duration) {
-            self.0.pass(time).await;
-        }
-    }
-
-    lockkeeper_testkit::recipes!(Long);
+    lockkeeper_testkit::recipes!(Table);
 }

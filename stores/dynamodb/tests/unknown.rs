@@ -91,6 +91,16 @@ async fn record(store: &Arc<dyn Store>, other: &Arc<dyn Store>) {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_clients_cost_no_more_than_declared() {
+    let Some(server) = moto().await else { return };
+    let table = table(server.addr()).await;
+    // The usual times: what is declared is made of them.
+    let address = |at| format!("dynamodb://test:secret@eu-central-1/{table}?endpoint=http://{at}");
+    let open = async |at| open(&address(at)).await;
+    laws::wake::dead_clients_cost_no_more_than_declared(server.addr(), Framing::Http1, open).await;
+}
+
 async fn break_everywhere(kind: &str, fault: fn(At) -> Fault) {
     let Some(server) = moto().await else { return };
     let table = table(server.addr()).await;

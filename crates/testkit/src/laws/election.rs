@@ -214,10 +214,14 @@ pub async fn a_leader_resumes_its_term_with_its_attempt<H: Harness>(h: H) {
     // Nobody else gets in by that.
     refused(&store, &ask("election/e")).await;
     resumed.resign().await.unwrap();
-    // After its lease it is a candidate like others.
+    // After its lease it is a candidate like others, with the same attempt.
+    let kept = Lockkeeper::new_attempt();
+    let before = with(ask("election/e"), |ask| (ask.claim.attempt, ask.ttl) = (kept, SHORT));
+    let term = take(&store, &before).await.fence;
+    h.pass(SHORT * 2).await;
     let other = elected(&h, &b, "other").await;
-    let again = Lockkeeper::new_attempt();
-    let late = tokio::spawn(async move { a.election("e").ttl(LONG).resume(again).campaign("me").await });
+    assert!(other.term() > term);
+    let late = tokio::spawn(async move { a.election("e").ttl(LONG).resume(kept).campaign("me").await });
     in_line(&store, &name("election/e"), 1).await;
     let old = other.term();
     other.resign().await.unwrap();

@@ -157,11 +157,13 @@ pub async fn a_grant_of_several_names_is_revoked_as_a_whole<H: Harness>(h: H) {
         true => Some(a.watch("").await.unwrap()),
         false => None,
     };
-    let held = take(&a, &ask_all(&["orders/1", "orders/2", "orders/3"])).await;
+    let owner = a.profile().reentry.then(owner);
+    let names = ["orders/1", "orders/2", "orders/3"];
+    let held = take(&a, &with(ask_all(&names), |ask| ask.owner = owner)).await;
     let waiter = stand_in_line(&b, &ask("orders/1"), 1).await;
     let fence = b.revoke(&name("orders/2"), "the host is drained").await.unwrap();
     assert!(fence > held.fence, "{fence} is not newer than {}", held.fence);
-    for text in ["orders/1", "orders/2", "orders/3"] {
+    for text in names {
         let view = b.inspect(&name(text)).await.unwrap().expect("it is held");
         assert_eq!(view.held[0].revoked.as_deref(), Some("the host is drained"), "{text}");
     }
@@ -172,6 +174,10 @@ pub async fn a_grant_of_several_names_is_revoked_as_a_whole<H: Harness>(h: H) {
             assert!(newer > held.fence && reason == "the host is drained", "{newer} {reason}");
             assert!(told.insert(event.name), "one revoke is reported twice");
         }
+    }
+    if owner.is_some() {
+        let inner = a.acquire(&with(ask("orders/3"), |ask| ask.owner = owner)).await;
+        assert!(matches!(&inner, Err(Error::Lost(_))), "it was entered again by its other name: {inner:?}");
     }
     let renewed = a.renew(std::slice::from_ref(&held)).await.unwrap();
     assert_eq!(renewed, [Renewal::Revoked("the host is drained".into())]);

@@ -27,6 +27,32 @@ pub async fn a_guard_outlives_its_ttl<H: Harness>(h: H) {
     take(&other, &ask("orders/42")).await;
 }
 
+/// How many guards of one shared lock a process has.
+const MANY: usize = 200;
+
+/// Where one item or key has all holders of a lock, their renewals must not compete for it.
+pub async fn many_guards_of_one_lock_do_not_cost_each_other_the_lock<H: Harness>(h: H) {
+    let (keeper, other) = (h.keeper().await, h.client().await);
+    if !keeper.profile().shared {
+        return;
+    }
+    // Long enough for all of them to be let in within a third of it on a busy machine.
+    let ttl = TTL * 4;
+    let shared = || keeper.lock("orders/42").shared().ttl(ttl).acquire();
+    let guards = futures_util::future::join_all((0..MANY).map(|_| shared())).await;
+    let guards: Vec<_> = guards.into_iter().map(|guard| guard.expect("nobody excludes it")).collect();
+    for _ in 0..5 {
+        h.pass(ttl / 4).await;
+        keeper.quiesce().await;
+    }
+    let held = guards.iter().filter(|guard| guard.is_held()).count();
+    assert_eq!(held, MANY, "guards of one process cost each other the lock");
+    refused(&other, &ask("orders/42")).await;
+    drop(guards);
+    keeper.settle().await;
+    take(&other, &ask("orders/42")).await;
+}
+
 pub async fn a_dropped_guard_frees_its_lock<H: Harness>(h: H) {
     let (keeper, other) = (h.keeper().await, h.client().await);
     drop(keeper.lock("orders/42").ttl(LONG).acquire().await.unwrap());

@@ -13,6 +13,8 @@ pub mod election;
 pub mod exclusion;
 pub mod fence;
 pub mod guard;
+pub mod interposed;
+pub mod late;
 pub mod line;
 pub mod lossy;
 pub mod modes;
@@ -130,6 +132,7 @@ macro_rules! every_law {
             records::concurrent_updates_lose_nothing => ExpectIgnored,
             records::a_scan_pages_through_all_in_order => ListForgetsPages,
             guard::a_guard_outlives_its_ttl => RenewalDoesNothing,
+            guard::many_guards_of_one_lock_do_not_cost_each_other_the_lock => RenewalDoesNothing,
             guard::a_dropped_guard_frees_its_lock => ReleaseIsLost,
             guard::a_cancelled_acquire_leaves_nothing => GhostInLine,
             guard::loss_is_told_before_anyone_else_gets_in => CountsFromTheReply,
@@ -187,6 +190,11 @@ macro_rules! every_recipe_law {
             windows::a_window_that_ends_in_an_outage_is_done => RetryIsANewWrite,
             windows::a_window_that_failed_is_told_and_run_again_as_often_as_it_may => WritesAreLost,
             windows::a_clock_that_is_far_off_is_told => WritesAreLost,
+            late::a_write_that_no_record_remembers_is_unknown => ExpectIgnored,
+            late::a_large_result_that_is_late_spoils_and_leaves_nothing => ExpectIgnored,
+            late::a_large_result_with_a_part_missing_is_not_given_back => WritesAreLost,
+            late::a_caller_that_begins_late_does_not_take_the_turn_back => ExpectIgnored,
+            late::a_holder_that_begins_a_window_late_does_not_take_it_back => WritesAreLost,
         }
     };
 }

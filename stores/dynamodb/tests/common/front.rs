@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// What it answers to an operation such as `PutItem` instead of passing it on: the code of an error.
+/// What it answers to an operation such as `PutItem` instead of passing it on: the code of an error. `CODE:REASON` is a cancelled transaction
+/// whose first part has that reason.
 pub type No = dyn Fn(&str) -> Option<&'static str> + Send + Sync;
 
 pub struct Front {
@@ -64,7 +65,13 @@ async fn serve(mut client: TcpStream, behind: SocketAddr, no: &No, count: &Atomi
     let operation = whole.rsplit('.').next().unwrap_or_default();
     if let Some(code) = no(operation) {
         count.fetch_add(1, Ordering::SeqCst);
-        let body = format!("{{\"__type\":\"com.amazonaws.dynamodb.v20120810#{code}\",\"message\":\"no\"}}");
+        let (code, reason) = code.split_once(':').unwrap_or((code, ""));
+        let reasons = match reason {
+            "" => String::new(),
+            reason => format!(",\"CancellationReasons\":[{{\"Code\":\"{reason}\"}},{{\"Code\":\"None\"}}]"),
+        };
+        let body =
+            format!("{{\"__type\":\"com.amazonaws.dynamodb.v20120810#{code}\",\"message\":\"no\"{reasons}}}");
         let length = body.len();
         let answer = format!(
             "HTTP/1.1 400 Bad Request\r\nContent-Type: application/x-amz-json-1.0\r\nContent-Length: {length}\r\n\

@@ -6,7 +6,7 @@ use super::page::{Page, told_unkept};
 use super::{Claim, Done, Once, Stored, Turn, nested, parts, turn};
 use crate::builder::LockBuilder;
 use crate::guard::Guard;
-use crate::recipes::backoff::look_again;
+use crate::recipes::backoff::{Backoff, look_again};
 use crate::recipes::cell::{Cell, Retry, Seen};
 use crate::recipes::{name_of, need_records};
 
@@ -116,6 +116,7 @@ impl Once {
     /// before we stood in line, the write is refused, and the answer says what is there.
     async fn begin(&self, cell: Cell, guard: Guard, before: Option<Seen>) -> Result<Claim> {
         let mut old = before;
+        let (mut backoff, mut refused) = (Backoff::new(&*self.keeper.0.clock), false);
         loop {
             if let Some(seen) = &old {
                 if let Some(done) = self.judge(&cell, seen).await? {
@@ -138,7 +139,13 @@ impl Once {
                     return Ok(Claim::Turn(Box::new(turn)));
                 }
                 // Somebody ran meanwhile, or the page before went.
-                Err(found) => old = found,
+                Err(found) => {
+                    old = found;
+                    // A store that refuses the write over and over is not asked without a pause.
+                    if std::mem::replace(&mut refused, true) {
+                        backoff.wait().await;
+                    }
+                }
             }
         }
     }

@@ -1,0 +1,69 @@
+//! A client whose next write meets what others do at that moment.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use lockkeeper_core::{
+    Acquired, Ask, Claim, Error, Expect, Grant, LockName, Release, Renewal, Result, Store, Write,
+};
+
+/// What becomes of the write that others interrupt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It comes after what the others do, and is answered.
+    Late,
+    /// The store applies it before what the others do, and its reply is lost.
+    AppliedUnheard,
+    /// It does not reach the store, and the client cannot tell.
+    LostUnheard,
+}
+
+/// What others do meanwhile.
+type Others = BoxFuture<'static, ()>;
+
+/// One client of a store. The others come between once, at its next write.
+pub struct Interposed {
+    store: Arc<dyn Store>,
+    next: Mutex<Option<(Fate, Others)>>,
+}
+
+impl Interposed {
+    /// A client of `store` whose next write has this fate.
+    pub fn new(store: Arc<dyn Store>, fate: Fate, others: impl Future<Output = ()> + Send + 'static) -> Self {
+        Interposed { store, next: Mutex::new(Some((fate, Box::pin(others)))) }
+    }
+}
+
+crate::forward_locks!(Interposed, {
+    async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
+        self.store.acquire(ask).await
+    }
+    async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
+        self.store.renew(grants).await
+    }
+    async fn release(&self, claim: &Claim) -> Result<Release> {
+        self.store.release(claim).await
+    }
+});
+
+crate::forward_records!(Interposed, {
+    async fn write(
+        &self,
+        key: &LockName,
+        value: &[u8],
+        expect: Expect,
+        ttl: Option<Duration>,
+    ) -> Result<Write> {
+        let next = self.next.lock().unwrap().take();
+        let Some((fate, others)) = next else { return self.store.write(key, value, expect, ttl).await };
+        if fate == Fate::AppliedUnheard {
+            self.store.write(key, value, expect, ttl).await?;
+        }
+        others.await;
+        match fate {
+            Fate::Late => self.store.write(key, value, expect, ttl).await,
+            Fate::AppliedUnheard | Fate::LostUnheard => Err(Error::Unknown("the reply was lost".into())),
+        }
+    }
+});
