@@ -6,6 +6,7 @@ use crate::config::Options;
 use crate::fault::Failure;
 use crate::link::{Live, first};
 use crate::script::{FUNCTIONS, GIVING, MIGRATIONS, PATH, Sql, TAKE, VERSION};
+use crate::trust::{check, trusted, untrusted};
 
 /// The SQLSTATE of a statement that PostgreSQL ended to resolve a deadlock.
 const DEADLOCK: &str = "40P01";
@@ -33,6 +34,7 @@ pub(crate) async fn ready(live: &Live, options: &Options, repair: bool) -> Resul
         ))));
     }
     let told = |failure| explain(failure, options);
+    trusted(live, options).await.map_err(told)?;
     let found = found(live).await.map_err(told)?;
     if found > VERSION {
         return Err(Failure::Told(Error::Unsupported(format!(
@@ -90,12 +92,15 @@ pub(crate) fn migration(schema: &str, repair: bool) -> String {
         .replace("@PATH", PATH)
         .replace("@S", schema);
     steps += &format!("IF _found < {VERSION} THEN EXECUTE $migration${functions}$migration$; END IF;\n");
+    let trust = check(schema);
     format!(
-        // The catalogues are read as tables: what a session remembers of them may be from before it waited for the lock.
+        // The schema may have been made by another role since it was looked for, so it is checked again. The catalogues are read as
+        // tables: what a session remembers of them may be from before it waited for the lock.
         "BEGIN; SET LOCAL search_path = pg_catalog, pg_temp; \
          SELECT pg_advisory_xact_lock(hashtextextended('lockkeeper migration {schema}'::text, 0::bigint));\n\
+         DO $do$ BEGIN IF NOT EXISTS (SELECT FROM pg_namespace WHERE nspname = '{schema}') THEN CREATE SCHEMA {schema}; END IF; \
+         END $do$;\n{trust}\
          DO $do$ DECLARE _found int := 0; BEGIN\n\
-         IF NOT EXISTS (SELECT FROM pg_namespace WHERE nspname = '{schema}') THEN CREATE SCHEMA {schema}; END IF;\n\
          IF NOT {repair} AND EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
          WHERE n.nspname = '{schema}' AND c.relname = 'migration') THEN \
          SELECT coalesce(max(version), 0) INTO _found FROM {schema}.migration; END IF;\n\
@@ -107,6 +112,7 @@ pub(crate) fn migration(schema: &str, repair: bool) -> String {
 pub(crate) fn explain(failure: Failure, options: &Options) -> Failure {
     let (schema, user) = (&options.schema, options.user.replace('"', "\"\""));
     match failure {
+        Failure::Refused { code, text } if code == "LK077" => Failure::Told(untrusted(&text, options)),
         Failure::Refused { code, text } if code == "42501" => Failure::Told(Error::Denied(format!(
             "PostgreSQL says {text}. Let somebody who may run this SQL: CREATE SCHEMA IF NOT EXISTS {schema}; GRANT USAGE, \
              CREATE ON SCHEMA {schema} TO \"{user}\"; or, if the tables are there already: GRANT USAGE ON SCHEMA {schema} TO \

@@ -25,6 +25,7 @@ mod store;
 mod talk;
 mod tls;
 mod transaction;
+mod trust;
 mod view;
 mod watch;
 

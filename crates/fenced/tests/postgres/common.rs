@@ -84,9 +84,13 @@ impl Place {
 }
 
 pub async fn connect(address: &str) -> Client {
+    connect_as(address, "postgres").await
+}
+
+pub async fn connect_as(address: &str, role: &str) -> Client {
     let [host, port, schema] = address.split(' ').collect::<Vec<_>>()[..] else { panic!("{address}") };
     let config =
-        format!("host={host} port={port} user=postgres dbname=postgres options='-c search_path={schema}'");
+        format!("host={host} port={port} user={role} dbname=postgres options='-c search_path={schema}'");
     let (client, connection) = tokio_postgres::connect(&config, NoTls).await.unwrap();
     tokio::spawn(connection);
     client

@@ -5,5 +5,6 @@ mod apply;
 mod common;
 mod marks;
 mod merge;
+mod rights;
 mod table;
 mod values;

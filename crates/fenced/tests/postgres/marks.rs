@@ -126,7 +126,7 @@ async fn who_may_only_write_to_the_database_can_neither_forge_marks_nor_read_key
         None
     );
     assert_eq!(say(&client, "INSERT INTO orders VALUES ('a', 8)").await, Some("stale"));
-    let all = status(&client).await.unwrap();
+    let all = status(&mut client).await.unwrap();
     let mine = all.iter().find(|one| one.table == format!("{s}.orders")).unwrap();
     assert_eq!((mine.state, mine.marks), (State::On, 1));
 }
@@ -176,7 +176,7 @@ async fn a_mark_is_found_whatever_the_settings_of_the_session() {
 #[tokio::test]
 async fn a_key_whose_equal_values_can_be_different_texts_is_refused() {
     let Some(place) = Place::start().await else { return };
-    let client = place.client().await;
+    let mut client = place.client().await;
     let collation = "CREATE COLLATION loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false); \
                      CREATE DOMAIN amount AS numeric; CREATE DOMAIN amounts AS amount";
     client.batch_execute(collation).await.unwrap();
@@ -194,7 +194,7 @@ async fn a_key_whose_equal_values_can_be_different_texts_is_refused() {
     ] {
         let table = format!("DROP TABLE IF EXISTS orders; CREATE TABLE orders ({columns}, fence bigint)");
         client.batch_execute(&table).await.unwrap();
-        let told = find(&client, &wish("orders")).await;
+        let told = find(&mut client, &wish("orders")).await;
         let Err(Error::Unsupported(text)) = told else { panic!("{columns}: {told:?}") };
         assert!(
             text.starts_with("id of ") && text.contains(says) && text.contains("--key"),
@@ -204,6 +204,6 @@ async fn a_key_whose_equal_values_can_be_different_texts_is_refused() {
     // An index that compares in another way than its column.
     let table = "DROP TABLE orders; CREATE TABLE orders (id text, fence bigint); CREATE UNIQUE INDEX ON orders (id COLLATE loose)";
     client.batch_execute(table).await.unwrap();
-    let told = find(&client, &Wish { key: vec!["id".into()], ..wish("orders") }).await;
+    let told = find(&mut client, &Wish { key: vec!["id".into()], ..wish("orders") }).await;
     assert!(matches!(&told, Err(Error::Unsupported(text)) if text.contains("collation")), "{told:?}");
 }

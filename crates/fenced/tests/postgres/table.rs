@@ -260,7 +260,7 @@ async fn unfenced_writes_can_be_allowed_and_forget_no_mark() {
     client.batch_execute("INSERT INTO orders VALUES (42, 'unfenced')").await.unwrap();
     let late = client.batch_execute("UPDATE orders SET fence = 6").await;
     assert_eq!(late.map_err(told), Err(Some("stale")));
-    assert!(table::status(&client).await.unwrap().iter().any(|one| one.allow_unfenced));
+    assert!(table::status(&mut client).await.unwrap().iter().any(|one| one.allow_unfenced));
 }
 
 #[tokio::test]
@@ -284,7 +284,7 @@ async fn strange_names_install_and_go_without_a_trace() {
         .unwrap();
     let late = client.batch_execute(&format!("INSERT INTO {odd} VALUES ('x', 1, 7)")).await.unwrap_err();
     assert!(matches!(refusal(&late), Some(Error::Stale { .. })), "{late:?}");
-    let all = table::status(&client).await.unwrap();
+    let all = table::status(&mut client).await.unwrap();
     let mine = all.iter().find(|one| one.table.contains("It's")).unwrap();
     assert_eq!((mine.state, mine.marks, mine.key.as_str()), (State::On, 1, r#""C", "a.b""#));
     // Under another name it is guarded as before, and found.
@@ -294,7 +294,7 @@ async fn strange_names_install_and_go_without_a_trace() {
     client.batch_execute(&renamed).await.unwrap();
     let late = client.batch_execute(r#"UPDATE "It's another" SET "@C $guard0$" = 6"#).await.unwrap_err();
     assert!(matches!(refusal(&late), Some(Error::Stale { .. })), "{late:?}");
-    let all = table::status(&client).await.unwrap();
+    let all = table::status(&mut client).await.unwrap();
     assert!(
         all.iter().any(|one| one.table.ends_with(r#""It's another""#) && one.state == State::On),
         "{all:?}"
@@ -302,7 +302,7 @@ async fn strange_names_install_and_go_without_a_trace() {
     client.batch_execute(&format!(r#"ALTER TABLE "It's another" RENAME TO {odd}"#)).await.unwrap();
     // Disabled, it is told; dropped, too.
     client.batch_execute(&format!("ALTER TABLE {odd} DISABLE TRIGGER USER")).await.unwrap();
-    let state = async |client: &Client| {
+    let state = async |client: &mut Client| {
         table::status(client)
             .await
             .unwrap()
@@ -310,7 +310,7 @@ async fn strange_names_install_and_go_without_a_trace() {
             .find(|one| one.table.contains("It's"))
             .map(|one| one.state)
     };
-    assert_eq!(state(&client).await, Some(State::Off));
+    assert_eq!(state(&mut client).await, Some(State::Off));
     assert!(table::uninstall(&mut client, odd).await.unwrap());
     assert!(!table::uninstall(&mut client, odd).await.unwrap(), "there is nothing any more");
     let left = format!(
@@ -321,8 +321,8 @@ async fn strange_names_install_and_go_without_a_trace() {
     client.batch_execute(&format!("INSERT INTO {odd} VALUES ('x', 1, 7)")).await.unwrap();
     guard(&mut client, &odd_wish).await.unwrap();
     client.batch_execute(&format!("DROP TABLE {odd}")).await.unwrap();
-    assert_eq!(state(&client).await, Some(State::Gone));
-    let name = table::status(&client)
+    assert_eq!(state(&mut client).await, Some(State::Gone));
+    let name = table::status(&mut client)
         .await
         .unwrap()
         .into_iter()
@@ -330,13 +330,13 @@ async fn strange_names_install_and_go_without_a_trace() {
         .unwrap()
         .table;
     assert!(table::uninstall(&mut client, &name).await.unwrap());
-    assert_eq!(state(&client).await, None);
+    assert_eq!(state(&mut client).await, None);
 }
 
 #[tokio::test]
 async fn what_cannot_be_guarded_is_told() {
     let Some(place) = Place::start().await else { return };
-    let client = place.client().await;
+    let mut client = place.client().await;
     let make = "CREATE TABLE bare (id int PRIMARY KEY); CREATE TABLE small (id int PRIMARY KEY, fence int); \
                 CREATE TABLE keyless (id int, fence bigint); CREATE VIEW seen AS SELECT * FROM keyless; \
                 CREATE TABLE parts (id int PRIMARY KEY, fence bigint) PARTITION BY RANGE (id); \
@@ -359,7 +359,7 @@ async fn what_cannot_be_guarded_is_told() {
         ("child", "id", "inherit"),
     ] {
         let key = Some(key.to_owned()).filter(|key| !key.is_empty()).into_iter().collect();
-        let told = table::find(&client, &Wish { key, ..wish(table) }).await.unwrap_err();
+        let told = table::find(&mut client, &Wish { key, ..wish(table) }).await.unwrap_err();
         assert!(told.to_string().contains(says), "{table}: {told}");
     }
 }
@@ -388,5 +388,5 @@ async fn who_has_no_rights_is_told_and_who_writes_needs_none_of_ours() {
         client.batch_execute("DELETE FROM lockkeeper_fence.mark").await.is_err(),
         "a mark can be taken away"
     );
-    assert!(table::status(&client).await.unwrap().iter().any(|one| one.state == State::On));
+    assert!(table::status(&mut client).await.unwrap().iter().any(|one| one.state == State::On));
 }

@@ -44,16 +44,17 @@ impl Install {
         let mut client = self.database.open().await?;
         let (column, key) = (self.column, self.key);
         let wish = Wish { table: self.table, column, key, allow_unfenced: self.allow_unfenced };
-        let guarded = table::find(&client, &wish).await?;
+        let guarded = table::find(&mut client, &wish).await?;
         if self.sql {
             output::line(&format!("BEGIN;\n{}\nCOMMIT;", table::install_sql(&guarded)))?;
             return Ok(OK);
         }
         table::install(&mut client, &guarded).await.map_err(denied)?;
         let name = plain(&guarded.table).into_owned();
+        let key: Vec<&str> = guarded.key.iter().map(|column| &*column.name).collect();
         output::line(&match self.database.json {
             true => json!({
-                "table": guarded.table, "column": guarded.column, "key": guarded.key, "allow_unfenced": guarded.allow_unfenced,
+                "table": guarded.table, "column": guarded.column, "key": key, "allow_unfenced": guarded.allow_unfenced,
             })
             .to_string(),
             false if guarded.allow_unfenced => {
@@ -69,7 +70,8 @@ fn denied(error: Error) -> Failure {
     let missing = error.outcome() == Outcome::Denied;
     let failure = Failure::from(error);
     match missing {
-        true => failure.next("print it with --sql, and let the owner of the table run that"),
+        true => failure
+            .next("print it with --sql, for a role that owns the table and the schema lockkeeper_fence"),
         false => failure,
     }
 }

@@ -17,7 +17,7 @@ const HEAD: [&str; 6] = ["TABLE", "STATE", "COLUMN", "KEY", "UNFENCED WRITES", "
 
 impl Show {
     pub async fn go(self) -> Result<i32, Failure> {
-        let all = status(&self.database.open().await?).await?;
+        let all = status(&mut self.database.open().await?).await?;
         if self.database.json {
             let tables: Vec<Value> = all.iter().map(shown).collect();
             output::line(&json!({ "tables": tables }).to_string())?;

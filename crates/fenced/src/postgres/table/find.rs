@@ -1,8 +1,8 @@
 use lockkeeper_core::{Error, Result};
 use tokio_postgres::types::Type;
-use tokio_postgres::{Client, Row};
+use tokio_postgres::{Client, Row, Transaction};
 
-use super::{Wish, one};
+use super::{Wish, one, own_path};
 use crate::postgres::fault::fault;
 
 /// A table that can be guarded. All names in it come from the catalogue of the database and are quoted by it.
@@ -13,14 +13,31 @@ pub struct Guarded {
     /// The column of the fence, likewise.
     pub column: String,
     /// The columns of the key, likewise.
-    pub key: Vec<String>,
+    pub key: Vec<KeyColumn>,
     /// Whether writes without any fence are let through.
     pub allow_unfenced: bool,
 }
 
+/// A column of the key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyColumn {
+    /// Its name, quoted where that is needed.
+    pub name: String,
+    pub(super) kind: KeyKind,
+}
+
+/// How the type of a key column is recognised later. The numbers are those of types of PostgreSQL itself, which a dump keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum KeyKind {
+    BuiltIn(u32),
+    Domain(u32),
+    Enum,
+}
+
+const RESOLVE: &str = "SELECT pg_catalog.to_regclass($1)::pg_catalog.oid";
 const TABLE: &str = "SELECT c.oid, quote_ident(n.nspname) || '.' || quote_ident(c.relname), c.relkind::text, \
     EXISTS (SELECT FROM pg_inherits i WHERE c.oid IN (i.inhparent, i.inhrelid)), n.nspname LIKE 'pg\\_%' OR c.relpersistence = 't' \
-    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass($1)";
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = $1";
 const COLUMN: &str = "SELECT quote_ident(attname), format_type(atttypid, NULL), attgenerated::text, attidentity::text FROM pg_attribute \
     WHERE attrelid = $1 AND attname = $2 AND attnum > 0 AND NOT attisdropped";
 /// The columns of every index that allows each key once, whether it is the primary key, and which it is.
@@ -37,12 +54,23 @@ const UNFIT: &str = "SELECT quote_ident(a.attname), format_type(a.atttypid, a.at
     OR t.oid = 'bpchar'::regtype AND a.atttypmod > 0 OR coalesce(nullif(t.typbasetype, 0), t.oid) = ANY ('{int2,int4,int8,oid,bool,\
     uuid,text,varchar,name,date,time,timestamp,timestamptz,bytea,inet,cidr,macaddr}'::regtype[]::oid[]))) ORDER BY k.at LIMIT 1";
 
+/// The columns of an index, and what they are.
+const KINDS: &str = "SELECT quote_ident(a.attname), t.typtype::text, CASE t.typtype WHEN 'd' THEN t.typbasetype ELSE t.oid END \
+    FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1]) \
+    JOIN pg_type t ON t.oid = a.atttypid WHERE i.indexrelid = $1 ORDER BY quote_ident(a.attname) COLLATE \"C\"";
+
 /// Looks whether a table can be guarded as wished.
 ///
 /// # Errors
 /// [`Error::Invalid`] or [`Error::Unsupported`] with what is in the way, and what to do.
-pub async fn find(client: &Client, wish: &Wish) -> Result<Guarded> {
-    let rows = client.query_typed(TABLE, &[(&wish.table, Type::TEXT)]).await.map_err(|e| fault(&e, false))?;
+pub async fn find(client: &mut Client, wish: &Wish) -> Result<Guarded> {
+    let client = &client.transaction().await.map_err(|e| fault(&e, false))?;
+    // The name means what it means in this session. After that, no function of another role is to be found.
+    let rows =
+        client.query_typed(RESOLVE, &[(&wish.table, Type::TEXT)]).await.map_err(|e| fault(&e, false))?;
+    let oid: Option<u32> = rows.first().map(|row| get(row, 0)).transpose()?.flatten();
+    own_path(client).await?;
+    let rows = client.query_typed(TABLE, &[(&oid, Type::OID)]).await.map_err(|e| fault(&e, false))?;
     let Some(found) = rows.first() else {
         return Err(Error::invalid(format!(
             "there is no table {}: name it as in SQL, with its schema",
@@ -64,7 +92,8 @@ pub async fn find(client: &Client, wish: &Wish) -> Result<Guarded> {
         columns.sort();
         if if wanted.is_empty() { primary } else { columns == wanted } {
             fit(client, get(row, 1)?, &table).await?;
-            return Ok(Guarded { table, column, key: columns, allow_unfenced: wish.allow_unfenced });
+            let key = key_columns(client, get(row, 1)?).await?;
+            return Ok(Guarded { table, column, key, allow_unfenced: wish.allow_unfenced });
         }
     }
     Err(Error::invalid(match wanted.is_empty() {
@@ -76,8 +105,21 @@ pub async fn find(client: &Client, wish: &Wish) -> Result<Guarded> {
     }))
 }
 
+async fn key_columns(client: &Transaction<'_>, index: u32) -> Result<Vec<KeyColumn>> {
+    let rows = client.query_typed(KINDS, &[(&index, Type::OID)]).await.map_err(|e| fault(&e, false))?;
+    let each = rows.iter().map(|row| {
+        let kind = match &*get::<String>(row, 1)? {
+            "e" => KeyKind::Enum,
+            "d" => KeyKind::Domain(get(row, 2)?),
+            _ => KeyKind::BuiltIn(get(row, 2)?),
+        };
+        Ok(KeyColumn { name: get(row, 0)?, kind })
+    });
+    each.collect()
+}
+
 /// The mark of a deleted row is found by its key as text: values that are equal must have one text.
-async fn fit(client: &Client, index: u32, table: &str) -> Result<()> {
+async fn fit(client: &Transaction<'_>, index: u32, table: &str) -> Result<()> {
     let rows = client.query_typed(UNFIT, &[(&index, Type::OID)]).await.map_err(|e| fault(&e, false))?;
     let Some(row) = rows.first() else { return Ok(()) };
     let (column, kind): (String, String) = (get(row, 0)?, get(row, 1)?);
@@ -103,7 +145,7 @@ fn check(table: &str, kind: &str, inherits: bool, passing: bool) -> Result<()> {
     Err(Error::Unsupported(format!("{table} {why}")))
 }
 
-async fn column(client: &Client, oid: u32, table: &str, name: &str) -> Result<String> {
+async fn column(client: &Transaction<'_>, oid: u32, table: &str, name: &str) -> Result<String> {
     let add = |quoted: &str| format!("ALTER TABLE {table} ADD COLUMN {quoted} bigint NOT NULL DEFAULT 0;");
     let (column, kind, made) = match quoted(client, oid, table, name).await {
         Err(Error::Invalid(text)) => {
@@ -122,7 +164,12 @@ async fn column(client: &Client, oid: u32, table: &str, name: &str) -> Result<St
 }
 
 /// A column's name, quoted; its type; and whether the database makes its values.
-async fn quoted(client: &Client, oid: u32, table: &str, name: &str) -> Result<(String, String, bool)> {
+async fn quoted(
+    client: &Transaction<'_>,
+    oid: u32,
+    table: &str,
+    name: &str,
+) -> Result<(String, String, bool)> {
     let rows = client.query_typed(COLUMN, &[(&oid, Type::OID), (&name, Type::TEXT)]).await;
     let rows = rows.map_err(|e| fault(&e, false))?;
     let Some(row) = rows.first() else {

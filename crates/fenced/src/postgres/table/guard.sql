@@ -10,6 +10,12 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'LK064', MESSAGE = 'TRUNCATE would forget which fences were seen',
             HINT = 'DELETE the rows instead';
     END IF;
+    -- This runs with the rights of the installer, so it must not meet a type with casts or operators of another role. A DELETE has a NEW
+    -- without values, and with the same types.
+    IF @NEWTYPES THEN
+        RAISE EXCEPTION USING ERRCODE = 'LK064', MESSAGE = format('%s or a column of its key has another type than when it was guarded', @CT),
+            HINT = 'run lockkeeper fence install again';
+    END IF;
     IF TG_ARGV[0] = 'came' THEN
         -- The row is there, and has the fence of the mark or a higher one. A mark without the minus sign is newer than the row: it was
         -- deleted again, by another trigger after this statement.

@@ -8,11 +8,12 @@ mod find;
 mod script;
 mod status;
 
-pub use find::{Guarded, find};
+use find::KeyKind;
+pub use find::{Guarded, KeyColumn, find};
 pub use status::{State, Status, status};
 
 use lockkeeper_core::{Error, Result};
-use tokio_postgres::{Client, GenericClient};
+use tokio_postgres::{Client, GenericClient, Transaction};
 
 use super::fault::fault;
 
@@ -57,6 +58,12 @@ async fn run(client: &mut Client, sql: &str) -> Result<()> {
     let tx = client.transaction().await.map_err(|e| fault(&e, false))?;
     tx.batch_execute(sql).await.map_err(|e| fault(&e, false))?;
     tx.commit().await.map_err(|e| fault(&e, true))
+}
+
+/// Leaves only PostgreSQL's own functions and operators to be found, until the end of the transaction: in a schema of the session's
+/// search_path another role may have made one that fits a call better.
+async fn own_path(client: &Transaction<'_>) -> Result<()> {
+    client.batch_execute("SET LOCAL search_path = pg_catalog, pg_temp").await.map_err(|e| fault(&e, false))
 }
 
 /// One value of the first row.

@@ -1,19 +1,9 @@
 //! Exactly what we say to the database. Every name in it has been quoted by the database itself.
 
-use super::Guarded;
+use super::{Guarded, KeyColumn, KeyKind};
 
-/// What all guarded tables share. Everybody may count the marks, and nobody else reads the keys of rows that were deleted.
-const SHARED: &str = "SET LOCAL lock_timeout = '10s';
-SELECT pg_advisory_xact_lock(hashtextextended('lockkeeper fence', 0));
-CREATE SCHEMA IF NOT EXISTS lockkeeper_fence;
-GRANT USAGE ON SCHEMA lockkeeper_fence TO PUBLIC;
-CREATE TABLE IF NOT EXISTS lockkeeper_fence.guarded (name text PRIMARY KEY, fence_column text NOT NULL, key text NOT NULL, \
-allow_unfenced boolean NOT NULL, function text NOT NULL, since timestamptz NOT NULL DEFAULT now());
-CREATE TABLE IF NOT EXISTS lockkeeper_fence.mark (guarded text NOT NULL, key text COLLATE \"C\" NOT NULL, fence bigint NOT NULL, \
-PRIMARY KEY (guarded, key));
-GRANT SELECT ON lockkeeper_fence.guarded TO PUBLIC;
-REVOKE ALL ON lockkeeper_fence.mark FROM PUBLIC;
-GRANT SELECT (guarded) ON lockkeeper_fence.mark TO PUBLIC;";
+/// What all guarded tables share, and the refusal of what another role has prepared in its place.
+const SHARED: &str = include_str!("shared.sql");
 
 /// The first two come after the triggers of others, and in this order.
 const NAMED: &str = "zz_lockkeeper_fence_1";
@@ -46,9 +36,9 @@ CREATE TRIGGER {CAME} AFTER INSERT OR UPDATE OF {columns} ON {table} FOR EACH RO
 INSERT INTO lockkeeper_fence.guarded (name, fence_column, key, allow_unfenced, function) VALUES ({name}, {column_text}, {key_text}, {allow_unfenced}, {bare}) \
 ON CONFLICT (name) DO UPDATE SET fence_column = excluded.fence_column, key = excluded.key, allow_unfenced = excluded.allow_unfenced;",
         drops = drops(table),
-        columns = key.join(", "),
+        columns = names(key).join(", "),
         column_text = literal(column),
-        key_text = literal(&key.join(", ")),
+        key_text = literal(&names(key).join(", ")),
     )
 }
 
@@ -57,7 +47,8 @@ pub(super) fn uninstall(table: &str) -> String {
     let (name, function) = (literal(table), function(table));
     format!(
         "SET LOCAL lock_timeout = '10s';
-SELECT pg_advisory_xact_lock(hashtextextended('lockkeeper fence', 0));
+SET LOCAL search_path = pg_catalog, pg_temp;
+SELECT pg_advisory_xact_lock(hashtextextended('lockkeeper fence'::text, 0::bigint));
 DROP FUNCTION IF EXISTS {function}() CASCADE;
 DELETE FROM lockkeeper_fence.mark WHERE guarded = {name};
 DELETE FROM lockkeeper_fence.guarded WHERE name = {name};
@@ -85,14 +76,46 @@ fn function(table: &str) -> String {
     format!("lockkeeper_fence.guard_{hash:032x}")
 }
 
+fn names(key: &[KeyColumn]) -> Vec<&str> {
+    key.iter().map(|key| &*key.name).collect()
+}
+
+/// The function runs with the installer's rights, and a conversion to JSON runs a cast that the owner of a type has made for it. So only
+/// types of PostgreSQL itself are converted; an enum is written by its output function, which has no casts.
+impl KeyColumn {
+    fn json(&self, row: &str) -> String {
+        match self.kind {
+            KeyKind::Enum => {
+                format!("CASE WHEN {row}.{0} IS NOT NULL THEN format('%s', {row}.{0}) END", self.name)
+            }
+            KeyKind::BuiltIn(_) | KeyKind::Domain(_) => format!("{row}.{}", self.name),
+        }
+    }
+
+    /// Whether the column of this name has another type by now: the table's owner may give the name to another column.
+    fn changed(&self) -> Option<String> {
+        let name = &self.name;
+        match self.kind {
+            KeyKind::Enum => None,
+            KeyKind::BuiltIn(oid) => Some(format!("pg_typeof(NEW.{name}) <> '{oid}'::oid::regtype")),
+            KeyKind::Domain(base) => Some(format!(
+                "(SELECT typbasetype FROM pg_type WHERE oid = pg_typeof(NEW.{name})::oid) IS DISTINCT FROM '{base}'::oid"
+            )),
+        }
+    }
+}
+
 fn body(guarded: &Guarded) -> String {
     let Guarded { table, column, key, allow_unfenced } = guarded;
-    let of = |row: &str| key.iter().map(|key| format!("{row}.{key}")).collect::<Vec<_>>().join(", ");
-    let text = |row: &str| format!("jsonb_build_array({})::text", of(row));
-    let row = |row: &str| format!("ROW({})", of(row));
+    let all = |each: &dyn Fn(&KeyColumn) -> String| key.iter().map(each).collect::<Vec<_>>().join(", ");
+    let text = |row: &str| format!("jsonb_build_array({})::text", all(&|key| key.json(row)));
+    let row = |row: &str| format!("ROW({})", all(&|key| format!("{row}.{}", key.name)));
+    let changed = std::iter::once(format!("pg_typeof(NEW.{column}) <> 'bigint'::regtype"));
+    let changed = changed.chain(key.iter().filter_map(KeyColumn::changed)).collect::<Vec<_>>().join(" OR ");
     let allow = if *allow_unfenced { "true" } else { "false" };
     // The longer words first.
     let words = [
+        ("@NEWTYPES", changed),
         ("@NEWCOLS", row("NEW")),
         ("@OLDCOLS", row("OLD")),
         ("@NEWKEY", text("NEW")),

@@ -1,8 +1,9 @@
 use lockkeeper_core::Result;
-use tokio_postgres::Client;
+use tokio_postgres::types::Type;
+use tokio_postgres::{Client, Transaction};
 
 use super::find::get;
-use super::one;
+use super::{one, own_path};
 use crate::postgres::fault::fault;
 
 /// Whether a table is really guarded now.
@@ -37,7 +38,9 @@ pub struct Status {
 ///
 /// # Errors
 /// [`lockkeeper_core::Error::Denied`] or [`lockkeeper_core::Error::Unavailable`].
-pub async fn status(client: &Client) -> Result<Vec<Status>> {
+pub async fn status(client: &mut Client) -> Result<Vec<Status>> {
+    let client = &client.transaction().await.map_err(|e| fault(&e, false))?;
+    own_path(client).await?;
     if !is_there(client).await? {
         return Ok(Vec::new());
     }
@@ -68,19 +71,23 @@ pub async fn status(client: &Client) -> Result<Vec<Status>> {
     each.collect()
 }
 
-async fn is_there(client: &Client) -> Result<bool> {
-    let sql = "SELECT to_regclass($1) IS NOT NULL";
+async fn is_there(client: &Transaction<'_>) -> Result<bool> {
+    let sql = "SELECT pg_catalog.to_regclass($1) IS NOT NULL";
     Ok(one(client, sql, "lockkeeper_fence.guarded").await? == Some(true))
 }
 
 /// The name under which a table was guarded. One that is gone is found by the name that `status` shows.
-pub(super) async fn registered(client: &Client, table: &str) -> Result<Option<String>> {
+pub(super) async fn registered(client: &mut Client, table: &str) -> Result<Option<String>> {
+    let client = &client.transaction().await.map_err(|e| fault(&e, false))?;
     if !is_there(client).await? {
         return Ok(None);
     }
+    let oid: Option<u32> = one(client, "SELECT pg_catalog.to_regclass($1)::pg_catalog.oid", table).await?;
+    own_path(client).await?;
     let sql = "SELECT g.name FROM lockkeeper_fence.guarded g WHERE g.name = $1 OR g.function IN (SELECT p.proname FROM pg_trigger t \
-        JOIN pg_proc p ON p.oid = t.tgfoid WHERE t.tgrelid = to_regclass($1)) OR g.name = (SELECT quote_ident(n.nspname) || '.' || \
-        quote_ident(c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass($1)) \
+        JOIN pg_proc p ON p.oid = t.tgfoid WHERE t.tgrelid = $2) OR g.name = (SELECT quote_ident(n.nspname) || '.' || \
+        quote_ident(c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = $2) \
         ORDER BY g.name = $1 DESC LIMIT 1";
-    one(client, sql, table).await
+    let rows = client.query_typed(sql, &[(&table, Type::TEXT), (&oid, Type::OID)]).await;
+    rows.map_err(|e| fault(&e, false))?.first().map(|row| get(row, 0)).transpose()
 }
