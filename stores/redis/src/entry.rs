@@ -153,21 +153,13 @@ pub enum Stage {
 }
 
 /// What only the script needs to know of an ask: what its record begins with if it is granted at once, what it is ready
-/// to do, how many names it has, its minimum, the fence it is to be raised to, its generation, how long a queue entry
-/// of this process lasts without a poll.
-pub fn head(
-    ask: &Ask,
-    keys: &[String],
-    stage: Stage,
-    raise: Option<Fence>,
-    (generation, entry_life): (u8, Duration),
-) -> Vec<u8> {
-    let mut head = Vec::with_capacity(20);
+/// to do, how many names it has, its minimum, the fence it is to be raised to, its generation.
+pub fn head(ask: &Ask, keys: &[String], stage: Stage, raise: Option<Fence>, generation: u8) -> Vec<u8> {
+    let mut head = Vec::with_capacity(16);
     head.extend([mark(ask, keys), stage as u8, keys.len() as u8]);
     head.extend(small(ask.min_hold));
     head.extend((raise.map_or(0, Fence::get) as f64).to_be_bytes());
     head.push(generation);
-    head.extend(small(entry_life));
     head
 }
 

@@ -45,7 +45,7 @@ impl Shared {
             Wait::For(time) => clock.now() + time,
             Wait::Forever => Moment::NEVER,
         };
-        let mut place = (ask.wait != Wait::No).then(|| self.line.join(ask.claim.attempt.to_hex(), ask.ttl));
+        let mut place = (ask.wait != Wait::No).then(|| self.line.join(ask.claim.attempt.to_hex()));
         let keys: Vec<String> = ask.claim.names.iter().map(|name| self.layout.key(name)).collect();
         // Whether the request is in the queue, and the highest fence when the server last said so.
         let (mut stands, mut queued_at) = (false, 0);
@@ -150,8 +150,7 @@ impl Shared {
         let lives = millis(ask.ttl + ask.lock_delay).to_string();
         let attempt = ask.claim.attempt.to_hex();
         let generation = self.unknown.generation(&attempt);
-        let head =
-            entry::head(ask, keys, stage, raise, (generation, self.line.entry_life(self.options.claim)));
+        let head = entry::head(ask, keys, stage, raise, generation);
         let terms = entry::terms(ask, keys, others);
         vec![attempt.into_bytes(), lives.into_bytes(), head, terms]
     }

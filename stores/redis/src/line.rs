@@ -37,8 +37,6 @@ struct Desk {
     waiters: HashMap<String, Arc<Waiter>>,
     /// Who waits for which key, in the order in which they came.
     lines: BTreeMap<(Group, String), BTreeMap<u64, Arc<Waiter>>>,
-    /// How many waiters there are of each ttl.
-    ttls: BTreeMap<Duration, usize>,
     /// How many waiters there were so far.
     joined: u64,
     /// When each group that is waited for is looked at next.
@@ -92,7 +90,6 @@ struct Waiter {
     /// Its number: waiters that came earlier have a lower one.
     number: u64,
     attempt: String,
-    ttl: Duration,
     called: Notify,
     left: AtomicBool,
     kept: Kept,
@@ -210,14 +207,12 @@ impl Line {
     }
 
     /// Begins to listen for `attempt`, before anything is sent: the answer may come at once.
-    pub fn join(&self, attempt: String, ttl: Duration) -> Place<'_> {
+    pub fn join(&self, attempt: String) -> Place<'_> {
         let mut desk = self.desk();
         desk.joined += 1;
-        *desk.ttls.entry(ttl).or_default() += 1;
         let waiter = Arc::new(Waiter {
             number: desk.joined,
             attempt,
-            ttl,
             called: Notify::new(),
             left: AtomicBool::new(false),
             kept: Kept::default(),
@@ -226,13 +221,6 @@ impl Line {
         desk.waiters.insert(waiter.attempt.clone(), waiter.clone());
         drop(desk);
         Place { line: self, waiter, spots: Vec::new() }
-    }
-
-    /// How long the server keeps the queue entries of this process after its last poll: for the claim, or for the shortest ttl of
-    /// its waiters if that is shorter. A live process polls twice in that time.
-    pub fn entry_life(&self, claim: Duration) -> Duration {
-        let shortest = self.desk().ttls.keys().next().copied();
-        shortest.map_or(claim, |ttl| ttl.max(self.poll * 2).min(claim))
     }
 
     /// The ask of `attempt` is to end, wherever it is.
@@ -375,12 +363,6 @@ impl Drop for Place<'_> {
             task.abort();
         }
         let mut desk = self.line.desk();
-        if let Some(count) = desk.ttls.get_mut(&self.waiter.ttl) {
-            *count -= 1;
-            if *count == 0 {
-                desk.ttls.remove(&self.waiter.ttl);
-            }
-        }
         // The same attempt may have asked again meanwhile.
         if desk.waiters.get(&self.waiter.attempt).is_some_and(|other| Arc::ptr_eq(other, &self.waiter)) {
             desk.waiters.remove(&self.waiter.attempt);

@@ -135,33 +135,6 @@ pub async fn dead_clients_of_several_servers_cost_no_more_than_declared(
     }
 }
 
-/// A process with several waiters of a short ttl falls silent. The live waiter behind them gets the lock within `bound` after a release,
-/// which follows their ttl.
-pub async fn dead_waiters_of_a_short_ttl_cost_no_more_than(
-    bound: Duration,
-    server: SocketAddr,
-    framing: Framing,
-    open: impl AsyncFn(SocketAddr) -> Arc<dyn Store>,
-) {
-    let live = open(server).await;
-    let proxy = Proxy::start(server, framing);
-    let mortal = open(proxy.addr()).await;
-    let held = take(&live, &ask("short")).await;
-    let mut dead = Vec::new();
-    for place in 1..=4 {
-        dead.push(stand_in_line(&mortal, &with(ask("short"), |ask| ask.ttl = MORTAL), place).await);
-    }
-    let last = stand_in_line(&live, &ask("short"), dead.len() + 1).await;
-    silence(&[proxy]);
-    let freed = Instant::now();
-    give_back(&live, &held.claim).await;
-    granted(last).await;
-    let took = freed.elapsed();
-    println!("behind dead waiters with a ttl of {MORTAL:?}: {took:?}, of {bound:?}");
-    assert!(took <= bound + MACHINE, "the next waiter was let in after {took:?} instead of {bound:?}");
-    dead.iter().for_each(JoinHandle::abort);
-}
-
 fn silence(proxies: &[Proxy]) {
     for proxy in proxies {
         proxy.hold(Direction::Requests);

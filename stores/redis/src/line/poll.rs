@@ -9,7 +9,6 @@ use futures_util::stream::FuturesUnordered;
 use redis::{Value, cmd};
 
 use super::{Since, Waiter};
-use crate::hold::millis;
 use crate::layout::Group;
 use crate::script::{Call, POLL};
 use crate::store::Shared;
@@ -99,8 +98,7 @@ async fn look_at(shared: &Arc<Shared>, batch: &[(Group, String)]) -> Option<Dura
     let call = Call::new(&POLL, &shared.keys(group, &names))
         .arg(shared.layout.base(group))
         .arg(shared.claim_ms())
-        .arg(&shared.client)
-        .arg(millis(shared.line.entry_life(shared.options.claim)));
+        .arg(&shared.client);
     let answer = match call.run(&shared.fleet, group.slot()).await {
         Ok(Value::Array(answer)) => answer,
         other => {

@@ -125,7 +125,7 @@ local function ask(keys, attempt, terms)
   else
     if not queued and not enqueue(keys, attempt, terms, mark, min_hold, info) then return { FULL + 10 } end
     -- Queue entries go with the process that waits; its polls keep them.
-    redis.call('PEXPIRE', CLIENT, (struct.unpack('>I4', head, 17)))
+    redis.call('PEXPIRE', CLIENT, CLAIM)
     stay(keys)
   end
   flush()

@@ -2,7 +2,7 @@
 -- L of each name of each request. ARGV: the highest fence seen, the client, the base, the claim; what the requests have in
 -- common: how long their keys are to live (ttl and delay), their head ('P' if the hold will be a plain one, 0 if they do not
 -- wait, 1 if they do, 2 if they waited and were notified, how many names each has, the minimum hold, the fence to raise to,
--- the generation, how long a queue entry is to last), and their terms (see HOLD) from the owner on; and then the attempt of each, with terms of its own behind
+-- the generation), and their terms (see HOLD) from the owner on; and then the attempt of each, with terms of its own behind
 -- it if it has others.
 local COUNTER, WATCHED, WAITED, FORCED = KEYS[1], KEYS[2], KEYS[3], false
 local floor, BASE, client = tonumber(ARGV[1]), ARGV[3], ARGV[2]

@@ -1,5 +1,5 @@
 local let_in_key = BASE .. 'in:' .. ARGV[3]
-local answer = { redis.call('PEXPIRE', BASE .. 'client:' .. ARGV[3], ARGV[4]), 0, {} }
+local answer = { redis.call('PEXPIRE', BASE .. 'client:' .. ARGV[3], CLAIM), 0, {} }
 local keys = names_at(4, #KEYS - 3)
 load_all(keys)
 stay(keys)
