@@ -6,6 +6,8 @@ use tokio_postgres::error::Severity;
 pub(crate) enum Failure {
     /// It was never sent.
     Away(String),
+    /// It was never sent: the connection had ended by then. A new one may be made at once.
+    Ended,
     /// It was sent, and nobody knows what became of it.
     Unheard(String),
     /// The server refused it, and undid what it had begun.
@@ -64,6 +66,7 @@ impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         let (code, text) = match failure {
             Failure::Away(text) => return Error::Unavailable(text),
+            Failure::Ended => return Error::Unavailable("the connection has ended; try again".into()),
             Failure::Unheard(text) => return Error::Unknown(text),
             Failure::Told(error) => return error,
             Failure::Refused { code, text } => (code, text),

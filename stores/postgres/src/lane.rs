@@ -148,7 +148,7 @@ impl Shared {
             let sent_at = self.options.clock.now();
             match say(self, &live, &[&order], order.quick).await {
                 // The long way makes them again.
-                Err(failure) if failure.is_missing() => {}
+                Err(failure) if failure.is_missing() || matches!(failure, Failure::Ended) => {}
                 Ok(rows) if order.quick && rows.is_empty() => {
                     return Ok(Answer { sent_at, text: String::new(), lease: None });
                 }
@@ -190,15 +190,28 @@ async fn fly(shared: Arc<Shared>, live: Live, mut batch: Vec<Parcel>) {
     join(together, join_all(alone)).await;
 }
 
-async fn deliver(shared: &Shared, live: &Live, batch: Vec<Parcel>) {
-    let sent_at = shared.options.clock.now();
-    let orders: Vec<&Order> = batch.iter().map(|parcel| &parcel.order).collect();
-    let mut rows = say(shared, live, &orders, false).await;
-    if rows.as_ref().is_err_and(Failure::is_missing) {
-        // Somebody dropped our tables. Nothing has happened; a new connection makes them again.
-        shared.link.rebuild();
+async fn deliver(shared: &Shared, live: &Live, mut batch: Vec<Parcel>) {
+    let mut sent_at = shared.options.clock.now();
+    let mut rows = say_all(shared, live, &batch).await;
+    let mut rebuilt = false;
+    while let Err(failure) = &rows {
+        match failure {
+            // It was not sent, and the next connection is another one.
+            Failure::Ended => batch.retain(|parcel| !parcel.answer.is_closed()),
+            // Somebody dropped our tables. Nothing has happened; a new connection makes them again.
+            failure if failure.is_missing() && !std::mem::replace(&mut rebuilt, true) => {
+                shared.link.rebuild()
+            }
+            _ => break,
+        }
+        if batch.is_empty() {
+            return;
+        }
         rows = match shared.link.live().await {
-            Ok(live) => say(shared, &live, &orders, false).await,
+            Ok(live) => {
+                sent_at = shared.options.clock.now();
+                say_all(shared, &live, &batch).await
+            }
             Err(failure) => Err(failure),
         };
     }
@@ -215,6 +228,11 @@ async fn deliver(shared: &Shared, live: &Live, batch: Vec<Parcel>) {
         };
         _ = answer.send(one);
     }
+}
+
+async fn say_all(shared: &Shared, live: &Live, batch: &[Parcel]) -> Result<Vec<Row>, Failure> {
+    let orders: Vec<&Order> = batch.iter().map(|parcel| &parcel.order).collect();
+    say(shared, live, &orders, false).await
 }
 
 fn odd() -> Failure {

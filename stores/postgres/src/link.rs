@@ -2,19 +2,20 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use futures_util::future::try_join_all;
 use lockkeeper_core::Error;
+use lockkeeper_store_kit::{InFlight, Request};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::JoinError;
 use tokio_postgres::config::SslMode;
 use tokio_postgres::types::{FromSqlOwned, ToSql};
-use tokio_postgres::{AsyncMessage, Client, Config, NoTls, Row, Statement};
+use tokio_postgres::{AsyncMessage, CancelToken, Client, Config, NoTls, Row, Statement};
 
 use crate::config::{Door, Options};
 use crate::fault::Failure;
@@ -75,22 +76,15 @@ pub(crate) struct Live(Arc<Wire>);
 struct Wire {
     client: Client,
     talk: Arc<Talk>,
-    gauge: Arc<Gauge>,
+    in_flight: Arc<InFlight>,
     epoch: i32,
     prepared: OnceLock<HashMap<&'static str, Statement>>,
     /// Held while a statement is under way, where a pooler may stand in between: it could hand the answer to what was sent behind
     /// another's to somebody else.
     alone: tokio::sync::Mutex<()>,
-    to: String,
-    schema: String,
-}
-
-/// How many requests are on their way, and whether answers come.
-#[derive(Default)]
-struct Gauge {
-    sent: AtomicU64,
-    done: AtomicU64,
-    begun: Notify,
+    /// A caller abandoned a statement that nothing may be sent behind: the connection is to end.
+    abandoned: Arc<Notify>,
+    options: Arc<Options>,
 }
 
 /// How long a failure to connect is passed on to others before it is tried again.
@@ -121,13 +115,17 @@ impl Link {
 
     /// Runs one statement and returns its rows.
     pub async fn rows(&self, sql: &Sql, params: &[Param<'_>]) -> Result<Vec<Row>, Failure> {
-        match self.live().await?.rows(sql, params).await {
-            // Somebody dropped our tables. Nothing has happened; a new connection makes them again.
-            Err(failure) if failure.is_missing() => {
-                self.rebuild();
-                self.live().await?.rows(sql, params).await
+        let mut rebuilt = false;
+        loop {
+            match self.live().await?.rows(sql, params).await {
+                // It was not sent, and the next connection is another one.
+                Err(Failure::Ended) => {}
+                // Somebody dropped our tables. Nothing has happened; a new connection makes them again.
+                Err(failure) if failure.is_missing() && !std::mem::replace(&mut rebuilt, true) => {
+                    self.rebuild()
+                }
+                answer => return answer,
             }
-            answer => answer,
         }
     }
 
@@ -184,7 +182,7 @@ impl Link {
 
     fn ready(&self) -> Option<Live> {
         let mut line = self.line();
-        if line.live.as_ref().is_some_and(|live| live.0.gauge.over() || live.0.client.is_closed()) {
+        if line.live.as_ref().is_some_and(|live| live.0.in_flight.is_closed() || live.0.client.is_closed()) {
             line.live = None;
         }
         line.live.clone()
@@ -220,104 +218,88 @@ impl Live {
 
     /// Runs one statement and returns its rows. What is called first is sent first.
     pub async fn rows(&self, sql: &Sql, params: &[Param<'_>]) -> Result<Vec<Row>, Failure> {
-        let Wire { client, prepared, to, schema, talk, .. } = &*self.0;
-        let mut under_way = self.begin().await;
+        let Wire { client, prepared, options, talk, .. } = &*self.0;
+        let under_way = self.begin().await?;
         let answer = match prepared.get().and_then(|all| all.get(sql.text)) {
             Some(statement) => talk.soon(client.query(statement, params)).await,
             None => {
-                let text = sql.text.replace("@S", schema);
+                let text = sql.text.replace("@S", &options.schema);
                 let typed: Vec<_> = params.iter().copied().zip(sql.types.iter().cloned()).collect();
                 client.query_typed(&text, &typed).await
             }
         };
         under_way.heard();
-        answer.map_err(|error| Failure::of_request(&error, to))
+        answer.map_err(|error| self.failure(&error))
+    }
+
+    fn failure(&self, error: &tokio_postgres::Error) -> Failure {
+        Failure::of_request(error, &self.0.options.door.to_string())
     }
 
     /// Begins a statement: behind others that are under way, or, where there may be a pooler, after them.
-    async fn begin(&self) -> UnderWay<'_> {
+    async fn begin(&self) -> Result<UnderWay<'_>, Failure> {
         let alone = match self.0.prepared.get() {
             Some(_) => None,
             None => Some(self.0.alone.lock().await),
         };
-        UnderWay::new(&self.0.gauge, alone)
+        // The statement before this one may have been abandoned meanwhile.
+        if self.0.in_flight.is_closed() {
+            return Err(Failure::Ended);
+        }
+        Ok(UnderWay { wire: &self.0, request: Some(self.0.in_flight.begin()), alone })
     }
 
     /// Runs some statements that have no answer.
     pub async fn run(&self, text: &str) -> Result<(), Failure> {
-        let mut under_way = self.begin().await;
+        let under_way = self.begin().await?;
         let done = self.0.client.batch_execute(text).await;
         under_way.heard();
-        done.map_err(|error| Failure::of_request(&error, &self.0.to))
+        done.map_err(|error| self.failure(&error))
     }
 
+    /// Prepares what is said often, on a connection to the server itself. A statement that nobody waits for any more, and that could
+    /// not be cancelled, ends there by itself.
     async fn prepare(&self) -> Result<(), Failure> {
-        let mut under_way = self.begin().await;
+        let patience = (self.0.options.timeout * 2).as_millis();
+        let under_way = self.begin().await?;
         let each = OFTEN.iter().map(|sql| async move {
-            let text = sql.text.replace("@S", &self.0.schema);
+            let text = sql.text.replace("@S", &self.0.options.schema);
             self.0.client.prepare_typed(&text, sql.types).await.map(|statement| (sql.text, statement))
         });
-        let all = try_join_all(each).await;
+        let all = async {
+            self.0.client.batch_execute(&format!("SET statement_timeout = {patience}")).await?;
+            try_join_all(each).await
+        };
+        let all = all.await;
         under_way.heard();
-        let all = all.map_err(|error| Failure::of_request(&error, &self.0.to))?;
+        let all = all.map_err(|error| self.failure(&error))?;
         _ = self.0.prepared.set(all.into_iter().collect());
         Ok(())
     }
 }
 
-/// One request on its way; also when whoever asked has lost interest.
+/// One statement on its way. If its caller drops this, the answer is still to come (see [`InFlight`]).
 struct UnderWay<'a> {
-    gauge: &'a Gauge,
+    wire: &'a Wire,
+    request: Option<Request<'a>>,
     alone: Option<tokio::sync::MutexGuard<'a, ()>>,
 }
 
-impl<'a> UnderWay<'a> {
-    fn new(gauge: &'a Gauge, alone: Option<tokio::sync::MutexGuard<'a, ()>>) -> Self {
-        if gauge.sent.fetch_add(1, Ordering::Relaxed) == gauge.done.load(Ordering::Relaxed) {
-            gauge.begun.notify_one();
-        }
-        UnderWay { gauge, alone }
-    }
-
-    fn heard(&mut self) {
+impl UnderWay<'_> {
+    fn heard(mut self) {
         self.alone = None;
+        if let Some(request) = self.request.take() {
+            request.answered();
+        }
     }
 }
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
-        self.gauge.done.fetch_add(1, Ordering::Relaxed);
         if self.alone.is_some() {
-            // Nobody waits for the answer, and nothing may be sent behind it: this connection is over.
-            self.gauge.end();
-        }
-    }
-}
-
-impl Gauge {
-    const OVER: u64 = u64::MAX / 2;
-
-    fn over(&self) -> bool {
-        self.done.load(Ordering::Relaxed) >= Self::OVER
-    }
-
-    fn end(&self) {
-        self.done.fetch_max(Self::OVER, Ordering::Relaxed);
-    }
-
-    /// Ends when requests wait and for `timeout` not one of them was answered. One timer for all requests: answers come
-    /// in order, so if one is late, all behind it are.
-    async fn stuck(&self, timeout: Duration) {
-        loop {
-            let done = self.done.load(Ordering::Relaxed);
-            if self.sent.load(Ordering::Relaxed) == done {
-                self.begun.notified().await;
-                continue;
-            }
-            tokio::time::sleep(timeout).await;
-            if self.done.load(Ordering::Relaxed) == done {
-                return;
-            }
+            // Nothing may be sent behind it: this connection is over, before the next caller gets its turn.
+            self.wire.in_flight.close();
+            self.wire.abandoned.notify_one();
         }
     }
 }
@@ -326,11 +308,22 @@ impl Gauge {
 async fn dial(options: Arc<Options>, listener: Option<Listener>, epoch: i32) -> Result<Live, Failure> {
     let made = tokio::time::timeout(options.timeout, log_in(&options)).await;
     let (client, talk) = made.unwrap_or_else(|_| Err(silent(&options)))?;
-    let gauge = Arc::new(Gauge::default());
-    tokio::spawn(drive(talk.clone(), gauge.clone(), options.timeout, listener));
-    let (prepared, alone) = (OnceLock::new(), tokio::sync::Mutex::new(()));
-    let (to, schema) = (options.door.to_string(), options.schema.clone());
-    Ok(Live(Arc::new(Wire { client, talk, gauge, epoch, prepared, alone, to, schema })))
+    let (prepared, alone, token) = (OnceLock::new(), tokio::sync::Mutex::new(()), client.cancel_token());
+    let (in_flight, abandoned) = (Arc::<InFlight>::default(), Arc::<Notify>::default());
+    let wire = Wire {
+        client,
+        talk: talk.clone(),
+        in_flight: in_flight.clone(),
+        epoch,
+        prepared,
+        alone,
+        abandoned: abandoned.clone(),
+        options: options.clone(),
+    };
+    let wire = Arc::new(wire);
+    let driver = Driver { talk, in_flight, abandoned, options, token, listener, wire: Arc::downgrade(&wire) };
+    tokio::spawn(driver.run());
+    Ok(Live(wire))
 }
 
 /// A connection of your own to the database of an address, as the store makes it: TLS, keep-alive, a time-out for the beginning. It runs
@@ -363,7 +356,6 @@ fn silent(options: &Options) -> Failure {
 
 async fn log_in(options: &Options) -> Result<(Client, Arc<Talk>), Failure> {
     let to = options.door.to_string();
-    let away = |error: io::Error| Failure::Away(format!("no PostgreSQL at {to}: {error}"));
     let refused = |error: tokio_postgres::Error| Failure::while_connecting(&error, &to);
     let mut config = Config::new();
     config.user(&options.user).dbname(&options.database).application_name("lockkeeper");
@@ -371,62 +363,131 @@ async fn log_in(options: &Options) -> Result<(Client, Arc<Talk>), Failure> {
     if let Some(password) = &options.password {
         config.password(password.expose());
     }
-    match &options.door {
-        Door::Unix(..) => {
-            let stream = UnixStream::connect(&to).await.map_err(away)?;
+    match (Socket::connect(&options.door).await?, &options.tls, &options.door) {
+        (Socket::Unix(stream), ..) => {
             let (client, connection) = config.connect_raw(stream, NoTls).await.map_err(refused)?;
             Ok((client, Talk::new(connection)))
         }
-        Door::Tcp(host, number) => {
-            let stream = TcpStream::connect((host.as_str(), *number)).await.map_err(away)?;
-            stream.set_nodelay(true).map_err(away)?;
-            // A peer that vanished without a word is noticed also while nothing is asked of it.
-            let keep = socket2::TcpKeepalive::new()
-                .with_time(Duration::from_secs(10))
-                .with_interval(Duration::from_secs(5));
-            socket2::SockRef::from(&stream).set_tcp_keepalive(&keep).map_err(away)?;
-            match &options.tls {
-                Some(tls) => {
-                    let (client, connection) =
-                        config.connect_raw(stream, tls.to(host)).await.map_err(refused)?;
-                    Ok((client, Talk::new(connection)))
-                }
-                None => {
-                    let (client, connection) = config.connect_raw(stream, NoTls).await.map_err(refused)?;
-                    Ok((client, Talk::new(connection)))
-                }
+        (Socket::Tcp(stream), Some(tls), Door::Tcp(host, _)) => {
+            let (client, connection) = config.connect_raw(stream, tls.to(host)).await.map_err(refused)?;
+            Ok((client, Talk::new(connection)))
+        }
+        (Socket::Tcp(stream), ..) => {
+            let (client, connection) = config.connect_raw(stream, NoTls).await.map_err(refused)?;
+            Ok((client, Talk::new(connection)))
+        }
+    }
+}
+
+enum Socket {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+impl Socket {
+    async fn connect(door: &Door) -> Result<Socket, Failure> {
+        let away = |error: io::Error| Failure::Away(format!("no PostgreSQL at {door}: {error}"));
+        match door {
+            Door::Unix(..) => Ok(Socket::Unix(UnixStream::connect(door.to_string()).await.map_err(away)?)),
+            Door::Tcp(host, number) => {
+                let stream = TcpStream::connect((host.as_str(), *number)).await.map_err(away)?;
+                stream.set_nodelay(true).map_err(away)?;
+                // A peer that vanished without a word is noticed also while nothing is asked of it.
+                let keep = socket2::TcpKeepalive::new()
+                    .with_time(Duration::from_secs(10))
+                    .with_interval(Duration::from_secs(5));
+                socket2::SockRef::from(&stream).set_tcp_keepalive(&keep).map_err(away)?;
+                Ok(Socket::Tcp(stream))
             }
         }
     }
 }
 
-/// Moves what is said both ways until the connection ends, or nothing is answered any more.
-async fn drive(talk: Arc<Talk>, gauge: Arc<Gauge>, timeout: Duration, listener: Option<Listener>) {
-    let messages = async {
-        while let Some(message) = talk.next().await {
-            if let (AsyncMessage::Notification(note), Some(tell)) = (message, &listener) {
-                let (channel, text) = (note.channel().to_owned(), note.payload().to_owned());
-                tell(Heard::Message { channel, text });
+/// Asks the server to end what a connection is working on. PostgreSQL does not notice that a client is gone while its statement waits
+/// for a lock, so the server process of a connection that is given up would stay for as long.
+async fn cancel(options: Arc<Options>, token: CancelToken) {
+    let asked = async {
+        match (Socket::connect(&options.door).await?, &options.tls, &options.door) {
+            (Socket::Unix(stream), ..) => Ok(token.cancel_query_raw(stream, NoTls).await),
+            (Socket::Tcp(stream), Some(tls), Door::Tcp(host, _)) => {
+                Ok(token.cancel_query_raw(stream, tls.to(host)).await)
             }
+            (Socket::Tcp(stream), ..) => Ok(token.cancel_query_raw(stream, NoTls).await),
         }
     };
-    let _over = Over { talk: &talk, gauge: &gauge, listener: listener.as_ref() };
-    tokio::select! {
-        () = messages => {}
-        () = gauge.stuck(timeout) => tracing::warn!("no answer for {timeout:?}: the connection is given up"),
+    let asked: Result<Result<(), Failure>, _> = tokio::time::timeout(options.timeout, async {
+        asked.await?.map_err(|error| Failure::while_connecting(&error, &options.door.to_string()))
+    })
+    .await;
+    if !matches!(asked, Ok(Ok(()))) {
+        tracing::debug!(
+            ?asked,
+            "a statement that was given up could not be cancelled; it ends by its statement_timeout"
+        );
+    }
+}
+
+/// What keeps a connection going.
+struct Driver {
+    talk: Arc<Talk>,
+    in_flight: Arc<InFlight>,
+    abandoned: Arc<Notify>,
+    options: Arc<Options>,
+    token: CancelToken,
+    listener: Option<Listener>,
+    /// The connection ends with the last of its callers.
+    wire: Weak<Wire>,
+}
+
+impl Driver {
+    /// Moves what is said both ways until the connection ends, or nothing is answered any more.
+    async fn run(self) {
+        let Driver { talk, in_flight, abandoned, options, token, listener, wire } = self;
+        let (messages, timeout) = (pass_on(&talk, listener.as_ref()), options.timeout);
+        let _over = Over { talk: &talk, in_flight: &in_flight, listener: listener.as_ref() };
+        tokio::select! {
+            () = messages => {}
+            () = in_flight.silence(timeout, || replies(wire.clone())) => {
+                tracing::warn!(server = %options.door, "no reply for {timeout:?}: closing the connection; the next request dials");
+                // Callers are not to wait for this.
+                tokio::spawn(cancel(options.clone(), token));
+            }
+            // A pooler knows what to cancel only while the client is connected.
+            () = abandoned.notified() => cancel(options.clone(), token).await,
+        }
+    }
+}
+
+async fn pass_on(talk: &Talk, listener: Option<&Listener>) {
+    while let Some(message) = talk.next().await {
+        if let (AsyncMessage::Notification(note), Some(tell)) = (message, listener) {
+            let (channel, text) = (note.channel().to_owned(), note.payload().to_owned());
+            tell(Heard::Message { channel, text });
+        }
+    }
+}
+
+/// Whether the server replies to anything at all. Where a pooler may stand in between nothing is sent behind what was abandoned.
+async fn replies(wire: Weak<Wire>) -> bool {
+    match wire.upgrade() {
+        Some(wire) if wire.prepared.get().is_some() => {
+            let reply = wire.client.simple_query("").await;
+            reply.is_ok() || reply.is_err_and(|error| error.as_db_error().is_some())
+        }
+        _ => std::future::pending().await,
     }
 }
 
 /// The end of a connection, also by that of the runtime it was on: whoever waits is told.
 struct Over<'a> {
     talk: &'a Talk,
-    gauge: &'a Gauge,
+    in_flight: &'a InFlight,
     listener: Option<&'a Listener>,
 }
 
 impl Drop for Over<'_> {
     fn drop(&mut self) {
-        self.gauge.end();
+        self.in_flight.close();
         self.talk.end();
         if let Some(tell) = self.listener {
             tell(Heard::Gone);

@@ -11,10 +11,12 @@ use crate::link::first;
 use crate::script::{FENCE, NOTIFY, Sql};
 use crate::store::Shared;
 
+/// The settings that matter, and how many standbys there are. Not every WAL sender serves one: a backup says so, and an archiver
+/// (`pg_receivewal`) replays nothing. A role that may not see what they say counts all of them.
 static SETTINGS: Sql = Sql {
     text: "SELECT current_setting('server_version_num')::int, current_setting('default_transaction_isolation'), current_setting('synchronous_commit'), \
            current_setting('fsync'), current_setting('synchronous_standby_names'), \
-           (SELECT count(*) FROM pg_stat_replication)",
+           (SELECT count(*) FROM pg_stat_replication WHERE NOT coalesce(state = 'backup'::text OR reply_time IS NOT NULL AND replay_lsn IS NULL, false))",
     types: &[],
 };
 

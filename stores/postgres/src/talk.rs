@@ -37,6 +37,26 @@ where
     }
 }
 
+/// The next message of a connection; `None`, and the connection is closed: it is over, or what it says next is not to be believed.
+fn advance(connection: &mut Option<Box<dyn Moves>>, cx: &mut Context<'_>) -> Poll<Option<AsyncMessage>> {
+    let Some(open) = connection.as_mut() else { return Poll::Ready(None) };
+    match open.poll_message(cx) {
+        Poll::Pending => Poll::Pending,
+        Poll::Ready(Some(Ok(message))) if !is_unreplicated(&message) => Poll::Ready(Some(message)),
+        Poll::Ready(_) => {
+            *connection = None;
+            Poll::Ready(None)
+        }
+    }
+}
+
+/// Whether the server warns that a statement is committed here, and perhaps not at the standby that it was to wait for: somebody
+/// cancelled the wait. Its reply follows, and looks like any other. The function of PostgreSQL that says so (syncrep.c) is the same in
+/// every language and version.
+fn is_unreplicated(message: &AsyncMessage) -> bool {
+    matches!(message, AsyncMessage::Notice(notice) if notice.routine() == Some("SyncRepWaitForLSN"))
+}
+
 impl Talk {
     pub fn new(connection: impl Moves + 'static) -> Arc<Self> {
         Arc::new(Talk { connection: Mutex::new(Some(Box::new(connection))), waker: OnceLock::new() })
@@ -47,10 +67,9 @@ impl Talk {
         poll_fn(|cx| {
             let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
             _ = self.waker.set(cx.waker().clone());
-            connection.as_mut().map_or(Poll::Ready(None), |connection| connection.poll_message(cx))
+            advance(&mut connection, cx)
         })
         .await
-        .and_then(Result::ok)
     }
 
     /// Hangs up: whatever was asked and not answered is told so.
@@ -63,11 +82,10 @@ impl Talk {
         let (Some(waker), Ok(mut connection)) = (self.waker.get(), self.connection.try_lock()) else {
             return;
         };
-        let Some(open) = connection.as_mut() else { return };
-        if let Poll::Ready(told) = open.poll_message(&mut Context::from_waker(waker)) {
-            if !matches!(told, Some(Ok(_))) {
-                *connection = None;
-            }
+        if connection.is_none() {
+            return;
+        }
+        if advance(&mut connection, &mut Context::from_waker(waker)).is_ready() {
             // There may be more to move than this remark of the server's; or it is over.
             waker.wake_by_ref();
         }

@@ -252,3 +252,22 @@ async fn a_clock_that_is_set_forward_ends_leases_early_and_the_fence_tells() {
     let last = take(&store, &ask("x")).await;
     assert!(last.fence > next.fence);
 }
+
+/// An archiver takes the log and is no standby: nothing takes over from it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_archiver_is_no_standby() {
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    let (port, dir) = (server.addr().port().to_string(), server.place().join("archive"));
+    std::fs::create_dir(&dir).unwrap();
+    let mut archiver = std::process::Command::new("pg_receivewal");
+    archiver.args(["-h", "127.0.0.1", "-p", &port, "-U", "postgres", "-s", "1", "-D"]).arg(&dir);
+    let mut archiver = archiver.stderr(std::process::Stdio::null()).spawn().unwrap();
+    eventually("it takes the log", || async {
+        sql(&server, "SELECT count(reply_time) FROM pg_stat_replication") == "1"
+    })
+    .await;
+    let profile = client_of(&server).await.profile();
+    archiver.kill().unwrap();
+    archiver.wait().unwrap();
+    assert_eq!(profile.fence, Promise::Kept, "{:?}", profile.notes);
+}

@@ -222,7 +222,10 @@ impl Pair {
     }
 }
 
-fn labels(held: &[Held]) -> Vec<(Option<String>, Mode, bool, u64, Option<String>)> {
+/// What is compared of a holder: label, mode, whether it lingers, the units that are left, why it is revoked.
+type Label = (Option<String>, Mode, bool, u64, Option<String>);
+
+fn labels(held: &[Held]) -> Vec<Label> {
     let view = |held: &Held| {
         (
             held.holder.label.clone(),

@@ -82,6 +82,10 @@ DECLARE _fence bigint; _now bigint := @S.us(); _left bigint;
 BEGIN
   SELECT fence, expires - _now INTO _fence, _left FROM @S.lock
     WHERE name = _name AND attempt = _attempt AND expires > _now AND _terms IS NULL;
+  IF FOUND AND current_setting('synchronous_standby_names') <> '' THEN
+    -- The release that handed it over may be here and not at the standby, if its wait was cancelled. A write of our own waits for both.
+    UPDATE @S.lock SET expires = expires WHERE name = _name AND attempt = _attempt AND expires > _now;
+  END IF;
   IF FOUND THEN RETURN _fence::text || ' ' || _left::text; END IF;
   UPDATE @S.lock l SET fence = greatest(s.fence, l.fence + 1), attempt = _attempt, since = s.now, ttl = _ttl,
       expires = s.now + _ttl, free = s.now + _ttl, back = 0, terms = NULL, holder = _holder
