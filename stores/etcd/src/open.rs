@@ -36,6 +36,11 @@ pub(crate) async fn profile(shared: &Shared) -> Result<Profile> {
     notes.push(
         "leases are whole seconds, and a dead process keeps its locks for an eighth of the ttl longer".into(),
     );
+    notes.push(
+        "a new leader of etcd gives every lease its whole time again: each change of leader keeps the locks of a dead process for that \
+         much longer"
+            .into(),
+    );
     notes.push("circles of waiting owners are not found: let asks end by a wait time".into());
     Ok(Profile {
         store: "etcd".into(),

@@ -39,6 +39,8 @@ pub struct RangeRequest {
     /// 2: by the revision of creation; 4: by value.
     #[prost(int32, tag = "6")]
     pub sort_target: i32,
+    #[prost(bool, tag = "8")]
+    pub keys_only: bool,
     #[prost(int64, tag = "13")]
     pub max_create_revision: i64,
 }

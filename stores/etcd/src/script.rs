@@ -54,6 +54,11 @@ pub fn get(key: &[u8]) -> RequestOp {
     op(Request::Range(RangeRequest { key: key.into(), ..RangeRequest::default() }))
 }
 
+/// Whether the key is there, without its value.
+pub fn look(key: &[u8]) -> RequestOp {
+    op(Request::Range(RangeRequest { key: key.into(), keys_only: true, ..RangeRequest::default() }))
+}
+
 /// All that begins with this, the oldest first.
 pub fn queue(prefix: &[u8]) -> RequestOp {
     op(Request::Range(oldest_first(prefix)))

@@ -5,7 +5,7 @@
 //! A seat is given to the next only if its key is known to be gone, and nothing is on its way that could make it again: only
 //! the transaction that grants does that, and it was answered. Where that is not known, no seat of today is used again.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -22,7 +22,7 @@ pub struct Seats(Arc<Mutex<Hall>>);
 struct Hall {
     /// What the marks of all seats begin with, until one of them is spoilt. `None`: none was needed since.
     begins: Option<[u8; 12]>,
-    taken: HashMap<LockName, Vec<u32>>,
+    taken: HashMap<LockName, BTreeSet<u32>>,
 }
 
 /// A seat that is taken. Dropping it spoils all: whoever does not know that its key is gone need not do anything.
@@ -55,7 +55,7 @@ impl Seats {
         let is_free = |number: &u32| names.iter().all(|name| !hall.has(name, *number));
         let number = (0..u32::MAX).find(is_free).unwrap_or(u32::MAX);
         for name in names {
-            hall.taken.entry(name.clone()).or_default().push(number);
+            hall.taken.entry(name.clone()).or_default().insert(number);
         }
         Seat { seats: self.clone(), names: names.clone(), begins, number, left: AtomicBool::new(false) }
     }
@@ -68,7 +68,7 @@ impl Hall {
 
     fn free(&mut self, name: &LockName, number: u32) {
         let Some(taken) = self.taken.get_mut(name) else { return };
-        taken.retain(|one| *one != number);
+        taken.remove(&number);
         if taken.is_empty() {
             self.taken.remove(name);
         }

@@ -68,7 +68,7 @@ impl Shared {
     pub async fn page(&self, prefix: &str, page: &Page) -> Result<LockPage> {
         self.refresh_base().await?;
         let mut lines: BTreeMap<LockName, Vec<Kv>> = BTreeMap::new();
-        for kv in self.walk(&self.layout.all(prefix)).await? {
+        for kv in self.walk_locks(&self.layout.all(prefix)).await? {
             let Some((name, _)) = self.layout.name(&kv.key) else { continue };
             let wanted = page.after.as_ref().is_none_or(|after| name > *after);
             if wanted && name.as_str().starts_with(prefix) {
@@ -90,11 +90,49 @@ impl Shared {
 
     /// All keys that begin with `prefix`, as they were at one revision, step by step.
     pub async fn walk(&self, prefix: &[u8]) -> Result<Vec<Kv>, Failure> {
+        let (found, _) = self.walk_range(prefix.to_vec(), end_of(prefix), 0, false).await?;
+        Ok(found)
+    }
+
+    /// The same for the keys of locks alone. Records stand among them: of those only the keys are read, because a lock may be called so
+    /// that its keys stand there too.
+    async fn walk_locks(&self, prefix: &[u8]) -> Result<Vec<Kv>, Failure> {
+        let (end, records) = (end_of(prefix), self.layout.records());
+        let after = end_of(&records);
+        if !is_before(prefix, &after) || !is_before(&records, &end) {
+            return self.walk(prefix).await;
+        }
         let (mut found, mut revision) = (Vec::new(), 0);
-        let mut key = prefix.to_vec();
+        let first = prefix.to_vec().max(records.clone());
+        if prefix < &records[..] {
+            (found, revision) = self.walk_range(prefix.to_vec(), records, 0, false).await?;
+        }
+        let last = if is_before(&end, &after) { end.clone() } else { after.clone() };
+        let (among, revision) = self.walk_range(first, last, revision, true).await?;
+        for kv in among.into_iter().filter(|kv| self.layout.name(&kv.key).is_some()) {
+            let one = RangeRequest { key: kv.key, revision, ..RangeRequest::default() };
+            let answer: RangeResponse = self.link.call("/etcdserverpb.KV/Range", &one).await?;
+            found.extend(answer.kvs);
+        }
+        if is_before(&after, &end) {
+            found.extend(self.walk_range(after, end, revision, false).await?.0);
+        }
+        Ok(found)
+    }
+
+    /// The keys from `key` to `range_end`, as they were at `revision` (zero: now), and which revision that was.
+    async fn walk_range(
+        &self,
+        mut key: Vec<u8>,
+        range_end: Vec<u8>,
+        mut revision: i64,
+        keys_only: bool,
+    ) -> Result<(Vec<Kv>, i64), Failure> {
+        let mut found: Vec<Kv> = Vec::new();
         loop {
-            let range_end = end_of(prefix);
-            let step = RangeRequest { key, range_end, limit: STEP, revision, ..RangeRequest::default() };
+            let range_end = range_end.clone();
+            let step =
+                RangeRequest { key, range_end, limit: STEP, revision, keys_only, ..RangeRequest::default() };
             let answer: RangeResponse = self.link.call("/etcdserverpb.KV/Range", &step).await?;
             if revision == 0 {
                 revision = answer.header.map_or(0, |header| header.revision);
@@ -102,8 +140,13 @@ impl Shared {
             found.extend(answer.kvs);
             match found.last() {
                 Some(last) if answer.more => key = [&last.key[..], &[0]].concat(),
-                _ => return Ok(found),
+                _ => return Ok((found, revision)),
             }
         }
     }
+}
+
+/// Whether a key is before the end of a range: a zero stands for the end of everything.
+fn is_before(key: &[u8], range_end: &[u8]) -> bool {
+    range_end == [0] || (key != [0] && key < range_end)
 }

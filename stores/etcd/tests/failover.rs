@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::{Counter, keeper, try_open};
 use lockkeeper_core::{Error, Renewal, Store};
-use lockkeeper_testkit::laws::{ask, eventually, give_back, soon, take, with};
+use lockkeeper_testkit::laws::{ask, eventually, give_back, granted, soon, stand_in_line, take, with};
 use lockkeeper_testkit::servers::{self, Cluster, EtcdOptions, TempDir};
 
 /// With the patience for a silent member that it has by default: that is what these tests are about.
@@ -160,4 +160,54 @@ async fn away_wrong_password_and_missing_rights_are_told_apart() {
     assert!(matches!(away, Err(Error::Unavailable(_) | Error::Unknown(_))), "{away:?}");
     let away = try_open(&format!("etcd://{addr}")).await;
     assert!(matches!(away.err(), Some(Error::Unavailable(_))));
+}
+
+/// A member that has lost the others does not know what became of a grant meanwhile, so it cannot renew it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_without_a_majority_renews_nothing() {
+    let Ok(cluster) = servers::etcd_cluster(3, EtcdOptions::default()) else { return };
+    let leader = tokio::task::block_in_place(|| cluster.leader());
+    let alone = (leader + 1) % 3;
+    let store = try_open(&format!("etcd://{}", cluster.nodes()[alone].addr())).await.unwrap();
+    // The lease lasts for ten seconds more than the grant needs: no keep-alive is needed for the next renewal.
+    let held = take(&store, &with(ask("x"), |ask| ask.ttl = Duration::from_secs(80))).await;
+    let others = || cluster.nodes().iter().enumerate().filter(|(nth, _)| *nth != alone).map(|(_, node)| node);
+    others().for_each(|node| node.pause());
+    let renewed = store.renew(std::slice::from_ref(&held)).await;
+    others().for_each(|node| node.resume());
+    assert!(!matches!(&renewed, Ok(renewed) if renewed[0] == Renewal::Renewed), "{renewed:?}");
+    eventually("it is renewed by a majority", || async {
+        store.renew(std::slice::from_ref(&held)).await.is_ok_and(|renewed| renewed == [Renewal::Renewed])
+    })
+    .await;
+}
+
+/// A new leader gives every lease its whole time again. That is declared, and the lock of a dead holder is free that long after the last
+/// change of leader.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_holder_costs_a_lease_after_the_last_leader() {
+    let Ok(mut cluster) = servers::etcd_cluster(3, EtcdOptions::default()) else { return };
+    let (store, dies) = (open(&cluster).await, open(&cluster).await);
+    let notes = store.profile().notes;
+    assert!(notes.iter().any(|note| note.contains("leader")), "it is not declared: {notes:?}");
+    let ttl = Duration::from_secs(8);
+    let held = take(&dies, &with(ask("x"), |ask| ask.ttl = ttl)).await;
+    let waiter = stand_in_line(&store, &ask("x"), 1).await;
+    drop(dies);
+    for _ in 0..2 {
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        tokio::task::block_in_place(|| {
+            let leader = cluster.leader();
+            cluster.node_mut(leader).kill9();
+            cluster.leader();
+            cluster.node_mut(leader).restart();
+            cluster.settle();
+        });
+    }
+    let changed = std::time::Instant::now();
+    let next = granted(waiter).await;
+    let (took, wake) = (changed.elapsed(), store.profile().wake);
+    assert!(next.fence > held.fence);
+    let declared = ttl + ttl / 8 + wake;
+    assert!(took <= declared, "free {took:?} after the last change of leader: {declared:?} are declared");
 }

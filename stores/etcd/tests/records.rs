@@ -5,9 +5,9 @@ mod common;
 use std::time::Duration;
 
 use common::{ctl, open};
-use lockkeeper_core::{Delete, Expect, Write};
-use lockkeeper_testkit::laws::{eventually, name};
-use lockkeeper_testkit::servers::{self, EtcdOptions};
+use lockkeeper_core::{Delete, Expect, Page, Write};
+use lockkeeper_testkit::laws::{ask, eventually, name, take};
+use lockkeeper_testkit::servers::{self, EtcdOptions, etcd_get};
 
 const MONTH: Duration = Duration::from_secs(30 * 24 * 3600);
 
@@ -33,4 +33,35 @@ async fn a_lease_ends_with_its_record() {
     assert_eq!(store.read(&key).await.unwrap().unwrap().value, b"three");
     assert_eq!(store.delete(&key, Expect::Any).await.unwrap(), Delete::Deleted);
     are_there(0).await;
+}
+
+/// Locks stand among the records, so to list them is to pass all records. Their values are not read: with many large ones, a list of
+/// locks could not be had.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_list_of_locks_reads_no_record() {
+    let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
+    let store = open(server.addr()).await;
+    let sent = || {
+        let metrics = etcd_get(server.addr(), "/metrics").expect("metrics");
+        let line =
+            metrics.lines().find(|line| line.starts_with("etcd_network_client_grpc_sent_bytes_total "));
+        line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).expect("bytes that were sent")
+    };
+    let large = vec![7; 500 << 10];
+    for key in ["r1", "r2", "r3", "r4"] {
+        assert!(matches!(store.write(&name(key), &large, Expect::Absent, None).await, Ok(Write::Written(_))));
+    }
+    // Also a lock whose key stands between those of the records.
+    let locks = ["/record:r2", "/", "a", "z"];
+    for lock in locks {
+        take(&store, &ask(lock)).await;
+    }
+    let before = sent();
+    let page = store.list("", &Page::FIRST).await.unwrap();
+    let read = sent() - before;
+    let names: Vec<_> = page.locks.iter().map(|lock| lock.name.as_str()).collect();
+    assert_eq!(names, ["/", "/record:r2", "a", "z"]);
+    assert!(read < 200e3, "{read} bytes were read for {} locks", names.len());
+    let page = store.list("/rec", &Page::FIRST).await.unwrap();
+    assert_eq!(page.locks.len(), 1);
 }
