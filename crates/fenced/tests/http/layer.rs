@@ -10,8 +10,9 @@ use axum::response::Response;
 use axum::routing::any;
 use futures_util::FutureExt;
 use http_body_util::BodyExt;
-use lockkeeper::{Error, Lockkeeper};
+use lockkeeper::{Error, Lockkeeper, SystemClock};
 use lockkeeper_fenced::http::{Admission, FenceLayer, Require};
+use lockkeeper_testkit::laws::interposed::{Fate, Interposed};
 use lockkeeper_testkit::servers::{self, AppendOnly, RedisOptions, TempDir};
 use tokio::sync::{Notify, mpsc};
 use tower_layer::Layer;
@@ -301,4 +302,20 @@ async fn one_alone_with_its_marks_asks_the_store_once_and_lets_nothing_through_w
     let all = ledger.read();
     let (before, since) = all.split_at(4);
     assert!(before == [5, 5, 0, 6] && since.iter().all(|fence| *fence == 6), "{before:?} {since:?}");
+}
+
+/// The lock of the marks goes to another process while a mark is raised: what was raised under the old grant says nothing under the next one.
+#[tokio::test]
+async fn a_mark_that_was_raised_while_the_lock_went_lets_nothing_through() {
+    let (give, layer) = tokio::sync::oneshot::channel::<FenceLayer>();
+    let others = async move { layer.await.expect("the layer").let_go().await };
+    let store = Lockkeeper::open("memory:").await.unwrap().store().clone();
+    let store = Arc::new(Interposed::new(store, Fate::Late, others));
+    let (ledger, keeper) = (Ledger::default(), Lockkeeper::with_store(store, Arc::new(SystemClock)));
+    let layer = by_path(&keeper).alone(Duration::from_secs(60), Duration::ZERO).unwrap();
+    layer.owned().await;
+    assert!(give.send(layer.clone()).is_ok());
+    assert_eq!(put(&layer, &app(&ledger), "/a", 5).await.0, 503);
+    assert!(!layer.is_owner(), "the lock did not go: the test shows nothing");
+    assert!(ledger.read().is_empty(), "it was passed on");
 }

@@ -167,6 +167,17 @@ async fn a_write_that_meets_itself_is_its_own() {
     assert_eq!(tag, other.inner.head(&"x".into()).await.unwrap().e_tag);
 }
 
+/// The write was refused because a try before it was done, and the look that would show that fails: nobody can tell, and "it did not
+/// happen" would be false.
+#[tokio::test]
+async fn a_refused_write_that_cannot_be_looked_up_is_unknown() {
+    let (_, fenced) = troubled(Trouble::DoneThenSilent, 1).await;
+    let told = fenced.put("x", fence(5), b"five").await;
+    assert!(matches!(told, Err(Error::Unknown(_))), "{told:?}");
+    let five = Some(Seen { fence: fence(5), value: Some(b"five".to_vec()) });
+    assert_eq!(fenced.read("x").await.unwrap(), five);
+}
+
 #[tokio::test]
 async fn an_answer_that_is_lost_is_unknown_and_the_repeat_is_harmless() {
     let (_, fenced) = troubled(Trouble::Unheard, 1).await;

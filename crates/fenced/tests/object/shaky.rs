@@ -1,6 +1,7 @@
 //! A store in memory that goes wrong as told, in ways that a test server has no switch for.
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
@@ -18,6 +19,8 @@ pub enum Trouble {
     Conflict,
     /// It is done, and the client, which sends it again, is told that its condition is not met.
     DoneThenRefused,
+    /// The same, and then the store does not answer a read.
+    DoneThenSilent,
     /// It is done, and the answer is lost.
     Unheard,
     /// It is done, whatever its condition.
@@ -29,11 +32,12 @@ pub enum Trouble {
 pub struct Shaky {
     pub inner: InMemory,
     pub next: Mutex<(Trouble, usize)>,
+    silent: AtomicBool,
 }
 
 impl Shaky {
     pub fn new(trouble: Trouble, times: usize) -> Shaky {
-        Shaky { inner: InMemory::new(), next: Mutex::new((trouble, times)) }
+        Shaky { inner: InMemory::new(), next: Mutex::new((trouble, times)), silent: AtomicBool::new(false) }
     }
 
     fn next(&self) -> Option<Trouble> {
@@ -56,7 +60,8 @@ impl ObjectStore for Shaky {
         match self.next() {
             None => self.inner.put_opts(path, payload, options).await,
             Some(Trouble::Conflict) => Err(Told::AlreadyExists { path: to, source: source.into() }),
-            Some(Trouble::DoneThenRefused) => {
+            Some(told @ (Trouble::DoneThenRefused | Trouble::DoneThenSilent)) => {
+                self.silent.store(told == Trouble::DoneThenSilent, Ordering::SeqCst);
                 self.inner.put_opts(path, payload, options).await?;
                 Err(Told::Precondition { path: to, source: source.into() })
             }
@@ -80,6 +85,9 @@ impl ObjectStore for Shaky {
     }
 
     async fn get_opts(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
+        if self.silent.swap(false, Ordering::SeqCst) {
+            return Err(Told::Generic { store: "Shaky", source: "as told".into() });
+        }
         self.inner.get_opts(path, options).await
     }
 
