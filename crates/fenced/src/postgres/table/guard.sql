@@ -56,13 +56,13 @@ BEGIN
     -- An INSERT without a fence is taken where none was ever seen: see below.
     IF TG_OP <> 'INSERT' THEN
         IF _presented IS NULL AND NOT @ALLOW THEN
-            RAISE EXCEPTION USING ERRCODE = 'LK064', MESSAGE = format('no fence is presented to %s', @T),
+            RAISE EXCEPTION USING ERRCODE = 'LK064', MESSAGE = format('no fence is presented to %s', @TABLE),
                 HINT = format('set the column %s to your fence, or say SET LOCAL lockkeeper.fence = ''N'' first', @CT);
         END IF;
         _seen := coalesce(OLD.@C, 0);
         IF _presented < _seen THEN
             RAISE EXCEPTION USING ERRCODE = 'LK065', MESSAGE = format('fence %s is stale: %s was seen already', _presented, _seen),
-                DETAIL = format('presented=%s seen=%s table=%s key=%s', _presented, _seen, @T, @OLDKEY);
+                DETAIL = format('presented=%s seen=%s table=%s key=%s', _presented, _seen, @TABLE, @OLDKEY);
         END IF;
         IF TG_OP = 'UPDATE' THEN
             NEW.@C := coalesce(_presented, OLD.@C);
@@ -89,11 +89,11 @@ BEGIN
             ON CONFLICT (guarded, key) DO UPDATE SET fence = -abs(m.fence) RETURNING abs(m.fence) INTO _seen;
         IF _presented < _seen THEN
             RAISE EXCEPTION USING ERRCODE = 'LK065', MESSAGE = format('fence %s is stale: %s was seen already', _presented, _seen),
-                DETAIL = format('presented=%s seen=%s table=%s key=%s', _presented, _seen, @T, @NEWKEY);
+                DETAIL = format('presented=%s seen=%s table=%s key=%s', _presented, _seen, @TABLE, @NEWKEY);
         END IF;
         IF _presented IS NULL AND _seen > 0 AND NOT @ALLOW THEN
             RAISE EXCEPTION USING ERRCODE = 'LK064',
-                MESSAGE = format('no fence is presented to %s, and %s was seen before the row was deleted', @T, _seen),
+                MESSAGE = format('no fence is presented to %s, and %s was seen before the row was deleted', @TABLE, _seen),
                 HINT = format('set the column %s to your fence, or say SET LOCAL lockkeeper.fence = ''N'' first', @CT);
         END IF;
         IF _seen = 0 THEN
