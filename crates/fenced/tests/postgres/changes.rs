@@ -107,3 +107,34 @@ async fn a_table_with_heirs_is_not_on() {
     do_all(&client, "DROP TABLE heir").await;
     assert_eq!(states(&mut client, &place.schema).await, [("orders".to_owned(), State::On, 0)]);
 }
+
+/// One transaction updates a row, another upserts it and waits for the row, the first upserts it too: PostgreSQL alone lets both go on. The
+/// second had written to the mark before it waited for the row, and the first waited for the mark.
+#[tokio::test]
+async fn an_update_and_upserts_of_one_key_meet_in_no_deadlock() {
+    let Some(place) = Place::start().await else { return };
+    let (mut a, mut b, watcher) = (place.client().await, place.client().await, place.client().await);
+    do_all(&a, "CREATE TABLE orders (id int PRIMARY KEY, fence bigint); INSERT INTO orders VALUES (1, 1)")
+        .await;
+    guard(&mut a, &wish("orders")).await.unwrap();
+    let first = a.transaction().await.unwrap();
+    first.batch_execute("UPDATE orders SET fence = 8 WHERE id = 1").await.unwrap();
+    let upsert = |n: u64| {
+        format!("INSERT INTO orders VALUES (1, {n}) ON CONFLICT (id) DO UPDATE SET fence = excluded.fence")
+    };
+    let (late, second) = (upsert(9), b.transaction().await.unwrap());
+    let waiting = second.batch_execute(&late);
+    let go_on = async {
+        let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'INSERT INTO orders VALUES (1, 9)%'";
+        while watcher.query_one(waits, &[]).await.unwrap().get::<_, i64>(0) == 0 {
+            tokio::task::yield_now().await;
+        }
+        let done = first.batch_execute(&upsert(8)).await;
+        done.expect("the first transaction goes on");
+        first.commit().await.unwrap();
+    };
+    let (second_done, ()) = tokio::join!(waiting, go_on);
+    second_done.expect("the second transaction goes on");
+    second.commit().await.unwrap();
+    is_stale(&watcher, "UPDATE orders SET fence = 8").await;
+}
