@@ -106,3 +106,25 @@ async fn who_may_not_make_the_table_is_told_the_sql() {
     let told = Fences::default().install(&client).await;
     assert!(matches!(&told, Err(Error::Denied(text)) if text.contains("CREATE TABLE")), "{told:?}");
 }
+
+/// The default table follows the `search_path`, as the page says; a table with its schema does not.
+#[tokio::test]
+async fn a_table_that_is_named_with_its_schema_is_the_same_for_every_search_path() {
+    let Some(place) = place().await else { return };
+    let s = &place.schema;
+    let (mut here, mut there) = (place.client().await, place.client().await);
+    place
+        .sql(&format!("CREATE SCHEMA {s}_b; CREATE TABLE {s}_b.orders (id int PRIMARY KEY, state text)"))
+        .await;
+    there.batch_execute(&format!("SET search_path = {s}_b")).await.unwrap();
+    let (default, named) = (Fences::default(), Fences::new(&format!("{s}.lockkeeper_fence_named")).unwrap());
+    for client in [&here, &there] {
+        default.install(client).await.unwrap();
+        named.install(client).await.unwrap();
+    }
+    set(&default, &mut here, 9, "nine").await.unwrap();
+    set(&default, &mut there, 8, "another table").await.unwrap();
+    set(&named, &mut here, 9, "nine").await.unwrap();
+    let late = set(&named, &mut there, 8, "late").await;
+    assert!(matches!(late, Err(Error::Stale { .. })), "{late:?}");
+}

@@ -2,6 +2,7 @@
 #![cfg(feature = "postgres")]
 
 mod apply;
+mod changes;
 mod common;
 mod marks;
 mod merge;

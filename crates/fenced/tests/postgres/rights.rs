@@ -1,7 +1,7 @@
 //! What `fence install` by a superuser must not hand on: each test is an attack by a role that may only use the database.
 
 use lockkeeper_core::Error;
-use lockkeeper_fenced::postgres::table::{State, install, install_sql, status};
+use lockkeeper_fenced::postgres::table::{State, install, install_sql, status, uninstall};
 use lockkeeper_testkit::servers::{self, PostgresOptions};
 use tokio_postgres::Client;
 
@@ -149,4 +149,26 @@ async fn functions_in_the_search_path_of_the_installer_do_not_run() {
     install(&mut client, &guarded).await.unwrap();
     assert!(!is_superuser(&client).await, "a function of another role ran as the installer");
     assert!(status(&mut client).await.unwrap().iter().all(|one| one.state == State::On));
+}
+
+/// `uninstall` and `status` meet a prepared schema as well: a trigger on DELETE, and a view in place of a table.
+#[tokio::test]
+async fn looking_and_removing_run_no_code_of_another_role() {
+    let guarded = "CREATE SCHEMA lockkeeper_fence; GRANT ALL ON SCHEMA lockkeeper_fence TO PUBLIC; \
+                   CREATE TABLE lockkeeper_fence.mark (guarded text, key text, fence bigint); \
+                   CREATE TABLE lockkeeper_fence.guarded (name text PRIMARY KEY, fence_column text, key text, allow_unfenced boolean, function text)";
+    let trigger = "INSERT INTO lockkeeper_fence.guarded VALUES ('public.orders', 'fence', 'id', false, 'guard'); \
+                   CREATE TRIGGER t BEFORE DELETE ON lockkeeper_fence.guarded FOR EACH ROW EXECUTE FUNCTION trigger_code()";
+    let view = "DROP TABLE lockkeeper_fence.guarded; CREATE VIEW lockkeeper_fence.guarded AS SELECT 'a.b' AS name, 'fence' AS fence_column, \
+                public.to_json('small')::text AS key, false AS allow_unfenced, 'guard' AS function";
+    for trap in [trigger, view] {
+        let Some((place, mallory)) = attacked().await else { return };
+        let mut client = place.client().await;
+        client.batch_execute("CREATE TABLE orders (id int PRIMARY KEY, fence bigint)").await.unwrap();
+        mallory.batch_execute(&format!("{guarded}; {trap}")).await.unwrap();
+        let told = uninstall(&mut client, "orders").await;
+        assert!(matches!(told, Err(Error::Denied(_))), "{trap}: {told:?}");
+        status(&mut client).await.ok();
+        assert!(!is_superuser(&client).await, "{trap}: code of another role ran");
+    }
 }

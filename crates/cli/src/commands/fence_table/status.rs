@@ -38,6 +38,7 @@ fn word(state: State) -> &'static str {
     match state {
         State::On => "on",
         State::Off => "off",
+        State::Inherited => "inherited",
         State::Gone => "gone",
     }
 }
@@ -53,6 +54,7 @@ fn row(one: &Status) -> Vec<String> {
     let state = match one.state {
         State::On => "on",
         State::Off => "OFF: a trigger is disabled or dropped",
+        State::Inherited => "OFF: tables inherit from it, and their rows are not checked",
         State::Gone => "the table is gone",
     };
     let unfenced = if one.allow_unfenced { "LET THROUGH" } else { "refused" };

@@ -2,6 +2,7 @@ use lockkeeper_core::{Error, Result};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Row, Transaction};
 
+use super::registry::{Registered, place};
 use super::{Wish, one, own_path};
 use crate::postgres::fault::fault;
 
@@ -16,6 +17,10 @@ pub struct Guarded {
     pub key: Vec<KeyColumn>,
     /// Whether writes without any fence are let through.
     pub allow_unfenced: bool,
+    /// What its marks are kept under: the table's name when it was first guarded, or that with a number if another table has it.
+    pub(super) name: String,
+    /// Its function, without the schema.
+    pub(super) function: String,
 }
 
 /// A column of the key.
@@ -93,7 +98,8 @@ pub async fn find(client: &mut Client, wish: &Wish) -> Result<Guarded> {
         if if wanted.is_empty() { primary } else { columns == wanted } {
             fit(client, get(row, 1)?, &table).await?;
             let key = key_columns(client, get(row, 1)?).await?;
-            return Ok(Guarded { table, column, key, allow_unfenced: wish.allow_unfenced });
+            let Registered { name, function, .. } = place(client, oid, &table).await?;
+            return Ok(Guarded { table, column, key, allow_unfenced: wish.allow_unfenced, name, function });
         }
     }
     Err(Error::invalid(match wanted.is_empty() {

@@ -17,9 +17,26 @@ BEGIN
             HINT = 'run lockkeeper fence install again';
     END IF;
     IF TG_ARGV[0] = 'came' THEN
-        -- The row is there, and has the fence of the mark or a higher one. A mark without the minus sign is newer than the row: it was
-        -- deleted again, by another trigger after this statement.
-        DELETE FROM lockkeeper_fence.mark WHERE guarded = @T AND key = @NEWKEY AND fence < 0;
+        -- The row is there. A mark with the minus sign was measured before it came, and goes. One without was written since: by a DELETE
+        -- that was committed while the INSERT waited for its row, or by another trigger that has deleted the new row again. It is written
+        -- to, and not only looked for: a snapshot may be older than it.
+        INSERT INTO lockkeeper_fence.mark AS m VALUES (@T, @NEWKEY, 0)
+            ON CONFLICT (guarded, key) DO UPDATE SET fence = m.fence RETURNING m.fence INTO _seen;
+        _presented := coalesce(NEW.@C, 0);
+        IF _seen > _presented AND _presented > 0 THEN
+            RAISE EXCEPTION USING ERRCODE = 'LK065', MESSAGE = format('fence %s is stale: %s was seen already', _presented, _seen),
+                DETAIL = format('presented=%s seen=%s table=%s key=%s', _presented, _seen, @TABLE, @NEWKEY);
+        ELSIF _seen > _presented AND NOT @ALLOW THEN
+            RAISE EXCEPTION USING ERRCODE = 'LK064',
+                MESSAGE = format('no fence is presented to %s, and %s was seen before the row was deleted', @TABLE, _seen),
+                HINT = format('set the column %s to your fence, or say SET LOCAL lockkeeper.fence = ''N'' first', @CT);
+        ELSIF _seen > _presented THEN
+            RAISE EXCEPTION USING ERRCODE = '40001', MESSAGE = format('the row was deleted meanwhile, with fence %s: try again', _seen);
+        END IF;
+        -- The same number may be that of the new row, deleted again: then it stays, which does no harm beside a row.
+        IF _seen < _presented OR _seen <= 0 THEN
+            DELETE FROM lockkeeper_fence.mark WHERE guarded = @T AND key = @NEWKEY;
+        END IF;
         RETURN NULL;
     END IF;
     IF TG_ARGV[0] = 'named' THEN
@@ -56,13 +73,13 @@ BEGIN
     -- An INSERT without a fence is taken where none was ever seen: see below.
     IF TG_OP <> 'INSERT' THEN
         IF _presented IS NULL AND NOT @ALLOW THEN
-            RAISE EXCEPTION USING ERRCODE = 'LK064', MESSAGE = format('no fence is presented to %s', @T),
+            RAISE EXCEPTION USING ERRCODE = 'LK064', MESSAGE = format('no fence is presented to %s', @TABLE),
                 HINT = format('set the column %s to your fence, or say SET LOCAL lockkeeper.fence = ''N'' first', @CT);
         END IF;
         _seen := coalesce(OLD.@C, 0);
         IF _presented < _seen THEN
             RAISE EXCEPTION USING ERRCODE = 'LK065', MESSAGE = format('fence %s is stale: %s was seen already', _presented, _seen),
-                DETAIL = format('presented=%s seen=%s table=%s key=%s', _presented, _seen, @T, @OLDKEY);
+                DETAIL = format('presented=%s seen=%s table=%s key=%s', _presented, _seen, @TABLE, @OLDKEY);
         END IF;
         IF TG_OP = 'UPDATE' THEN
             NEW.@C := coalesce(_presented, OLD.@C);
@@ -82,21 +99,27 @@ BEGIN
     END IF;
 
     -- The row is to come to its key: the mark there counts. It gets a minus sign, and goes when the row is there: an INSERT may still meet
-    -- another row and do nothing (ON CONFLICT). It is written, and not only looked for, so that a DELETE that is not committed yet is
-    -- waited for. Where there was none a 0 is, and goes at once.
+    -- another row and do nothing (ON CONFLICT). An INSERT writes to a mark only where it finds one: a lock on the mark of a row that exists,
+    -- before the lock on the row, would be a deadlock with a transaction that has the row. The mark of a DELETE that is not committed yet
+    -- is met after the row is there. An UPDATE of the key has its row, and writes a 0 where there is no mark, which goes at once.
     IF TG_OP = 'INSERT' OR TG_OP = 'UPDATE' AND (@NEWCOLS) IS DISTINCT FROM (@OLDCOLS) THEN
-        INSERT INTO lockkeeper_fence.mark AS m VALUES (@T, @NEWKEY, 0)
-            ON CONFLICT (guarded, key) DO UPDATE SET fence = -abs(m.fence) RETURNING abs(m.fence) INTO _seen;
+        IF TG_OP = 'INSERT' THEN
+            UPDATE lockkeeper_fence.mark m SET fence = -abs(m.fence) WHERE guarded = @T AND key = @NEWKEY RETURNING abs(m.fence) INTO _seen;
+            _seen := coalesce(_seen, 0);
+        ELSE
+            INSERT INTO lockkeeper_fence.mark AS m VALUES (@T, @NEWKEY, 0)
+                ON CONFLICT (guarded, key) DO UPDATE SET fence = -abs(m.fence) RETURNING abs(m.fence) INTO _seen;
+        END IF;
         IF _presented < _seen THEN
             RAISE EXCEPTION USING ERRCODE = 'LK065', MESSAGE = format('fence %s is stale: %s was seen already', _presented, _seen),
-                DETAIL = format('presented=%s seen=%s table=%s key=%s', _presented, _seen, @T, @NEWKEY);
+                DETAIL = format('presented=%s seen=%s table=%s key=%s', _presented, _seen, @TABLE, @NEWKEY);
         END IF;
         IF _presented IS NULL AND _seen > 0 AND NOT @ALLOW THEN
             RAISE EXCEPTION USING ERRCODE = 'LK064',
-                MESSAGE = format('no fence is presented to %s, and %s was seen before the row was deleted', @T, _seen),
+                MESSAGE = format('no fence is presented to %s, and %s was seen before the row was deleted', @TABLE, _seen),
                 HINT = format('set the column %s to your fence, or say SET LOCAL lockkeeper.fence = ''N'' first', @CT);
         END IF;
-        IF _seen = 0 THEN
+        IF _seen = 0 AND TG_OP = 'UPDATE' THEN
             DELETE FROM lockkeeper_fence.mark WHERE guarded = @T AND key = @NEWKEY;
         END IF;
         IF greatest(_presented, _seen) > 0 THEN

@@ -5,6 +5,7 @@
 //! which is the way for DELETE. What presents none is refused as well, unless that was allowed at [`install`].
 
 mod find;
+mod registry;
 mod script;
 mod status;
 
@@ -49,8 +50,8 @@ pub async fn install(client: &mut Client, guarded: &Guarded) -> Result<()> {
 /// # Errors
 /// As [`install`].
 pub async fn uninstall(client: &mut Client, table: &str) -> Result<bool> {
-    let Some(name) = status::registered(client, table).await? else { return Ok(false) };
-    run(client, &script::uninstall(&name)).await?;
+    let Some(found) = registry::registered(client, table).await? else { return Ok(false) };
+    run(client, &script::uninstall(&found.name, &found.function)).await?;
     Ok(true)
 }
 

@@ -2,8 +2,15 @@
 
 use super::{Guarded, KeyColumn, KeyKind};
 
-/// What all guarded tables share, and the refusal of what another role has prepared in its place.
+/// What all guarded tables share.
 const SHARED: &str = include_str!("shared.sql");
+/// The refusal of what another role has prepared in its place.
+const OWN: &str = include_str!("own.sql");
+/// Every role may count the marks; only the installer reads the keys of deleted rows.
+const GRANTS: &str = "GRANT USAGE ON SCHEMA lockkeeper_fence TO PUBLIC;
+GRANT SELECT ON lockkeeper_fence.guarded TO PUBLIC;
+REVOKE ALL ON lockkeeper_fence.mark FROM PUBLIC;
+GRANT SELECT (guarded) ON lockkeeper_fence.mark TO PUBLIC;";
 
 /// The first two come after the triggers of others, and in this order.
 const NAMED: &str = "zz_lockkeeper_fence_1";
@@ -12,9 +19,9 @@ const EMPTY: &str = "zz_lockkeeper_fence_3";
 const CAME: &str = "zz_lockkeeper_fence_4";
 
 pub(super) fn install(guarded: &Guarded) -> String {
-    let Guarded { table, column, key, allow_unfenced } = guarded;
-    let (name, function) = (literal(table), function(table));
-    let bare = literal(function.trim_start_matches("lockkeeper_fence."));
+    let Guarded { table, column, key, allow_unfenced, name, function } = guarded;
+    let (name, bare, table_text) = (literal(name), literal(function), literal(table));
+    let function = format!("lockkeeper_fence.{function}");
     let body = body(guarded);
     let tag =
         (0..).map(|n| format!("$guard{n}$")).find(|tag| !body.contains(tag.as_str())).expect("one is free");
@@ -23,7 +30,15 @@ pub(super) fn install(guarded: &Guarded) -> String {
     // Who may execute the function could hang it on a table of their own, and forge marks there. Who writes to the guarded table needs no
     // right to: it is asked for when a trigger is made, not when it fires.
     format!(
-        "{SHARED}
+        "{SHARED}{OWN}{GRANTS}
+DO $same$ DECLARE _other text; BEGIN
+  SELECT string_agg(t.tgrelid::regclass::text, ', ') INTO _other FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
+    WHERE p.pronamespace = 'lockkeeper_fence'::regnamespace AND (p.proname = {bare}) <> (t.tgrelid = {table_text}::regclass)
+    AND (p.proname = {bare} OR t.tgrelid = {table_text}::regclass);
+  IF _other IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = '55006', MESSAGE = format('%s was guarded or renamed meanwhile: look again and install again', _other);
+  END IF;
+END $same$;
 CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp \
 SET TimeZone = 'UTC' SET bytea_output = 'hex' AS {tag}
 {body}{tag};
@@ -43,13 +58,13 @@ ON CONFLICT (name) DO UPDATE SET fence_column = excluded.fence_column, key = exc
 }
 
 /// The triggers go with the function, whatever the table is called by now, and also when it is gone.
-pub(super) fn uninstall(table: &str) -> String {
-    let (name, function) = (literal(table), function(table));
+pub(super) fn uninstall(name: &str, function: &str) -> String {
+    let name = literal(name);
     format!(
         "SET LOCAL lock_timeout = '10s';
 SET LOCAL search_path = pg_catalog, pg_temp;
 SELECT pg_advisory_xact_lock(hashtextextended('lockkeeper fence'::text, 0::bigint));
-DROP FUNCTION IF EXISTS {function}() CASCADE;
+{OWN}DROP FUNCTION IF EXISTS lockkeeper_fence.{function}() CASCADE;
 DELETE FROM lockkeeper_fence.mark WHERE guarded = {name};
 DELETE FROM lockkeeper_fence.guarded WHERE name = {name};
 DO $uninstall$ BEGIN
@@ -67,13 +82,13 @@ fn drops(table: &str) -> String {
         .join("\n")
 }
 
-/// The name of a table's function, however long the table's own is.
-fn function(table: &str) -> String {
+/// The name of the function of a registered name, however long that is.
+pub(super) fn function(name: &str) -> String {
     // FNV-1a with 128 bits: no two tables of one database meet by chance.
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
     let begin = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128;
-    let hash = table.bytes().fold(begin, |hash, b| (hash ^ u128::from(b)).wrapping_mul(PRIME));
-    format!("lockkeeper_fence.guard_{hash:032x}")
+    let hash = name.bytes().fold(begin, |hash, b| (hash ^ u128::from(b)).wrapping_mul(PRIME));
+    format!("guard_{hash:032x}")
 }
 
 fn names(key: &[KeyColumn]) -> Vec<&str> {
@@ -106,7 +121,7 @@ impl KeyColumn {
 }
 
 fn body(guarded: &Guarded) -> String {
-    let Guarded { table, column, key, allow_unfenced } = guarded;
+    let Guarded { column, key, allow_unfenced, name, .. } = guarded;
     let all = |each: &dyn Fn(&KeyColumn) -> String| key.iter().map(each).collect::<Vec<_>>().join(", ");
     let text = |row: &str| format!("jsonb_build_array({})::text", all(&|key| key.json(row)));
     let row = |row: &str| format!("ROW({})", all(&|key| format!("{row}.{}", key.name)));
@@ -122,7 +137,8 @@ fn body(guarded: &Guarded) -> String {
         ("@OLDKEY", text("OLD")),
         ("@ALLOW", allow.to_owned()),
         ("@CT", literal(column)),
-        ("@T", literal(table)),
+        ("@TABLE", "format('%I.%I', TG_TABLE_SCHEMA, TG_TABLE_NAME)".to_owned()),
+        ("@T", literal(name)),
         ("@C", column.clone()),
     ];
     fill(include_str!("guard.sql"), &words)
