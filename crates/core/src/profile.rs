@@ -80,13 +80,6 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// What a store without [`Profile::revoke`] returns for [`crate::Locks::revoke`].
-    pub fn cannot_revoke(store: &str) -> Error {
-        Error::Unsupported(format!(
-            "the {store} store cannot ask a holder to give its lock back: it can only break the lock, which lets the next one in at once"
-        ))
-    }
-
     /// Whether the store may be used for `purpose`; if not, the reason and what to use instead.
     pub fn allows(&self, purpose: Purpose) -> Result<()> {
         let missing = match (purpose, self.fence, self.durable) {

@@ -35,7 +35,8 @@ pub async fn a_reentry_behind_a_long_queue_keeps_others_out<H: Harness>(h: H) {
     assert_eq!(again.fence, first.fence, "a re-entry keeps the fence");
     give_back(&a, &first.claim).await;
     let view = b.inspect(&name("orders/42")).await.unwrap().expect("it is held");
-    assert_eq!((view.held.len(), view.waiting), (1, count), "a waiter is shown as a holder: {view:?}");
+    let waiting = if polls(&b) { 0 } else { count };
+    assert_eq!((view.held.len(), view.waiting), (1, waiting), "a waiter is shown as a holder: {view:?}");
     // Long enough for a waiter to be let in, if a store does that.
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert!(!waiters.iter().any(|waiter| waiter.is_finished()), "a waiter was let in beside the second hold");

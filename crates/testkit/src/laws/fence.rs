@@ -157,9 +157,8 @@ pub async fn a_grant_of_several_names_is_revoked_as_a_whole<H: Harness>(h: H) {
         true => Some(a.watch("").await.unwrap()),
         false => None,
     };
-    let owner = a.profile().reentry.then(owner);
     let names = ["orders/1", "orders/2", "orders/3"];
-    let held = take(&a, &with(ask_all(&names), |ask| ask.owner = owner)).await;
+    let held = take(&a, &ask_all(&names)).await;
     let waiter = stand_in_line(&b, &ask("orders/1"), 1).await;
     let fence = b.revoke(&name("orders/2"), "the host is drained").await.unwrap();
     assert!(fence > held.fence, "{fence} is not newer than {}", held.fence);
@@ -175,10 +174,6 @@ pub async fn a_grant_of_several_names_is_revoked_as_a_whole<H: Harness>(h: H) {
             assert!(told.insert(event.name), "one revoke is reported twice");
         }
     }
-    if owner.is_some() {
-        let inner = a.acquire(&with(ask("orders/3"), |ask| ask.owner = owner)).await;
-        assert!(matches!(&inner, Err(Error::Lost(_))), "it was entered again by its other name: {inner:?}");
-    }
     let renewed = a.renew(std::slice::from_ref(&held)).await.unwrap();
     assert_eq!(renewed, [Renewal::Revoked("the host is drained".into())]);
     assert!(!waiter.is_finished(), "the next one was let in before the holder had stopped");
@@ -187,4 +182,12 @@ pub async fn a_grant_of_several_names_is_revoked_as_a_whole<H: Harness>(h: H) {
     assert_eq!(b.renew(&[next]).await.unwrap(), [Renewal::Renewed], "the next holder was revoked as well");
     is_free(&b, "orders/2").await;
     is_free(&b, "orders/3").await;
+    if a.profile().reentry {
+        // One hash tag: a Redis cluster takes several names of one owner only from one slot.
+        let owner = Some(owner());
+        take(&a, &with(ask_all(&["{x}/1", "{x}/2"]), |ask| ask.owner = owner)).await;
+        b.revoke(&name("{x}/1"), "the host is drained").await.unwrap();
+        let inner = a.acquire(&with(ask("{x}/2"), |ask| ask.owner = owner)).await;
+        assert!(matches!(&inner, Err(Error::Lost(_))), "it was entered again by its other name: {inner:?}");
+    }
 }

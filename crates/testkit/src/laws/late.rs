@@ -102,7 +102,7 @@ pub async fn a_caller_that_begins_late_does_not_take_the_turn_back<H: Harness>(h
         let b = b.clone();
         async move {
             store.break_lock(&name("once/k"), "a law").await.unwrap();
-            send.send(turn(&b).await).ok().expect("the law waits for it");
+            send.send(turn(&b).await).expect("the law waits for it");
         }
     };
     let late = Arc::new(Interposed::new(h.client().await, Fate::Late, others));
