@@ -93,6 +93,10 @@ impl Shared {
             answer => return Ok(answer == DONE),
         }
         let look = self.step_holds(group, key, Step::new("look", attempt)).await?;
+        if look.answer == NO_HASH {
+            // The lock key says that there are holds: which ones is not known, so the attempt has not lost it for certain.
+            return Err(Failure::Away(format!("TRYAGAIN the holds of {key} are missing")));
+        }
         if look.answer != DONE {
             return Ok(false);
         }
