@@ -129,7 +129,16 @@ pub(crate) async fn attend(shared: Arc<Shared>, Depot(mut orders): Depot) {
                 }
                 let batch = std::mem::take(&mut waiting);
                 // The connection is there before anything is sent, so that what is handed in first is sent first.
-                match shared.link.live().await {
+                // A batch in flight may be the one that reconnects, and only goes on while it is polled.
+                let connecting = shared.link.live();
+                tokio::pin!(connecting);
+                let connected = loop {
+                    tokio::select! {
+                        connected = &mut connecting => break connected,
+                        Some(()) = flights.next(), if !flights.is_empty() => {}
+                    }
+                };
+                match connected {
                     Ok(live) => flights.push(fly(shared.clone(), live, batch)),
                     Err(failure) => batch.into_iter().for_each(|parcel| _ = parcel.answer.send(Err(failure.clone()))),
                 }
