@@ -25,7 +25,8 @@ impl Failure {
     pub fn at(step: usize, error: zk::Error) -> Self {
         use zk::Error::*;
         match error {
-            SessionExpired | SessionMoved | ClientClosed => Failure::Ended,
+            // A session that has moved to another server lives on: only this connection is of no use any more.
+            SessionExpired | ClientClosed => Failure::Ended,
             NoNode
             | NoAuth
             | BadVersion
@@ -79,5 +80,19 @@ impl From<Failure> for Error {
             zk::Error::Unimplemented => Error::Unsupported(text),
             _ => Error::Unavailable(text),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All guards of a process were told that they are lost, though their session had only found another server.
+    #[test]
+    fn a_session_that_moved_has_not_ended() {
+        let moved = Failure::of(zk::Error::SessionMoved);
+        assert!(matches!(moved, Failure::Unheard(_)), "{moved:?}");
+        assert!(matches!(Error::from(moved), Error::Unknown(_)));
+        assert!(matches!(Failure::of(zk::Error::SessionExpired), Failure::Ended));
     }
 }

@@ -27,6 +27,8 @@ pub struct Link {
     session: Duration,
     clock: Arc<dyn Clock>,
     now: tokio::sync::Mutex<Option<Arc<Session>>>,
+    /// How many times it was tried in vain to connect, and why the last of them failed.
+    failed: Mutex<(u64, Option<Failure>)>,
     tide: Mutex<Option<(u64, Moment)>>,
 }
 
@@ -67,6 +69,7 @@ impl Link {
             session: options.session,
             clock: options.clock.clone(),
             now: tokio::sync::Mutex::default(),
+            failed: Mutex::default(),
             tide: Mutex::default(),
         }
     }
@@ -78,12 +81,13 @@ impl Link {
     /// The session, connected; or why not.
     pub async fn session(&self) -> Result<Arc<Session>, Failure> {
         let session = {
+            let before = self.failed().0;
             let mut now = self.now.lock().await;
             match now.as_ref().filter(|session| !session.is_over()) {
                 Some(session) => session.clone(),
                 None => {
                     *now = None;
-                    let fresh = Arc::new(self.connect().await?);
+                    let fresh = Arc::new(self.connect_since(before).await?);
                     tracing::debug!(id = fresh.id, "a new session");
                     now.insert(fresh).clone()
                 }
@@ -92,6 +96,26 @@ impl Link {
         session.connected(self.timeout).await?;
         session.answers().await?;
         Ok(session)
+    }
+
+    fn failed(&self) -> (u64, Option<Failure>) {
+        self.failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+    }
+
+    /// Connects, unless it was tried in vain while the caller waited for its turn: `before` counts the tries until it came. Those who wait
+    /// together learn together that nobody is there, instead of each trying after the other.
+    async fn connect_since(&self, before: u64) -> Result<Session, Failure> {
+        if let (count, Some(failure)) = self.failed()
+            && count != before
+        {
+            return Err(failure);
+        }
+        let connected = self.connect().await;
+        if let Err(failure) = &connected {
+            let mut failed = self.failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            *failed = (failed.0 + 1, Some(failure.clone()));
+        }
+        connected
     }
 
     async fn connect(&self) -> Result<Session, Failure> {

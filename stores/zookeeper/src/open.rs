@@ -44,6 +44,11 @@ pub(crate) async fn profile(shared: &Shared) -> Result<Profile> {
             session.lasts()
         ),
     ]);
+    notes.push(
+        "every restart of a single server, and every new leader, counts all sessions anew: the locks of a dead process stay for a whole \
+         session after the last of them"
+            .into(),
+    );
     if given < asked {
         notes.push(format!(
             "a session of {asked:?} was asked for, the servers allow {given:?} (maxSessionTimeout)"
@@ -66,7 +71,8 @@ pub(crate) async fn profile(shared: &Shared) -> Result<Profile> {
         fence: Promise::Kept,
         durable: kept,
         waiting: Waiting::Line,
-        wake: shared.options.poll + given,
+        // The servers round the end of a session up to their next tick, and a session has two ticks at least.
+        wake: shared.options.poll + given * 3 / 2,
         shared: true,
         permits: true,
         several: true,

@@ -38,21 +38,28 @@ impl Shared {
     pub async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
         let now = self.clock.now();
         let marks: Vec<Mark> = grants.iter().map(|grant| layout::mark(&grant.claim.attempt)).collect();
-        let (mut kept, mut revoked) = (HashSet::new(), HashMap::new());
+        let (mut kept, mut revoked, mut unheard) = (HashSet::new(), HashMap::new(), HashSet::new());
         if self.may_have(&marks) {
             let session = self.link.session().await?;
             let mut due = self.due(&session, &marks);
             while !due.is_empty() {
                 let some = due.split_off(due.len() - a_batch_of(&due));
+                let marks_of_batch: Vec<Mark> = some.iter().map(|one| one.mark).collect();
                 match self.still_there(&session, some, &mut revoked).await {
                     Ok(there) => self.renewed(&session, there, &mut kept).await,
                     Err(Failure::Ended) => break,
-                    Err(failure) => return Err(failure.into()),
+                    Err(failure) if kept.is_empty() && revoked.is_empty() => return Err(failure.into()),
+                    Err(failure) => {
+                        // The others were heard of. Nothing is known of these, and a connection that has failed is not asked again here.
+                        tracing::debug!(?failure, "some renewals were not answered");
+                        unheard.extend(marks_of_batch.into_iter().chain(due.drain(..).map(|one| one.mark)));
+                    }
                 }
             }
         }
         let answers = marks.iter().zip(grants).map(|(mark, grant)| match revoked.get(mark) {
             Some(reason) => Renewal::Revoked(Arc::clone(reason)),
+            None if unheard.contains(mark) => Renewal::Unknown,
             None => self.count_anew(now, mark, grant, &kept),
         });
         let answers = answers.collect();
