@@ -4,7 +4,9 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Client, ask_for, client_of, keeper, open, sql, try_open, url};
+use common::{
+    Client, ask_for, client_of, keeper, open, set_standbys, sql, try_open, url, wait_for_missing_standby,
+};
 use futures_util::future::{join, join_all};
 use lockkeeper_core::{Acquired, Error, Grant, Promise, Renewal, Wait};
 use lockkeeper_testkit::laws::{
@@ -174,8 +176,8 @@ async fn a_standby_that_missed_the_last_grant_gives_it_again() {
 async fn a_synchronous_standby_misses_nothing() {
     let Ok(mut primary) = servers::postgres(PostgresOptions::default()) else { return };
     let Ok(standby) = servers::postgres_standby(&primary, PostgresOptions::default()) else { return };
-    sql(&primary, "ALTER SYSTEM SET synchronous_standby_names = '*'");
-    sql(&primary, "SELECT pg_reload_conf()");
+    wait_for_missing_standby(&primary);
+    set_standbys(&primary, "*");
     eventually("it is waited for", || async {
         sql(&primary, "SELECT sync_state FROM pg_stat_replication") == "sync"
     })

@@ -58,6 +58,36 @@ pub fn sql_as(server: &Server, role: &str, text: &str) -> String {
     psql(server, role, "postgres", text)
 }
 
+pub fn set_standbys(server: &Server, names: &str) {
+    sql(server, &format!("ALTER SYSTEM SET synchronous_standby_names = '{names}'"));
+    sql(server, "SELECT pg_reload_conf()");
+}
+
+pub fn no_standby(server: &Server) {
+    set_standbys(server, "");
+}
+
+/// From the return on, every commit waits for a standby that does not exist. PostgreSQL's checkpointer applies the setting some time
+/// after the reload, and no view shows when: a commit that does wait is the proof.
+pub fn wait_for_missing_standby(server: &Server) {
+    set_standbys(server, "gone");
+    let waits =
+        "FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND query LIKE '%pg_logical_emit_message%'";
+    let probe = "SELECT pg_logical_emit_message(true, 'probe', '')";
+    loop {
+        let mut commit = psql_command(server, "postgres", "postgres", probe)
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("psql runs");
+        while commit.try_wait().expect("psql is our child").is_none() {
+            if sql(server, &format!("SELECT pg_cancel_backend(pid) {waits}")) == "t" {
+                commit.wait().expect("psql is our child");
+                return;
+            }
+        }
+    }
+}
+
 fn psql(server: &Server, role: &str, database: &str, text: &str) -> String {
     try_psql(server, role, database, text).unwrap_or_else(|error| panic!("{text}: {error}"))
 }
@@ -67,14 +97,18 @@ pub fn try_sql(server: &Server, text: &str) -> std::result::Result<String, Strin
     try_psql(server, "postgres", "postgres", text)
 }
 
-fn try_psql(server: &Server, role: &str, database: &str, text: &str) -> std::result::Result<String, String> {
+fn psql_command(server: &Server, role: &str, database: &str, text: &str) -> Command {
     let addr = server.addr();
-    let done = Command::new("psql")
+    let mut command = Command::new("psql");
+    command
         .args(["-h", &addr.ip().to_string(), "-p", &addr.port().to_string()])
         .args(["-U", role, "-d", database, "-v", "ON_ERROR_STOP=1", "-qAtc", text])
-        .stderr(Stdio::piped())
-        .output()
-        .expect("psql runs");
+        .stderr(Stdio::piped());
+    command
+}
+
+fn try_psql(server: &Server, role: &str, database: &str, text: &str) -> std::result::Result<String, String> {
+    let done = psql_command(server, role, database, text).output().expect("psql runs");
     match done.status.success() {
         true => Ok(String::from_utf8_lossy(&done.stdout).trim().to_owned()),
         false => Err(String::from_utf8_lossy(&done.stderr).into_owned()),
