@@ -106,7 +106,7 @@ struct TxnDone {
     succeeded: bool,
 }
 
-async fn call<A, B>(channel: &Channel, path: &'static str, ask: A) -> B
+async fn call<A, B>(channel: &Channel, path: &'static str, request: A) -> B
 where
     A: Message + Default + 'static,
     B: Message + Default + 'static,
@@ -115,7 +115,7 @@ where
     grpc.ready().await.expect("a connection");
     let path = PathAndQuery::from_static(path);
     let codec = ProstCodec::<A, B>::default();
-    grpc.unary(tonic::Request::new(ask), path, codec).await.expect("an answer").into_inner()
+    grpc.unary(tonic::Request::new(request), path, codec).await.expect("an answer").into_inner()
 }
 
 async fn lease(channel: &Channel) -> i64 {

@@ -1,3 +1,5 @@
+//! The updates that the benchmark compares: without a check, and with each kind of fence check.
+
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
@@ -10,7 +12,7 @@ const ROUND: Duration = Duration::from_millis(400);
 /// Whose update it is.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Kind {
-    /// Nobody checks.
+    /// No process checks.
     Plain,
     /// `Fences::apply`, sent together with the update.
     Applied,
@@ -40,12 +42,12 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Its fences begin at `turn`, above those of whoever had these rows before.
+    /// Its fences begin at `turn`, above those of the earlier run on these rows.
     pub async fn new(client: Client, task: i32, turn: u64) -> Worker {
         let fences = Fences::default().prepared(&client).await.expect("guard rows");
         let mut updates = Vec::new();
         for kind in Kind::ALL {
-            // The same columns for all: a fence is written by everybody who checks one.
+            // The same columns for all: a fence is written by every process who checks one.
             let sql = format!("UPDATE {} SET state = $1, fence = $2 WHERE id = $3", kind.table());
             updates.push(client.prepare(&sql).await.expect("a statement"));
         }
@@ -77,7 +79,7 @@ impl Worker {
 pub async fn compare(workers: &mut [Worker], rounds: usize) {
     let mut times: [Vec<f64>; 3] = Default::default();
     for round in 0..rounds {
-        // Nobody is always the first.
+        // No process is always the first.
         for nth in 0..3 {
             let kind = Kind::ALL[(nth + round) % 3];
             times[kind as usize].push(measure(workers, kind).await);

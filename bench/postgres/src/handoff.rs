@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Acquired, Ask, Attempt, Holder, LockName, Locks, Wait};
+use lockkeeper_core::{AcquireOutcome, Attempt, Holder, LockName, LockRequest, Locks, Wait};
 use lockkeeper_postgres::{Options, PostgresStore};
 use tokio_postgres::Client;
 
@@ -50,25 +50,30 @@ async fn open(addr: SocketAddr) -> Arc<PostgresStore> {
 async fn ours(here: &PostgresStore, there: &Arc<PostgresStore>, times: usize) -> Duration {
     let holder = Arc::new(Holder::new("bench", 1, None).expect("a holder"));
     let name = LockName::new("hand-off").expect("a name");
-    let ask = |wait| {
+    let request = |wait| {
         let attempt = Attempt::from_bytes(lockkeeper_host::random_128());
-        Ask { wait, ..Ask::new(attempt, name.clone(), Duration::from_secs(30), holder.clone()) }
+        LockRequest {
+            wait,
+            ..LockRequest::new(attempt, name.clone(), Duration::from_secs(30), holder.clone())
+        }
     };
     let mut times_taken = Vec::new();
     for _ in 0..times {
-        let Ok(Acquired::Granted(held)) = here.acquire(&ask(Wait::No)).await else { panic!("busy") };
-        let (there2, next) = (there.clone(), ask(Wait::Forever));
+        let Ok(AcquireOutcome::Granted(held)) = here.acquire(&request(Wait::No)).await else {
+            panic!("busy")
+        };
+        let (there2, next) = (there.clone(), request(Wait::Forever));
         let waiter = tokio::spawn(async move {
             let granted = there2.acquire(&next).await;
             (Instant::now(), granted)
         });
         while here.inspect(&name).await.expect("an answer").is_none_or(|view| view.waiting == 0) {}
         let began = Instant::now();
-        here.release(&held.claim).await.expect("an answer");
+        here.release(&held.key).await.expect("an answer");
         let (when, granted) = waiter.await.expect("it ends well");
-        let Ok(Acquired::Granted(next)) = granted else { panic!("not served") };
+        let Ok(AcquireOutcome::Granted(next)) = granted else { panic!("not served") };
         times_taken.push(when - began);
-        there.release(&next.claim).await.expect("an answer");
+        there.release(&next.key).await.expect("an answer");
     }
     median(times_taken)
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Acquired, Ask, Attempt, Holder, LockName, Locks};
+use lockkeeper_core::{AcquireOutcome, Attempt, Holder, LockName, LockRequest, Locks};
 use lockkeeper_postgres::{Options, PostgresStore};
 use tokio_postgres::Client;
 
@@ -117,9 +117,9 @@ async fn fenced(store: Arc<PostgresStore>, task: usize, stop: Arc<AtomicBool>, c
     while !stop.load(Ordering::Relaxed) {
         turn += 1;
         let attempt = Attempt::from_bytes(attempt(task, turn));
-        let ask = Ask::new(attempt, name.clone(), Duration::from_secs(30), holder.clone());
-        let Ok(Acquired::Granted(grant)) = store.acquire(&ask).await else { panic!("not granted") };
-        store.release(&grant.claim).await.expect("an answer");
+        let request = LockRequest::new(attempt, name.clone(), Duration::from_secs(30), holder.clone());
+        let Ok(AcquireOutcome::Granted(grant)) = store.acquire(&request).await else { panic!("not granted") };
+        store.release(&grant.key).await.expect("an answer");
         count.fetch_add(1, Ordering::Relaxed);
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Acquired, Ask, Attempt, Holder, LockName, Locks};
+use lockkeeper_core::{AcquireOutcome, Attempt, Holder, LockName, LockRequest, Locks};
 use lockkeeper_redis::{Options, RedisStore};
 use redis::aio::MultiplexedConnection;
 
@@ -13,7 +13,7 @@ use crate::median;
 
 const TASKS: u64 = 64;
 const ROUND: Duration = Duration::from_millis(500);
-/// What everybody's own lock looks like: no fence, no line, no holder.
+/// The usual lock of an application: no fence, no queue, no holder.
 const RELEASE: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) else return 0 end";
 
@@ -81,9 +81,9 @@ async fn fenced(store: Arc<RedisStore>, task: u64, stop: Arc<AtomicBool>, count:
     while !stop.load(Ordering::Relaxed) {
         turn += 1;
         let attempt = Attempt::from_bytes((u128::from(task) << 64 | u128::from(turn)).to_be_bytes());
-        let ask = Ask::new(attempt, name.clone(), Duration::from_secs(30), holder.clone());
-        let Ok(Acquired::Granted(grant)) = store.acquire(&ask).await else { panic!("not granted") };
-        store.release(&grant.claim).await.expect("an answer");
+        let request = LockRequest::new(attempt, name.clone(), Duration::from_secs(30), holder.clone());
+        let Ok(AcquireOutcome::Granted(grant)) = store.acquire(&request).await else { panic!("not granted") };
+        store.release(&grant.key).await.expect("an answer");
         count.fetch_add(1, Ordering::Relaxed);
     }
 }

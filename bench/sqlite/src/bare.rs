@@ -1,4 +1,4 @@
-//! The same thing by hand: a row for each lock, one INSERT to take it and one DELETE to give it back, each durable when it returns.
+//! The baseline: a row for each lock, one INSERT to acquire it and one DELETE to release it, each durable when it returns.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -16,7 +16,7 @@ pub fn open(path: &Path) -> Connection {
     sql
 }
 
-/// Takes a lock and gives it back.
+/// Acquires and releases a lock.
 pub fn cycle(sql: &Connection, name: &str, attempt: u64) {
     let attempt = u128::from(attempt).to_be_bytes();
     let fence =

@@ -1,9 +1,9 @@
-//! What a crowd of waiters costs somebody who asks for a free lock in the same process.
+//! What many waiters cost a request for a free lock in the same process.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Ask, LockName, Locks, Wait};
+use lockkeeper_core::{LockName, LockRequest, Locks, Wait};
 
 use crate::ours;
 
@@ -23,10 +23,10 @@ async fn crowd(dir: &Path, waiters: usize) {
     let mut tasks = Vec::new();
     for _ in 0..waiters {
         let store = store.clone();
-        let ask = Ask { wait: Wait::Forever, ..ours::ask(&hot, &holder) };
+        let request = LockRequest { wait: Wait::Forever, ..ours::request(&hot, &holder) };
         tasks.push(tokio::spawn(async move {
-            let answer = store.acquire(&ask).await.expect("it is served");
-            store.release(&ask.claim).await.expect("an answer");
+            let answer = store.acquire(&request).await.expect("it is served");
+            store.release(&request.key).await.expect("an answer");
             answer
         }));
     }
@@ -39,7 +39,7 @@ async fn crowd(dir: &Path, waiters: usize) {
     let until = Instant::now() + Duration::from_secs(3);
     let standing = worst(&store, &free, || async move { Instant::now() > until }).await;
     let began = Instant::now();
-    other.release(&held.claim).await.expect("an answer");
+    other.release(&held.key).await.expect("an answer");
     let last = tasks.pop().expect("one of them");
     let served = worst(&store, &free, || async { last.is_finished() }).await;
     for task in tasks.into_iter().chain([last]) {
@@ -65,7 +65,7 @@ async fn worst<F: Future<Output = bool>>(
         let began = Instant::now();
         let grant = ours::take(store, free, &holder).await;
         worst = worst.max(began.elapsed());
-        store.release(&grant.claim).await.expect("an answer");
+        store.release(&grant.key).await.expect("an answer");
         if done().await {
             return worst;
         }

@@ -1,4 +1,4 @@
-//! Taking and giving back free locks in one process, one task or many at once, each with names of its own.
+//! Acquires and releases free locks in one process, one task or many at once, each with names of its own.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Acquired, Ask, Attempt, Holder, LockName, Store};
+use lockkeeper_core::{AcquireOutcome, Attempt, Holder, LockName, LockRequest, Store};
 use lockkeeper_host::random_128;
 
 /// As long as one measurement lasts.
@@ -59,9 +59,9 @@ async fn ours(store: Arc<dyn Store>, task: u64, run: Run) {
     let holder = Arc::new(Holder::new("bench", 1, None).expect("a holder"));
     while run.goes_on() {
         let attempt = Attempt::from_bytes(random_128());
-        let ask = Ask::new(attempt, name.clone(), Duration::from_secs(30), holder.clone());
-        let Ok(Acquired::Granted(grant)) = store.acquire(&ask).await else { panic!("not granted") };
-        store.release(&grant.claim).await.expect("an answer");
+        let request = LockRequest::new(attempt, name.clone(), Duration::from_secs(30), holder.clone());
+        let Ok(AcquireOutcome::Granted(grant)) = store.acquire(&request).await else { panic!("not granted") };
+        store.release(&grant.key).await.expect("an answer");
         run.one_more();
     }
 }

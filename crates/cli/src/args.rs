@@ -1,4 +1,4 @@
-//! The command line: what is common to several subcommands. Each one's own part is in its file.
+//! The options that several subcommands share. The options of one subcommand are in its own file in [`commands`](crate::commands).
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -9,57 +9,63 @@ use clap::{Args, Parser};
 use lockkeeper::{Fence, Holder, LockBuilder, LockName, Lockkeeper, Outcome};
 use lockkeeper_core::{Names, Secret};
 
-use crate::commands::Command;
+use crate::child::job::{self, CommandJob};
+use crate::commands::CliCommand;
+use crate::duration;
 use crate::exit::Failure;
-use crate::span;
-use crate::store::{self, Address};
+use crate::report::{EventOutput, Report};
+use crate::store::{self, StoreSource};
 
-/// Exactly one process at a time: run a command under a lock, see who holds what, take a lock away.
+/// Distributed locks: run a command under a lock, see which process holds it, take a lock away.
 #[derive(Debug, Parser)]
 #[command(name = "lockkeeper", version, max_term_width = 100, subcommand_required = true)]
 #[command(arg_required_else_help = true, after_help = TOP)]
 pub struct Cli {
-    /// The store, as after every command that has one
+    /// The store; the same option as after a subcommand
     #[arg(long, value_name = "URL", value_parser = secret_url())]
     pub store: Option<SecretUrl>,
     #[command(subcommand)]
-    pub command: Command,
+    pub command: CliCommand,
 }
 
 const TOP: &str = "\
 Examples:
-  lockkeeper run nightly-settlement -- ./settle.sh         wait for the lock, then run it
-  lockkeeper run backup --skip -- ./backup.sh              not if somebody else is at it
-  lockkeeper ls                                            who holds what
-  lockkeeper break backup --reason 'host 7 is on fire'     take it away
+  lockkeeper run nightly-settlement -- ./settle.sh         wait for the lock, then run the command
+  lockkeeper run backup --skip -- ./backup.sh              exit 75 if another process holds the lock
+  lockkeeper ls                                            list the locks and their holders
+  lockkeeper break backup --reason 'host 7 is on fire'     take the lock away from its holder
+
+Every grant of a lock has a fence (the fencing token): a number that is higher in every new grant. A
+resource that refuses writes with an older fence is safe from a holder that was paused and is late.
 
 Locks are kept in one file per user (for root: per machine), unless --store, --store-file,
-LOCKKEEPER_STORE or LOCKKEEPER_STORE_FILE names another store. Exit codes: the command's own; 75
-busy, 76 lost, 64 bad call, 69 store unavailable. `lockkeeper man` has them all.";
+LOCKKEEPER_STORE or LOCKKEEPER_STORE_FILE names another store. Exit codes: the command's own; 75 the
+lock is busy, 76 the lock was lost, 64 bad call, 69 the store is unreachable. `lockkeeper man` lists
+all of them.";
 
-/// Which store, and for whom the output is.
+/// The options of every subcommand that opens a store.
 #[derive(Args, Debug)]
-pub struct Common {
+pub struct CommonArgs {
     /// The store, for instance sqlite:/srv/locks.db or redis://HOST [default: a file per user] [env: LOCKKEEPER_STORE]
     #[arg(long, value_name = "URL", value_parser = secret_url())]
     pub store: Option<SecretUrl>,
-    /// A file with the URL of the store in it, so that no password is on the command line [env: LOCKKEEPER_STORE_FILE]
+    /// A file that contains the URL of the store, to keep its password off the command line [env: LOCKKEEPER_STORE_FILE]
     #[arg(long, value_name = "FILE", conflicts_with = "store")]
     pub store_file: Option<PathBuf>,
-    /// Write JSON, for machines
+    /// Write JSON, for programs
     #[arg(long)]
     pub json: bool,
 }
 
-impl Common {
-    /// The store that was asked for, else the default one.
+impl CommonArgs {
+    /// The URL of the store that the user named, else of the default store.
     pub fn url(&self) -> Result<Secret, Failure> {
-        Ok(self.address()?.url)
+        Ok(self.source()?.url)
     }
 
-    /// The same, and where it was said.
-    pub fn address(&self) -> Result<Address, Failure> {
-        store::address(self.store.as_ref(), self.store_file.as_deref())
+    /// The URL of the store, and where the user named it.
+    pub fn source(&self) -> Result<StoreSource, Failure> {
+        store::find_source(self.store.as_ref(), self.store_file.as_deref())
     }
 
     pub async fn open(&self) -> Result<Lockkeeper, Failure> {
@@ -69,7 +75,7 @@ impl Common {
 
 /// The name of a lock, also one that begins with a dash.
 #[derive(Args, Debug)]
-pub struct Named {
+pub struct NameArgs {
     /// The name: any text of 1 to 512 bytes (448 for once, elect and cron); if it begins with a dash, --name=-x
     #[arg(value_parser = lock_name(), required_unless_present = "named", conflicts_with = "named")]
     name: Option<LockName>,
@@ -77,35 +83,91 @@ pub struct Named {
     named: Option<LockName>,
 }
 
-impl Named {
+impl NameArgs {
     pub fn get(&self) -> &LockName {
-        self.name.as_ref().or(self.named.as_ref()).expect("one of them is required")
+        self.name.as_ref().or(self.named.as_ref()).expect("clap requires one of them")
     }
 }
 
-/// What a command sees of the store that its lock is in.
+/// The lease of a lock, and what the lock is for.
 #[derive(Args, Debug)]
-pub struct Inherited {
-    /// Do not tell the command which store it is: no LOCKKEEPER_STORE and no LOCKKEEPER_STORE_FILE
+pub struct LeaseArgs {
+    /// How long other processes wait for a holder that has stopped renewing its lease
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration::parse_ttl, allow_hyphen_values = true)]
+    pub ttl: Duration,
+    /// Refuse a store that may forget a lock or a fence: for work that does harm if it is done twice
     #[arg(long)]
-    pub hide_store: bool,
+    pub correctness: bool,
 }
 
-/// What is asked for, and how.
+/// The options of the subcommands that run a command under a lock: run, once, elect and cron.
 #[derive(Args, Debug)]
-pub struct Ask {
+pub struct JobArgs {
+    /// Time between TERM and KILL if the lock is about to be lost; at most a quarter of the ttl
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = duration::parse_up_to_a_day, allow_hyphen_values = true)]
+    pub grace: Duration,
+    /// Print errors only
+    #[arg(long, short)]
+    pub quiet: bool,
+    /// Do not pass the store on to the command: neither LOCKKEEPER_STORE nor LOCKKEEPER_STORE_FILE
+    #[arg(long)]
+    pub hide_store: bool,
     #[command(flatten)]
-    pub named: Named,
-    /// Lock this too: all of them or none; may be repeated
+    pub common: CommonArgs,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
+}
+
+impl JobArgs {
+    /// What the subcommand prints about the locks `names`. The command's stdout stays the command's own.
+    pub fn report<'a>(&self, names: impl Iterator<Item = &'a LockName>) -> Report {
+        Report::new(names, self.common.json, self.quiet, EventOutput::Stderr)
+    }
+
+    /// Fails if the command cannot be started, before anything is locked.
+    pub fn check(&self) -> Result<(), Failure> {
+        job::check(&self.command)
+    }
+
+    /// The label that other processes see: the name of the command.
+    pub fn label(&self) -> Option<String> {
+        job::label(&self.command)
+    }
+
+    /// The command as a job under the lock `name`, with one more variable `env` in its environment.
+    pub fn job<'a>(
+        &'a self,
+        name: &'a LockName,
+        source: &StoreSource,
+        env: Option<(&'static str, String)>,
+    ) -> CommandJob<'a> {
+        CommandJob {
+            command: &self.command,
+            name,
+            grace: self.grace,
+            max_hold: None,
+            store: source.environment(self.hide_store),
+            env,
+            pipes: None,
+        }
+    }
+}
+
+/// A lock request, for run and hold.
+#[derive(Args, Debug)]
+pub struct LockArgs {
+    #[command(flatten)]
+    pub named: NameArgs,
+    /// Lock this name too: all of them or none; may be repeated
     #[arg(long, value_name = "NAME", value_parser = lock_name(), allow_hyphen_values = true)]
     pub also: Vec<LockName>,
-    /// How long our silence may last before others get the lock
-    #[arg(long, value_name = "SPAN", default_value = "30s", value_parser = span::ttl, allow_hyphen_values = true)]
-    pub ttl: Duration,
+    #[command(flatten)]
+    pub lease: LeaseArgs,
     /// Wait for at most this long, then exit 75 [default: for ever]
-    #[arg(long, value_name = "SPAN", value_parser = span::wait, allow_hyphen_values = true)]
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse_wait, allow_hyphen_values = true)]
     pub wait: Option<Duration>,
-    /// Do not wait: exit 75 if somebody else has it
+    /// Do not wait: exit 75 if another process holds the lock
     #[arg(long, conflicts_with = "wait")]
     pub skip: bool,
     /// Share the lock with other --shared holders
@@ -114,24 +176,21 @@ pub struct Ask {
     /// Be one of at most N holders
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000), allow_hyphen_values = true)]
     pub permits: Option<u32>,
-    /// Keep the lock taken for at least this long, even if all is done sooner
-    #[arg(long, value_name = "SPAN", value_parser = span::up_to_a_day, allow_hyphen_values = true)]
+    /// Keep the lock for at least this long, even if the work is done sooner
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse_up_to_a_day, allow_hyphen_values = true)]
     pub min_hold: Option<Duration>,
-    /// Let go after this long, whatever is still running
-    #[arg(long, value_name = "SPAN", value_parser = span::long, allow_hyphen_values = true)]
+    /// Release the lock after this long, even if the work is not done
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse_long, allow_hyphen_values = true)]
     pub max_hold: Option<Duration>,
-    /// Hold the lock back for this long after an unclean end (expiry, kill -9, break)
-    #[arg(long, value_name = "SPAN", value_parser = span::up_to_a_day, allow_hyphen_values = true)]
+    /// Grant the lock to no one for this long after an unclean end (expiry, kill -9, break)
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse_up_to_a_day, allow_hyphen_values = true)]
     pub lock_delay: Option<Duration>,
-    /// Twice would be harm: refuse a store that can forget a lock or a fence
-    #[arg(long)]
-    pub correctness: bool,
-    /// What others see beside the host and the pid
+    /// What other processes see beside the host and the pid
     #[arg(long, value_name = "TEXT", value_parser = utf8("label"))]
     pub label: Option<String>,
 }
 
-impl Ask {
+impl LockArgs {
     pub fn name(&self) -> &LockName {
         self.named.get()
     }
@@ -141,13 +200,13 @@ impl Ask {
         std::iter::once(self.name()).chain(&self.also)
     }
 
-    /// What can be wrong without asking a store: told before one is opened, so that nothing is written.
+    /// Checks everything that needs no store, before a store is opened and written to.
     pub fn check(&self) -> Result<(), Failure> {
         Names::new(self.names().cloned())?;
         Holder::new("", 0, self.label.clone())?;
         match (self.max_hold, self.min_hold) {
             (Some(max), Some(min)) if max < min => {
-                let (max, min) = (span::show(max), span::show(min));
+                let (max, min) = (duration::exact(max), duration::exact(min));
                 Err(Failure::new(
                     Outcome::Invalid,
                     format!("--max-hold {max} is shorter than --min-hold {min}"),
@@ -157,9 +216,9 @@ impl Ask {
         }
     }
 
-    /// The lock request in the library's words. `label` is for one who gave none, `wait` is what is left of the wait.
+    /// The lock request for the library. `label`: used if the user gave none. `wait`: what is left of the wait.
     pub fn builder(&self, keeper: &Lockkeeper, label: Option<String>, wait: Option<Duration>) -> LockBuilder {
-        let mut builder = keeper.lock_all(self.names()).ttl(self.ttl);
+        let mut builder = keeper.lock_all(self.names()).ttl(self.lease.ttl);
         if let Some(wait) = wait {
             builder = builder.wait(wait);
         }
@@ -178,7 +237,7 @@ impl Ask {
         if let Some(delay) = self.lock_delay {
             builder = builder.lock_delay(delay);
         }
-        if self.correctness {
+        if self.lease.correctness {
             builder = builder.for_correctness();
         }
         match self.label.clone().or(label) {
@@ -188,7 +247,7 @@ impl Ask {
     }
 }
 
-/// A lock name; one that is not UTF-8 is told so, too.
+/// Parses the name of a lock.
 pub fn lock_name() -> impl TypedValueParser<Value = LockName> {
     OsStringValueParser::new().try_map(|name: OsString| match name.to_str() {
         Some(name) => LockName::new(name).map_err(|e| e.to_string()),
@@ -196,31 +255,31 @@ pub fn lock_name() -> impl TypedValueParser<Value = LockName> {
     })
 }
 
-/// Any text, as long as it is UTF-8.
+/// Parses any text that is UTF-8.
 pub fn utf8(what: &'static str) -> impl TypedValueParser<Value = String> {
     OsStringValueParser::new()
         .try_map(move |text: OsString| text.into_string().map_err(|_| format!("the {what} is not UTF-8")))
 }
 
-/// An address that may contain a password. Whatever is wrong with it, the text is not repeated: `clap` would repeat the
-/// value of an argument that its parser refuses, so this parser refuses none, and [`SecretUrl::expose`] does.
+/// The URL of a store, which may contain a password. No error message repeats it. clap would repeat the value of an argument
+/// that its parser refuses, so this parser accepts everything, and [`SecretUrl::expose`] refuses text that is not UTF-8.
 #[derive(Clone, Debug)]
 pub struct SecretUrl(Option<Secret>);
 
 impl SecretUrl {
-    /// The address, for the store that is opened with it.
+    /// The URL, for the store that is opened with it.
     pub fn expose(&self) -> Result<&str, Failure> {
         let text = self.0.as_ref().map(Secret::expose);
         text.ok_or_else(|| Failure::new(Outcome::Invalid, "the store URL is not UTF-8"))
     }
 }
 
-/// Reads a [`SecretUrl`].
+/// Parses a [`SecretUrl`].
 pub fn secret_url() -> impl TypedValueParser<Value = SecretUrl> {
     OsStringValueParser::new().map(|text: OsString| SecretUrl(text.into_string().ok().map(Secret::from)))
 }
 
-/// A fence: a whole number that a store could have given.
+/// Parses a fence: a whole number that a store can have granted.
 pub fn fence(text: &str) -> Result<Fence, String> {
     let number = text.parse().map_err(|_| "a fence is a number".to_owned())?;
     Fence::new(number).map_err(|e| e.to_string())

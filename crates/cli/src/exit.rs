@@ -4,10 +4,10 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use lockkeeper::{Error, Outcome};
 use serde_json::json;
 
-use crate::outlet;
+use crate::message_writer;
 use crate::text::{self, plain};
 
-/// All is well.
+/// Success.
 pub const OK: i32 = 0;
 /// The command was found but could not be started; the number every shell uses.
 pub const CANNOT_START: i32 = 126;
@@ -24,14 +24,14 @@ pub fn by_signal(number: i32) -> i32 {
     128 + number
 }
 
-/// Why a subcommand did not do what it was asked to.
+/// Why a subcommand failed.
 #[derive(Debug)]
 pub struct Failure {
     pub code: i32,
     outcome: Outcome,
-    /// Empty: everything has been said already.
+    /// Empty: there is nothing more to print.
     message: String,
-    /// What to do next, where there is something to say.
+    /// What the user should do next, if that is known.
     next: Option<String>,
 }
 
@@ -40,7 +40,7 @@ impl Failure {
         Failure { code: outcome.exit_code().into(), outcome, message: message.into(), next: None }
     }
 
-    /// An end that needs no more words.
+    /// An end with this exit code and without a message.
     pub fn silent(code: i32) -> Self {
         Failure { code, ..Failure::new(Outcome::Done, "") }
     }
@@ -55,7 +55,7 @@ impl Failure {
         self
     }
 
-    /// Names the lock in what to do next; without one, no command is named that would need it.
+    /// Fills the name of the lock into the advice; without a name, removes the command that needs it.
     pub fn about(mut self, name: Option<&str>) -> Self {
         self.next = self.next.map(|next| match name {
             Some(name) => next.replace(SHOW, &format!(": lockkeeper show {}", text::shell(name))),
@@ -64,28 +64,28 @@ impl Failure {
         self
     }
 
-    /// Says it on stderr, for people or for machines.
-    pub fn tell(&self, json: bool) {
+    /// Prints the failure to stderr, as text or as JSON.
+    pub fn print(&self, json: bool) {
         if self.message.is_empty() {
             return;
         }
         let mut line = String::new();
         if json {
             let mut error = json!({
-                "outcome": self.outcome.word(), "message": self.message, "exit_code": self.code,
+                "outcome": self.outcome.as_str(), "message": self.message, "exit_code": self.code,
             });
             if let Some(next) = &self.next {
                 error["next"] = json!(next);
             }
             line += &json!({ "error": error }).to_string();
         } else {
-            // What others have written may be quoted in it.
+            // The message may quote text of other users.
             line = format!("lockkeeper: {}", plain(&self.message));
             if let Some(next) = &self.next {
                 line += &format!("\n  next: {}", plain(next));
             }
         }
-        outlet::ERR.post(line + "\n");
+        message_writer::STDERR.enqueue(line + "\n");
     }
 }
 
@@ -101,7 +101,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// What clap has to say: help and version are fine, everything else is a bad call.
+/// Prints an error of clap and returns the exit code: 0 for help and version, else that of a bad call.
 pub fn usage(mut error: clap::Error) -> i32 {
     if !error.use_stderr() && error.kind() != ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         let _ = error.print();
@@ -116,34 +116,64 @@ pub fn usage(mut error: clap::Error) -> i32 {
             error.insert(kind, ContextValue::String(quoted));
         }
     }
+    let next = advice(&error);
+    if next.is_some() {
+        // To put `--` before a name would make it the command.
+        let _ = error.remove(ContextKind::Suggested);
+    }
     let rendered = error.render().to_string();
     let shown: String = rendered.lines().map(|line| format!("{}\n", plain(line))).collect();
     if wants_json {
         // The first line says what is wrong; the rest is usage.
         let first = shown.lines().next().unwrap_or_default();
         let failure = Failure::new(Outcome::Invalid, first.trim_start_matches("error: "));
-        match dashes_missing(&error) {
-            true => failure.next(DASHES).tell(true),
-            false => failure.tell(true),
+        match next {
+            Some(next) => failure.next(next).print(true),
+            None => failure.print(true),
         }
     } else if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         let _ = error.print();
     } else {
         let shown = shown.strip_prefix("error: ").unwrap_or(&shown);
-        outlet::ERR.post(format!("lockkeeper: {shown}"));
-        if dashes_missing(&error) {
-            outlet::ERR.post(format!("  next: {DASHES}\n"));
+        message_writer::STDERR.enqueue(format!("lockkeeper: {shown}"));
+        if let Some(next) = next {
+            message_writer::STDERR.enqueue(format!("  next: {next}\n"));
         }
     }
     code
 }
 
-const DASHES: &str = "put -- before the command: lockkeeper run NAME -- CMD";
+/// The subcommands whose name may be given by `--name`, and the rest of their call.
+const NAMED: [(&str, &str); 5] = [
+    ("run", " -- CMD"),
+    ("once", " -- CMD"),
+    ("elect", " -- CMD"),
+    ("cron", " --every FIELDS -- CMD"),
+    ("hold", ""),
+];
 
-/// Whether a command was to be run, and nothing separates it from our own words.
-fn dashes_missing(error: &clap::Error) -> bool {
+/// What to do about a bad call, where clap does not know it.
+fn advice(error: &clap::Error) -> Option<String> {
     let words: Vec<_> = std::env::args_os().skip(1).collect();
-    let runs = ["run", "once", "elect", "cron"].iter().any(|word| words.iter().any(|w| w == word));
+    let (subcommand, rest) = *NAMED.iter().find(|(named, _)| words.iter().any(|word| word == named))?;
+    if let Some(name) = dashed_name(error) {
+        return Some(format!(
+            "if that is the name of the lock: lockkeeper {subcommand} --name={}{rest}",
+            text::shell(&name).trim_start_matches("-- ")
+        ));
+    }
     let kinds = [ErrorKind::UnknownArgument, ErrorKind::MissingRequiredArgument];
-    runs && kinds.contains(&error.kind()) && !words.iter().any(|word| word == "--")
+    let dashes = rest.is_empty() || words.iter().any(|word| word == "--");
+    let missing = kinds.contains(&error.kind()) && !dashes;
+    missing.then(|| format!("put -- before the command: lockkeeper {subcommand} NAME{rest}"))
+}
+
+/// An unknown option that may be meant as a name.
+fn dashed_name(error: &clap::Error) -> Option<String> {
+    match (error.kind(), error.get(ContextKind::SuggestedArg), error.get(ContextKind::InvalidArg)) {
+        (ErrorKind::UnknownArgument, None, Some(ContextValue::String(word))) if word.starts_with('-') => {
+            Some(word.clone())
+        }
+        _ => None,
+    }
 }

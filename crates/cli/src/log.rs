@@ -1,5 +1,5 @@
-//! What the library has to say while it works, such as a renewal that failed and will be tried again: on stderr, warnings
-//! and worse. `LOCKKEEPER_LOG=debug` (or `info`, `error`, `off`) changes that.
+//! The logger of the command: prints the library's warnings and errors to stderr, such as a renewal that failed and is retried.
+//! `LOCKKEEPER_LOG=debug` (or `info`, `error`, `off`) changes that.
 
 use std::fmt::{Debug, Write as _};
 use std::sync::atomic::Ordering;
@@ -11,7 +11,7 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::text::plain;
-use crate::{daily, outlet};
+use crate::{daily_warnings, message_writer};
 
 /// Begins to pass it on. Small on purpose: a command that runs a thousand times an hour should not pay for a logger.
 pub fn start(json: bool, quiet: bool) {
@@ -20,23 +20,23 @@ pub fn start(json: bool, quiet: bool) {
         None if quiet => LevelFilter::ERROR,
         None => LevelFilter::WARN,
     };
-    outlet::JSON.store(json, Ordering::Relaxed);
-    // Only fails if there is one already, and nobody else makes one here.
-    let _ = tracing::subscriber::set_global_default(Stderr { json, level });
+    message_writer::JSON.store(json, Ordering::Relaxed);
+    // Only fails if there is a subscriber already, and this is the only place that sets one.
+    let _ = tracing::subscriber::set_global_default(StderrLogger { json, level });
 }
 
-struct Stderr {
+struct StderrLogger {
     json: bool,
     level: LevelFilter,
 }
 
 #[derive(Default)]
-struct Words {
+struct EventFields {
     message: String,
     fields: Map<String, Value>,
 }
 
-impl Visit for Words {
+impl Visit for EventFields {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
         let text = format!("{value:?}");
         if field.name() == "message" {
@@ -51,7 +51,7 @@ impl Visit for Words {
     }
 }
 
-impl Subscriber for Stderr {
+impl Subscriber for StderrLogger {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         *metadata.level() <= self.level
     }
@@ -61,28 +61,29 @@ impl Subscriber for Stderr {
     }
 
     fn event(&self, event: &Event<'_>) {
-        let mut words = Words::default();
-        event.record(&mut words);
-        // What a store found when it was opened is the same at every call.
+        let mut fields = EventFields::default();
+        event.record(&mut fields);
+        // A warning of a store about its server is the same at every call. The stores check their servers in `open.rs` or `profile.rs`.
+        let target = event.metadata().target();
         if *event.metadata().level() == Level::WARN
-            && event.metadata().target().ends_with("::open")
-            && daily::was_said(&words.message)
+            && (target.ends_with("::open") || target.ends_with("::profile"))
+            && daily_warnings::was_printed_today(&fields.message)
         {
             return;
         }
         let level = event.metadata().level().as_str().to_lowercase();
         let line = if self.json {
-            json!({ "event": "log", "level": level, "message": words.message, "fields": words.fields })
+            json!({ "event": "log", "level": level, "message": fields.message, "fields": fields.fields })
                 .to_string()
         } else {
-            let mut line = format!("lockkeeper: {level}: {}", words.message);
-            for (name, value) in &words.fields {
+            let mut line = format!("lockkeeper: {level}: {}", fields.message);
+            for (name, value) in &fields.fields {
                 let _ = write!(line, "; {name}: {}", value.as_str().unwrap_or_default());
             }
             plain(&line).into_owned()
         };
         // Called on the thread that renews, too: a full pipe must not stop it.
-        outlet::ERR.post(line + "\n");
+        message_writer::STDERR.enqueue(line + "\n");
     }
 
     // Spans are of no use on a few lines of stderr.

@@ -2,22 +2,22 @@
 //!
 //! One file per subcommand in [`commands`]; every exit code in [`exit`]; everything about child processes in [`child`].
 
+mod acquire;
 mod args;
+mod attempt_file;
 mod child;
 mod commands;
-mod daily;
+mod daily_warnings;
+mod duration;
 mod exit;
 mod log;
-mod outlet;
+mod message_writer;
 mod output;
 mod report;
-mod resume;
 mod schedule;
 mod signals;
-mod span;
 mod store;
 mod text;
-mod waiting;
 mod windows;
 
 use std::process::exit as end;
@@ -41,8 +41,8 @@ fn main() {
         }
         Err(error) => exit::usage(error),
     };
-    outlet::OUT.flush(outlet::AT_THE_END);
-    outlet::ERR.flush(outlet::AT_THE_END);
+    message_writer::STDOUT.flush(message_writer::FINAL_FLUSH);
+    message_writer::STDERR.flush(message_writer::FINAL_FLUSH);
     // Ends the process at once: nothing is left to do, and joining threads would only cost time.
     end(code)
 }

@@ -1,4 +1,4 @@
-//! What `run` and `hold` say about themselves: lines for people, or JSON lines for machines.
+//! The progress messages of `run`, `hold` and the other jobs: lines for people, or JSON lines for programs.
 
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -7,19 +7,19 @@ use lockkeeper::{Clock, Guard, LockName, LockView, SystemClock};
 use serde_json::{Value, json};
 
 use crate::text::{self, plain, quoted};
-use crate::{outlet, span};
+use crate::{duration, message_writer};
 
 /// Where the JSON lines go. The stdout of `run` belongs to its command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Events {
+pub enum EventOutput {
     Stdout,
     Stderr,
 }
 
-/// Who is told, and how.
+/// Where the messages of a job go, and in which form.
 #[derive(Debug)]
 pub struct Report {
-    json: Option<Events>,
+    json: Option<EventOutput>,
     quiet: bool,
     names: Vec<LockName>,
 }
@@ -29,7 +29,7 @@ impl Report {
         names: impl Iterator<Item = &'a LockName>,
         json: bool,
         quiet: bool,
-        events: Events,
+        events: EventOutput,
     ) -> Self {
         Report { json: json.then_some(events), quiet, names: names.cloned().collect() }
     }
@@ -58,8 +58,8 @@ impl Report {
     /// One line for a person, on stderr.
     pub fn say(&self, line: &str) {
         if self.json.is_none() && !self.quiet {
-            // What others have written may be quoted in it.
-            outlet::ERR.post(format!("lockkeeper: {}\n", plain(line)));
+            // The line may quote text of other users.
+            message_writer::STDERR.enqueue(format!("lockkeeper: {}\n", plain(line)));
         }
     }
 
@@ -75,10 +75,10 @@ impl Report {
         }
         // A reader that went away or is slow must not end the command's protection.
         let outlet = match to {
-            Events::Stdout => &outlet::OUT,
-            Events::Stderr => &outlet::ERR,
+            EventOutput::Stdout => &message_writer::STDOUT,
+            EventOutput::Stderr => &message_writer::STDERR,
         };
-        outlet.post(format!("{object}\n"));
+        outlet.enqueue(format!("{object}\n"));
     }
 
     pub fn waiting(&self, view: &LockView, position: Option<usize>, live: bool) {
@@ -88,7 +88,7 @@ impl Report {
         });
         self.event("waiting", more);
         if !live {
-            self.say(&waiting_line(view, position));
+            self.say(&describe_wait(view, position));
         }
     }
 
@@ -103,31 +103,31 @@ impl Report {
     }
 }
 
-/// `waiting for "x": held by settle.sh (host, pid 123) since 3m 20s, fence 17, 2 in line`
-pub fn waiting_line(view: &LockView, position: Option<usize>) -> String {
-    let mut line = format!("waiting for {}: {}", quoted(view.name.as_str()), held_line(view));
+/// `waiting for "x": held by settle.sh (host, pid 123) since 3m 20s, fence 17, 2 in the queue`
+pub fn describe_wait(view: &LockView, position: Option<usize>) -> String {
+    let mut line = format!("waiting for {}: {}", quoted(view.name.as_str()), describe_holder(view));
     match (position, view.waiting) {
-        (Some(position), n) if n > 1 => line += &format!(", place {position} of {n} in line"),
-        (_, n) if n > 0 => line += &format!(", {n} in line"),
+        (Some(position), n) if n > 1 => line += &format!(", position {position} of {n} in the queue"),
+        (_, n) if n > 0 => line += &format!(", {n} in the queue"),
         _ => {}
     }
     line
 }
 
-/// Who is in the way, in words.
-pub fn held_line(view: &LockView) -> String {
+/// The holder of a lock, or why it is held back, in words.
+pub fn describe_holder(view: &LockView) -> String {
     let Some(held) = view.held.first() else {
         return match view.delayed_ms {
             Some(ms) => {
-                format!("held back for {} after an unclean end", span::rough(Duration::from_millis(ms)))
+                format!("held back for {} after an unclean end", duration::rough(Duration::from_millis(ms)))
             }
-            None => "free, and handed to the next in line".into(),
+            None => "free, and handed to the next waiter".into(),
         };
     };
     let who = plain(&held.holder.to_string()).into_owned();
     let since = text::ago(held.since);
     let mut line = if held.lingering {
-        let left = span::rough(Duration::from_millis(held.expires_in_ms));
+        let left = duration::rough(Duration::from_millis(held.expires_in_ms));
         format!("done by {who}, kept for {left} more by its min-hold")
     } else {
         format!("held by {who} since {since} ago, fence {}", held.fence)

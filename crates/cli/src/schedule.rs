@@ -66,6 +66,11 @@ impl Schedule {
         Ok(schedule)
     }
 
+    /// The zone as the database spells it.
+    pub fn zone_name(&self) -> Option<&str> {
+        self.zone.iana_name()
+    }
+
     /// The next moment after `after` at which it is due.
     pub fn after(&self, after: Timestamp) -> Option<Timestamp> {
         let first = after.to_zoned(self.zone.clone()).date();
@@ -140,18 +145,23 @@ pub fn zone(name: &str) -> Result<TimeZone, Failure> {
 
 /// Windows of whole days in a zone, counted from 1 January 1970 there: each begins at midnight.
 #[derive(Clone, Debug)]
-pub struct Days {
+pub struct DayWindows {
     count: i32,
     zone: TimeZone,
 }
 
-impl Days {
+impl DayWindows {
     /// `None` if a window of this length is not one of whole days.
-    pub fn new(window: Duration, zone: TimeZone) -> Option<Days> {
+    pub fn new(window: Duration, zone: TimeZone) -> Option<DayWindows> {
         let (day, secs) = (24 * 60 * 60, window.as_secs());
         let whole = secs > 0 && secs % day == 0 && window.subsec_nanos() == 0;
         let count = i32::try_from(secs / day).ok().filter(|_| whole)?;
-        Some(Days { count, zone })
+        Some(DayWindows { count, zone })
+    }
+
+    /// The zone as the database spells it: two hosts that write it in different case mean the same.
+    pub fn zone_name(&self) -> Option<&str> {
+        self.zone.iana_name()
     }
 
     /// When the window begins that `at` is in.
@@ -302,7 +312,7 @@ mod tests {
 
     /// When the windows of the days around `at` begin, in UTC.
     fn days(count: u64, at: &str) -> Vec<String> {
-        let days = Days::new(Duration::from_secs(count * 86_400), berlin()).unwrap();
+        let days = DayWindows::new(Duration::from_secs(count * 86_400), berlin()).unwrap();
         let at: Timestamp = at.parse().unwrap();
         let around = (at - SignedDuration::from_hours(36), at + SignedDuration::from_hours(36));
         days.between(around.0, around.1).iter().map(Timestamp::to_string).collect()
@@ -320,11 +330,11 @@ mod tests {
             ["2026-10-24T22:00:00Z", "2026-10-25T23:00:00Z", "2026-10-26T23:00:00Z"]
         );
         // Half past one in the night: by UTC two of these three are on one day.
-        let one = Days::new(Duration::from_secs(86_400), berlin()).unwrap();
+        let one = DayWindows::new(Duration::from_secs(86_400), berlin()).unwrap();
         let nights = ["2026-03-28T00:30:00Z", "2026-03-29T00:30:00Z", "2026-03-29T23:30:00Z"];
         let begins = nights.map(|at| one.begin(at.parse().unwrap()).unwrap().to_string());
         assert_eq!(begins, ["2026-03-27T23:00:00Z", "2026-03-28T23:00:00Z", "2026-03-29T22:00:00Z"]);
-        assert!(Days::new(Duration::from_secs(3600), berlin()).is_none());
+        assert!(DayWindows::new(Duration::from_secs(3600), berlin()).is_none());
         assert_eq!(days(7, "2026-11-19T12:00:00Z"), ["2026-11-18T23:00:00Z"]);
     }
 }

@@ -1,4 +1,4 @@
-//! The signals that are ours to pass on.
+//! The signals that this process gets: those that it passes on to its command, and those that end it.
 
 use std::task::Poll;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::exit::{self, Failure};
 
-/// What is passed on to the command, and what ends a wait.
+/// The signals that are passed on to the command. Some of them end a wait.
 const FORWARDED: [Signal; 9] = [
     Signal::INT,
     Signal::TERM,
@@ -22,13 +22,13 @@ const FORWARDED: [Signal; 9] = [
     Signal::CONT,
 ];
 
-/// How long what was asked for is given back after a signal. A store that does not answer until then has a ttl.
+/// How long releases may take after a signal. If the store does not answer within it, the lock ends with its ttl.
 const LEAVING: Duration = Duration::from_secs(2);
 
 /// A stream of the signals that reach this process.
-pub struct Signals(Vec<(Signal, tokio::signal::unix::Signal)>);
+pub struct SignalStream(Vec<(Signal, tokio::signal::unix::Signal)>);
 
-impl Signals {
+impl SignalStream {
     /// Catches them from now on. A signal that was ignored when we were started (`nohup`, a background job) stays
     /// ignored: the command inherits that, as it would without us.
     pub fn forwarded() -> Result<Self, Failure> {
@@ -45,7 +45,7 @@ impl Signals {
     fn of(wanted: impl IntoIterator<Item = Signal>) -> Result<Self, Failure> {
         let open = |s: Signal| signal(SignalKind::from_raw(s.as_raw())).map(|stream| (s, stream));
         let streams: std::io::Result<Vec<_>> = wanted.into_iter().map(open).collect();
-        streams.map(Signals).map_err(|e| {
+        streams.map(SignalStream).map_err(|e| {
             Failure::new(lockkeeper::Outcome::Unavailable, format!("signals cannot be caught: {e}"))
         })
     }
@@ -63,35 +63,35 @@ impl Signals {
         .await
     }
 
-    /// What `work` gives, unless a signal that ends programs comes first: then `work` is dropped.
-    pub async fn or_end<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Signal> {
+    /// The result of `work`, unless a signal that ends programs arrives first: then `work` is dropped.
+    pub async fn race<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Signal> {
         tokio::select! {
             biased;
             value = work => Ok(value),
-            signal = self.end() => Err(signal),
+            signal = self.next_ending() => Err(signal),
         }
     }
 
-    /// Gives back what was asked for, after a signal, and returns the exit code. Neither an unreachable store nor a second
-    /// signal is waited for.
-    pub async fn leave(&mut self, keeper: &Lockkeeper, ended: Signal) -> i32 {
+    /// Waits for the releases in the background after a signal, and returns the exit code. An unreachable store delays it for two
+    /// seconds at most, and a second signal ends it at once.
+    pub async fn flush_releases(&mut self, keeper: &Lockkeeper, ended: Signal) -> i32 {
         tokio::select! {
             () = keeper.settle() => {}
-            _ = self.end() => {}
+            _ = self.next_ending() => {}
             () = tokio::time::sleep(LEAVING) => {}
         }
         exit::by_signal(ended.as_raw())
     }
 
-    /// The next one that ends a program which does nothing about it.
-    pub async fn end(&mut self) -> Signal {
+    /// The next signal whose default action ends a program.
+    pub async fn next_ending(&mut self) -> Signal {
         loop {
             let signal = self.next().await;
             if !matches!(signal, Signal::CONT | Signal::WINCH | Signal::TSTP) {
                 return signal;
             }
             if signal == Signal::TSTP {
-                // Caught for the command's sake; without one it means what it always means.
+                // Caught to pass it on to a command; without a command it stops this process as usual.
                 lockkeeper_host::stop_this_process();
             }
         }

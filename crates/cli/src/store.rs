@@ -1,4 +1,4 @@
-//! Which store is meant, and how long one that is unreachable is waited for.
+//! Finds the store that a call names, and opens it, also one that is unreachable for a while.
 
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use lockkeeper::{Clock, Lockkeeper, Moment, Outcome, SystemClock};
+use lockkeeper::{BootInstant, Clock, Lockkeeper, Outcome, SystemClock};
 use lockkeeper_core::Secret;
 
 use crate::args::SecretUrl;
@@ -14,7 +14,7 @@ use crate::exit::Failure;
 use crate::report::Report;
 use crate::text::plain;
 
-/// What is read of a file with a URL: no URL is longer.
+/// The most bytes that are read from a file with a URL.
 const URL_BYTES: u64 = 64 << 10;
 /// The shortest and the longest pause before an unreachable store is tried again.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
@@ -27,13 +27,13 @@ pub static BEFORE: OnceLock<SecretUrl> = OnceLock::new();
 
 /// A store, and where it was named.
 #[derive(Clone, Debug)]
-pub struct Address {
+pub struct StoreSource {
     pub url: Secret,
     /// The file that it is written in.
     file: Option<PathBuf>,
 }
 
-impl Address {
+impl StoreSource {
     /// What a command that runs under a lock of this store finds in its environment: the file if there is one, because the
     /// URL may have a password in it.
     pub fn environment(&self, hidden: bool) -> [(&'static str, Option<String>); 2] {
@@ -49,16 +49,16 @@ impl Address {
 /// Warns of a job for many hosts that names no store: the default is a file that each host has for itself.
 pub fn warn_of_one_host(url: &str, report: &Report) {
     if lockkeeper::default_url().is_ok_and(|default| default == url) {
-        report.say(
-            "warning: no store is named, and the default is a file of this host: every other host runs this, too. \
-             Name one store for all, with --store or LOCKKEEPER_STORE",
-        );
+        let why = "no store is named, and the default is a file of this host: every other host runs this, too. Name one \
+                   store for all, with --store or LOCKKEEPER_STORE";
+        report.say(&format!("warning: {why}"));
+        report.event("warning", serde_json::json!({ "why": why }));
     }
 }
 
 /// The store of the command line, else that of the environment, else the default.
-pub fn address(url: Option<&SecretUrl>, file: Option<&Path>) -> Result<Address, Failure> {
-    let named = |url: &str| Ok(Address { url: url.into(), file: None });
+pub fn find_source(url: Option<&SecretUrl>, file: Option<&Path>) -> Result<StoreSource, Failure> {
+    let named = |url: &str| Ok(StoreSource { url: url.into(), file: None });
     match (url, file) {
         (Some(url), _) => return named(url.expose()?),
         (None, Some(file)) => return read(file),
@@ -83,8 +83,8 @@ fn bad(message: String) -> Failure {
     Failure::new(Outcome::Invalid, message)
 }
 
-/// Reads the URL in a file that not everybody may read.
-fn read(path: &Path) -> Result<Address, Failure> {
+/// Reads the URL from a file. Refuses a file that all users may read.
+fn read(path: &Path) -> Result<StoreSource, Failure> {
     let shown = plain(&path.to_string_lossy()).into_owned();
     let cannot = |e: std::io::Error| bad(format!("--store-file {shown}: {e}"));
     let path = std::path::absolute(path).map_err(cannot)?;
@@ -98,7 +98,7 @@ fn read(path: &Path) -> Result<Address, Failure> {
     file.take(URL_BYTES).read_to_string(&mut text).map_err(cannot)?;
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     match (lines.next(), lines.next()) {
-        (Some(url), None) => Ok(Address { url: url.into(), file: Some(path) }),
+        (Some(url), None) => Ok(StoreSource { url: url.into(), file: Some(path) }),
         (None, _) => Err(bad(format!("--store-file {shown}: there is no URL in it"))),
         (_, Some(_)) => Err(bad(format!("--store-file {shown}: there is more than one line in it"))),
     }
@@ -136,6 +136,6 @@ pub async fn open(
 const LEAST: Duration = Duration::from_millis(1);
 
 /// What is left of a wait.
-pub fn left(end: Moment) -> Duration {
+pub fn left(end: BootInstant) -> Duration {
     end.since(SystemClock.now()).max(LEAST)
 }

@@ -1,15 +1,15 @@
-//! Text for people. Names, labels and hosts were written by others: what could play with a terminal is shown as an
-//! escape, and columns are counted as the terminal counts them.
+//! Text for people. Other users wrote the names, labels and hosts, so characters that could manipulate a terminal are printed as
+//! escapes. Widths are counted in terminal columns.
 
 use std::borrow::Cow;
 use std::time::Duration;
 
-use lockkeeper::{Clock, SystemClock, Wall};
+use lockkeeper::{Clock, SystemClock, WallTime};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-use crate::span;
+use crate::duration;
 
-/// `text` without anything that is invisible or turns the line around.
+/// `text` with an escape for each character that is invisible or changes the writing direction.
 pub fn plain(text: &str) -> Cow<'_, str> {
     if !text.chars().any(odd) {
         return Cow::Borrowed(text);
@@ -56,17 +56,17 @@ pub fn cut(text: &str, width: usize) -> String {
 }
 
 /// How long ago `then` was.
-pub fn age(then: Wall) -> Duration {
+pub fn age(then: WallTime) -> Duration {
     Duration::from_micros(SystemClock.wall().as_micros().saturating_sub(then.as_micros()))
 }
 
 /// How long ago `then` was, for people.
-pub fn ago(then: Wall) -> String {
-    span::rough(age(then))
+pub fn ago(then: WallTime) -> String {
+    duration::rough(age(then))
 }
 
 /// A time in RFC 3339, in UTC.
-pub fn rfc3339(wall: Wall) -> String {
+pub fn rfc3339(wall: WallTime) -> String {
     let micros = i64::try_from(wall.as_micros()).unwrap_or(i64::MAX);
     jiff::Timestamp::from_microsecond(micros).map_or_else(|_| "?".into(), |t| format!("{t:.3}"))
 }
@@ -114,6 +114,6 @@ mod tests {
 
     #[test]
     fn times_are_rfc_3339() {
-        assert_eq!(rfc3339(Wall::from_micros(1_500)), "1970-01-01T00:00:00.001Z");
+        assert_eq!(rfc3339(WallTime::from_micros(1_500)), "1970-01-01T00:00:00.001Z");
     }
 }

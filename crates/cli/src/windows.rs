@@ -1,28 +1,33 @@
 //! One run per window of time, for `run --window` and `cron`.
 
-use lockkeeper::{Error, Guard, Lockkeeper, Outcome, Window, WindowRecord};
+use lockkeeper::windows::{Window, WindowRecord};
+
+use lockkeeper::{Error, Guard, Lockkeeper, Outcome};
 use rustix::process::Signal;
 use serde_json::json;
 
-use crate::child::supervise::End;
+use crate::child::supervisor::CommandEnd;
 use crate::exit::{self, Failure};
 use crate::report::Report;
-use crate::signals::Signals;
+use crate::signals::SignalStream;
 use crate::text::{plain, rfc3339};
 
-/// A signal came while the store was asked.
-fn ended(signal: Signal) -> Ran {
-    Ran { end: End::Itself { code: exit::by_signal(signal.as_raw()), asked: Some(signal) }, again: false }
+/// The outcome if a signal arrived during a call to the store.
+fn ended(signal: Signal) -> WindowsOutcome {
+    WindowsOutcome {
+        end: CommandEnd::Itself { code: exit::by_signal(signal.as_raw()), asked: Some(signal) },
+        again: false,
+    }
 }
 
-/// A window for people and for the environment: when it begins.
+/// The begin of a window, for messages and for the command's environment.
 pub fn shown(at_ms: u64) -> String {
-    rfc3339(lockkeeper::Wall::from_micros(at_ms.saturating_mul(1000)))
+    rfc3339(lockkeeper::WallTime::from_micros(at_ms.saturating_mul(1000)))
 }
 
 /// The windows between two others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Missed {
+pub struct MissedWindows {
     /// Their number, which may be huge.
     pub count: u64,
     /// When the first of them begins.
@@ -31,19 +36,19 @@ pub struct Missed {
     pub newest: Vec<u64>,
 }
 
-impl Missed {
+impl MissedWindows {
     /// Of windows that are all known: `most` are to be run.
-    pub fn of(all: &[u64], most: usize) -> Missed {
+    pub fn of(all: &[u64], most: usize) -> MissedWindows {
         let newest = all[all.len().saturating_sub(most.max(1))..].to_vec();
-        Missed { count: all.len() as u64, first_ms: all.first().copied().unwrap_or_default(), newest }
+        MissedWindows { count: all.len() as u64, first_ms: all.first().copied().unwrap_or_default(), newest }
     }
 
     /// Of windows of one size: those after `newest` and before `at`. They are counted, and not made: a window of a second
     /// after a run in 1970 has 1.7 billion before it.
-    pub fn of_size(size: u64, newest: u64, at: u64, most: usize) -> Missed {
+    pub fn of_size(size: u64, newest: u64, at: u64, most: usize) -> MissedWindows {
         let count = at.saturating_sub(newest).div_ceil(size).saturating_sub(1);
         let listed = count.min(most.max(1) as u64);
-        Missed {
+        MissedWindows {
             count,
             first_ms: at.saturating_sub(count.saturating_mul(size)),
             newest: (1..=listed).rev().map(|n| at - n * size).collect(),
@@ -51,41 +56,41 @@ impl Missed {
     }
 }
 
-/// How the windows that were due have ended.
+/// How the runs of the due windows ended.
 #[derive(Debug)]
-pub struct Ran {
-    pub end: End,
+pub struct WindowsOutcome {
+    pub end: CommandEnd,
     /// The newest window failed, and is to be run again by the next holder of the lock.
     pub again: bool,
 }
 
 /// The windows of one job, under its lock.
-pub struct Windows<'a> {
+pub struct WindowRunner<'a> {
     pub keeper: &'a Lockkeeper,
     pub name: &'a str,
     pub report: &'a Report,
     /// The time zone that they are counted in.
     pub zone: &'a str,
-    /// How many missed windows are to be run, too.
+    /// How many missed windows to run as well.
     pub catch_up: usize,
-    /// How often a window that failed is run again.
+    /// How often to run a failed window again.
     pub retries: u32,
 }
 
-impl Windows<'_> {
+impl WindowRunner<'_> {
     /// Runs the window that begins at `at_ms`, unless it has been run; before it those that were missed, if wanted. `between`
     /// gives the windows after the first and before the second. The exit code is that of the first that failed.
     pub async fn run(
         &self,
         guard: &Guard,
         at_ms: u64,
-        between: impl Fn(u64, u64) -> Missed,
-        signals: &mut Signals,
-        mut work: impl AsyncFnMut(u64, &mut Signals) -> Result<End, Failure>,
-    ) -> Result<Ran, Failure> {
+        between: impl Fn(u64, u64) -> MissedWindows,
+        signals: &mut SignalStream,
+        mut work: impl AsyncFnMut(u64, &mut SignalStream) -> Result<CommandEnd, Failure>,
+    ) -> Result<WindowsOutcome, Failure> {
         let windows = self.keeper.windows(self.name).zone(self.zone).retry_failed(self.retries);
         let mut due = Vec::new();
-        let newest = match signals.or_end(windows.record()).await {
+        let newest = match signals.race(windows.record()).await {
             Ok(newest) => newest?,
             Err(signal) => return Ok(ended(signal)),
         };
@@ -103,7 +108,7 @@ impl Windows<'_> {
         for at in due {
             // A window before the newest is run again here: no other host comes for it.
             loop {
-                let run = match signals.or_end(windows.begin(guard, at)).await {
+                let run = match signals.race(windows.begin(guard, at)).await {
                     Err(signal) => return Ok(ended(signal)),
                     Ok(window) => window?,
                 };
@@ -118,21 +123,28 @@ impl Windows<'_> {
                 };
                 let failures = run.failures();
                 let (end, asked) = match work(at, signals).await? {
-                    End::Itself { code, asked } => (code, asked),
-                    lost => return Ok(Ran { end: lost, again: false }),
+                    CommandEnd::Itself { code, asked } => (code, asked),
+                    lost => return Ok(WindowsOutcome { end: lost, again: false }),
                 };
-                let finished = match signals.or_end(run.finish(guard, end)).await {
-                    Err(signal) => return Ok(ended(signal)),
+                let finished = match signals.race(run.finish(guard, end)).await {
+                    Err(signal) => {
+                        self.report.say(&format!(
+                            "warning: {}: the command ended with {end}, but a signal came before the store took that down. The next host \
+                             may run the window again",
+                            self.report.what()
+                        ));
+                        return Ok(ended(signal));
+                    }
                     Ok(finished) => finished,
                 };
                 finished.map_err(|error| not_written_down(end, &error))?;
                 self.report.event("window", json!({ "window": shown(at), "exit_code": end }));
-                // The one who sent a signal does not want the next window, and the exit code says that there was one.
+                // After a signal no further window is run; if some are left, the exit code is that of the signal.
                 if let Some(signal) = asked {
                     let code = if code == 0 { end } else { code };
                     let all_done = at == at_ms;
                     let code = if code == 0 && !all_done { exit::by_signal(signal.as_raw()) } else { code };
-                    return Ok(Ran { end: End::Itself { code, asked }, again: false });
+                    return Ok(WindowsOutcome { end: CommandEnd::Itself { code, asked }, again: false });
                 }
                 let retry = end != 0 && failures < self.retries;
                 if !retry || at == at_ms {
@@ -142,10 +154,10 @@ impl Windows<'_> {
                 }
             }
         }
-        Ok(Ran { end: End::Itself { code, asked: None }, again })
+        Ok(WindowsOutcome { end: CommandEnd::Itself { code, asked: None }, again })
     }
 
-    fn tell_missed(&self, newest: &WindowRecord, missed: &Missed) {
+    fn tell_missed(&self, newest: &WindowRecord, missed: &MissedWindows) {
         let name = self.report.what();
         if !newest.done {
             let (host, window) = (newest.host.as_deref().unwrap_or("a host"), shown(newest.at_ms));
@@ -181,7 +193,7 @@ impl Windows<'_> {
     }
 }
 
-/// The command has ended, and the record does not say so.
+/// The failure of a run whose command has ended, but whose record does not say so.
 fn not_written_down(code: i32, error: &Error) -> Failure {
     match error.outcome() {
         Outcome::Stale | Outcome::Lost => Failure::new(
@@ -205,15 +217,18 @@ mod tests {
 
     #[test]
     fn windows_are_counted_and_not_made() {
-        let after_1970 = Missed::of_size(1000, 0, 1_700_000_000_000, 2);
+        let after_1970 = MissedWindows::of_size(1000, 0, 1_700_000_000_000, 2);
         assert_eq!(after_1970.count, 1_699_999_999);
         assert_eq!(
             (after_1970.first_ms, after_1970.newest),
             (1000, vec![1_699_999_998_000, 1_699_999_999_000])
         );
-        assert_eq!(Missed::of_size(1000, 5000, 6000, 9), Missed { count: 0, first_ms: 6000, newest: vec![] });
+        assert_eq!(
+            MissedWindows::of_size(1000, 5000, 6000, 9),
+            MissedWindows { count: 0, first_ms: 6000, newest: vec![] }
+        );
         // A newest window that is not one of this size: the size was changed.
-        let changed = Missed::of_size(1000, 5500, 8000, 9);
+        let changed = MissedWindows::of_size(1000, 5500, 8000, 9);
         assert_eq!((changed.count, changed.newest), (2, vec![6000, 7000]));
     }
 }

@@ -51,6 +51,14 @@ fn a_signal_ends_the_scheduler_and_an_exit_code_does_not() {
     };
     let mut by_code = start("code", "exit 143");
     let mut by_signal = start("signal", "trap 'exit 0' TERM; echo up; while :; do sleep 0.02; done");
+    // The store is locked up when the signal comes. One command ends at once, and that cannot be written down; the other has to be killed.
+    let in_outages = ["trap 'exit 0' TERM", "trap '' TERM"].map(|trap| {
+        let place = Place::new(&format!("cron_outage_{}", trap.len()));
+        let script = format!("{trap}; echo up; while :; do sleep 0.02; done");
+        let cron = ["cron", "job", "--ttl", "2s", "--every", "* * * * *", "--", "sh", "-c", &script];
+        let cron = Running::new(place.lk(cron));
+        (place, cron)
+    });
     let mut events = BufReader::new(by_code.stderr.take().unwrap()).lines().map(Result::unwrap);
     let mut until = |event: &str| {
         let wanted = format!("\"event\":\"{event}\"");
@@ -62,6 +70,19 @@ fn a_signal_ends_the_scheduler_and_an_exit_code_does_not() {
     let pid = |child: &std::process::Child| Pid::from_raw(child.id() as i32).unwrap();
     kill_process(pid(&by_code), Signal::TERM).unwrap();
     assert_eq!(code(by_code.wait().unwrap()), 143);
+    for (place, mut cron) in in_outages {
+        assert_eq!(cron.line(), "up");
+        let store = rusqlite::Connection::open(place.db()).unwrap();
+        store.busy_timeout(LONG).unwrap();
+        store.execute_batch("BEGIN IMMEDIATE").unwrap();
+        cron.signal(Signal::TERM);
+        let end = std::time::Instant::now() + LONG;
+        while cron.child.try_wait().unwrap().is_none() {
+            assert!(std::time::Instant::now() < end, "it goes on, and forgets the signal");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        assert_eq!(cron.end().0, 143);
+    }
     let mut line = String::new();
     BufReader::new(by_signal.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line, "up\n");

@@ -3,15 +3,15 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The README's way to the program before it is installed; `scripts/test` runs that one to the letter.
-const FROM_SOURCE: &str = "cargo run --release --quiet --bin lockkeeper --";
+const FROM_SOURCE: &str = "cargo run --release --bin lockkeeper --";
 
 fn pages(root: &Path) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = Vec::new();
-    let mut open =
-        vec![root.to_path_buf(), root.join("docs"), root.join("docs/stores"), root.join("docs/fenced")];
-    while let Some(dir) = open.pop() {
+    let below = ["", "docs", "docs/guide", "docs/stores", "docs/fenced"];
+    for dir in below.map(|dir| root.join(dir)) {
         let entries = fs::read_dir(&dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
         found.extend(entries.map(|e| e.unwrap().path()).filter(|p| p.extension().is_some_and(|e| e == "md")));
     }
@@ -19,12 +19,14 @@ fn pages(root: &Path) -> Vec<PathBuf> {
     found
 }
 
-fn shell_blocks(text: &str) -> Vec<String> {
+/// What a page shows between ```` ```LANGUAGE ```` and ```` ``` ````.
+fn blocks(text: &str, language: &str) -> Vec<String> {
+    let opening = format!("```{language}");
     let mut blocks = Vec::new();
     let mut block: Option<String> = None;
     for line in text.lines() {
         match &mut block {
-            None if line.trim() == "```sh" => block = Some(String::new()),
+            None if line.trim() == opening => block = Some(String::new()),
             Some(done) if line.trim() == "```" => {
                 blocks.push(std::mem::take(done));
                 block = None;
@@ -36,35 +38,95 @@ fn shell_blocks(text: &str) -> Vec<String> {
     blocks
 }
 
+/// Runs a script as a user would, in a directory and with a store of its own.
+fn run_script(page: &Path, script: &str) {
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    let bin = Path::new(env!("CARGO_BIN_EXE_lockkeeper")).parent().unwrap();
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let dir = std::env::temp_dir().join(format!("lk-docs-{}-{count}", std::process::id()));
+    fs::create_dir_all(&dir).unwrap();
+    let done = Command::new("timeout")
+        .args(["60", "bash", "-c", &format!("set -euo pipefail\n{script}")])
+        .current_dir(&dir)
+        .env("PATH", &path)
+        .env("HOME", &dir)
+        .env("XDG_STATE_HOME", dir.join("state"))
+        // Root's locks would go to the machine's own file otherwise.
+        .env("LOCKKEEPER_STORE", format!("sqlite:{}", dir.join("locks.db").display()))
+        .output()
+        .unwrap();
+    let out = String::from_utf8_lossy(&done.stdout);
+    let err = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{}: {}\n{script}\n{out}\n{err}", page.display(), done.status);
+    fs::remove_dir_all(&dir).unwrap();
+}
+
 #[test]
 fn the_commands_in_the_documents_work() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let bin = Path::new(env!("CARGO_BIN_EXE_lockkeeper")).parent().unwrap();
-    let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
     let mut run = 0;
     for page in pages(&root) {
-        let blocks = shell_blocks(&fs::read_to_string(&page).unwrap());
+        let blocks = blocks(&fs::read_to_string(&page).unwrap(), "sh");
         if blocks.is_empty() {
             continue;
         }
-        let dir = std::env::temp_dir().join(format!("lk-docs-{}-{run}", std::process::id()));
-        fs::create_dir_all(&dir).unwrap();
-        let script = format!("set -euo pipefail\n{}", blocks.join("\n")).replace(FROM_SOURCE, "lockkeeper");
-        let done = Command::new("timeout")
-            .args(["60", "bash", "-c", &script])
-            .current_dir(&dir)
-            .env("PATH", &path)
-            .env("HOME", &dir)
-            .env("XDG_STATE_HOME", dir.join("state"))
-            // Root's locks would go to the machine's own file otherwise.
-            .env("LOCKKEEPER_STORE", format!("sqlite:{}", dir.join("locks.db").display()))
-            .output()
-            .unwrap();
-        let out = String::from_utf8_lossy(&done.stdout);
-        let err = String::from_utf8_lossy(&done.stderr);
-        assert!(done.status.success(), "{}: {}\n{script}\n{out}\n{err}", page.display(), done.status);
-        fs::remove_dir_all(&dir).unwrap();
+        run_script(&page, &blocks.join("\n").replace(FROM_SOURCE, "lockkeeper"));
         run += 1;
     }
     assert!(run >= 2, "only {run} pages have commands");
+}
+
+/// The lines of a crontab, without the five fields of the time and the user, and with another command behind `--`.
+fn jobs(crontab: &str) -> Vec<String> {
+    let fields = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let lines = crontab.lines().filter(|line| !line.starts_with('#') && !line.contains("LOCKKEEPER_STORE"));
+    lines
+        .map(fields)
+        .filter(|words| words.len() > 6)
+        .map(|words| {
+            let command = words[6..].join(" ");
+            let (ours, _) = command.split_once(" -- ").expect("a command of the user's");
+            format!("{ours} -- true")
+        })
+        .collect()
+}
+
+#[test]
+fn the_crontabs_in_the_documents_work() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut run = 0;
+    for page in pages(&root) {
+        for job in blocks(&fs::read_to_string(&page).unwrap(), "crontab").iter().flat_map(|tab| jobs(tab)) {
+            assert!(job.starts_with("lockkeeper run "), "{}: {job}", page.display());
+            run_script(&page, &job);
+            run += 1;
+        }
+    }
+    assert!(run >= 2, "only {run} crontabs");
+}
+
+/// Every page can be reached, and leads on: relative links name files that are there.
+#[test]
+fn the_links_in_the_documents_lead_somewhere() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut pages = pages(&root);
+    pages.push(root.join("examples/README.md"));
+    for page in pages {
+        let text = fs::read_to_string(&page).unwrap();
+        let explains = text.contains("GLOSSARY.md)") || page.ends_with("GLOSSARY.md");
+        let below_docs = page.strip_prefix(&root).unwrap().starts_with("docs");
+        assert!(explains || !below_docs, "{}: no link to the glossary", page.display());
+        let texts = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+        let images = ["src=\"", "srcset=\""]
+            .map(|mark| text.split(mark).skip(1).filter_map(|rest| rest.split('"').next()));
+        for link in texts.chain(images.into_iter().flatten()) {
+            let file = link.split('#').next().unwrap();
+            if file.is_empty() || file.contains("://") || file.contains(' ') {
+                continue;
+            }
+            let target = page.parent().unwrap().join(file);
+            assert!(target.exists(), "{}: {link} leads nowhere", page.display());
+        }
+    }
 }

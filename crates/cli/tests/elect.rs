@@ -90,7 +90,7 @@ fn the_file_to_resume_with_is_a_secret_of_one_process() {
     assert!(!place.dir.join("proof").exists(), "resigned, it has nothing to resume");
 }
 
-/// Kills a leader, while somebody waits in line, and starts it again: the terms before and after, and that of the one in line.
+/// Kills a leader, while another candidate waits, and starts it again: the terms before and after, and that of the waiting candidate.
 fn killed_and_started_again(name: &str, store: &str) -> [u64; 3] {
     let place = Place::new(name);
     let lead = |file: &str| {
@@ -116,7 +116,7 @@ fn killed_and_started_again(name: &str, store: &str) -> [u64; 3] {
     let mut again = lead("proof");
     let (new, next);
     if store.starts_with("sqlite:") {
-        // There the death was seen, and the one in line was let in.
+        // The store saw the death, and the waiting candidate was elected.
         next = waits.line().parse().unwrap();
         waits.signal(Signal::TERM);
         new = again.line().parse().unwrap();
@@ -132,7 +132,7 @@ fn killed_and_started_again(name: &str, store: &str) -> [u64; 3] {
     [old, new, next]
 }
 
-/// Killed and started again within its ttl, it goes on with its term, and the one in line is next.
+/// Killed and started again within its ttl, a leader goes on with its term, and the waiting candidate is next.
 fn goes_on(name: &str, store: &str) {
     let [old, new, next] = killed_and_started_again(name, store);
     assert!(new == old && next > old, "{old}, then {new}, then {next}");
@@ -175,7 +175,7 @@ fn bad_calls_are_told_and_leave_nothing() {
         (&["elect", "e"], "required"),
         (&["elect", "e", "--observe", "--", "true"], "cannot be used with"),
         (&["elect", "e", "--ttl", "3", "--", "true"], "add a unit"),
-        (&["elect", "e", "--resume", "open", "--", "true"], "others may read it"),
+        (&["elect", "e", "--resume", "open", "--", "true"], "other users may read it"),
         (&["elect", "e", "--resume", "no/such/dir", "--", "true"], "No such file"),
     ] {
         let output = place.lk(words).output().unwrap();

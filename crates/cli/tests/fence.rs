@@ -1,4 +1,4 @@
-//! Sequencers on the command line: a grant that holds, one that was given back, one that somebody else has now.
+//! Sequencers on the command line: a grant that holds, one that was given back, one whose lock another process holds now.
 
 mod common;
 use common::*;
@@ -21,11 +21,11 @@ fn a_sequencer_is_good_for_as_long_as_the_grant_and_not_longer() {
     assert_eq!(said["fence"].to_string(), fence);
     assert_eq!((&said["mode"], &said["holds"]), (&"exclusive".into(), &true.into()));
     assert_eq!(said["names"], serde_json::json!(["b", "orders/42"]));
-    // Given back: nobody has it.
+    // Released: no process holds it.
     first.say("\n");
     assert_eq!(first.end().0, 0);
     assert_eq!(check(&place, &sequencer, &[]).0, 76);
-    // One of the names is somebody else's now, with a newer fence.
+    // Another process holds one of the names now, with a newer fence.
     let mut second = place.start("orders/42", say);
     let newer = second.line();
     let (ended, _, err) = check(&place, &sequencer, &[]);

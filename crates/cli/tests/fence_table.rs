@@ -102,9 +102,9 @@ fn bad_calls_and_missing_rights_are_told() {
     let denied = fence(&place, &server, &install);
     assert_eq!(code(denied.status), 77, "{}", errors(&denied));
     assert!(errors(&denied).contains("--sql"), "{}", errors(&denied));
-    let nobody = ["status", "--postgres", "postgres://postgres@127.0.0.1:1/postgres", "--json"];
-    let nobody = fence(&place, &server, &nobody);
-    assert_eq!(code(nobody.status), 69, "{}", errors(&nobody));
+    let unreachable = ["status", "--postgres", "postgres://postgres@127.0.0.1:1/postgres", "--json"];
+    let unreachable = fence(&place, &server, &unreachable);
+    assert_eq!(code(unreachable.status), 69, "{}", errors(&unreachable));
     for (words, says) in [
         (&["install", "--table", "orders"][..], "--column"),
         (&["install", "--table", "nowhere", "--column", "fence"], "there is no table"),

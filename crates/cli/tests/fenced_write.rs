@@ -68,6 +68,39 @@ fn a_job_has_its_fence_from_run() {
 const OLD: &str = "old contents, written with 5";
 const NEW: &str = "new contents, written with 9, and a little longer than the old ones";
 
+/// A writer that shares a file by a group took it away from the group; and one that is not in the group showed what was for
+/// the group to its own.
+#[test]
+fn the_group_of_a_file_is_kept_or_loses_its_rights() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+    let place = Place::new("fenced_group");
+    let (path, dir) = (place.dir.join("data"), &place.dir);
+    let mode = |path: &std::path::Path, mode| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("SKIPPED: only root can run as another user");
+    }
+    for (groups, after) in [("--groups=61000", (61_000, 0o640)), ("--clear-groups", (61_001, 0o600))] {
+        std::fs::write(&path, "old").unwrap();
+        chown(&path, Some(61_001), Some(61_000)).unwrap();
+        mode(&path, 0o640);
+        mode(dir, 0o777);
+        let mut write = std::process::Command::new("setpriv");
+        write.args(["--reuid=61001", "--regid=61001", groups, PROGRAM, "fenced-write", "--fence", "5"]);
+        match write.arg(&path).stdin(std::process::Stdio::null()).output() {
+            // 126 and 127: setpriv(1) may not run the program.
+            Ok(output) if !matches!(code(output.status), 126 | 127) => {
+                assert_eq!(code(output.status), 0, "{}", errors(&output));
+            }
+            other => return eprintln!("SKIPPED: cannot run as another user here: {other:?}"),
+        }
+        let found = std::fs::metadata(&path).unwrap();
+        assert_eq!((found.gid(), found.mode() & 0o777), after, "{groups}");
+        assert_eq!(found.len(), 0, "it was written");
+    }
+}
+
 /// The writer with 9, while something happens at the `nth` call of `syscall`; whether that happened, and how the writer ended.
 fn with_fault(place: &Place, syscall: &str, nth: u32, fault: &str) -> (bool, ExitStatus) {
     let status = faulty(place, syscall, nth, fault).wait().unwrap();
@@ -199,12 +232,12 @@ fn stopped_anywhere_it_does_not_undo_what_its_successor_writes() {
             let mut successor =
                 successor.stdin(fs::File::open(place.dir.join("newest")).unwrap()).spawn().unwrap();
             let waits = format!(" {} ", successor.id());
-            let in_line = || {
+            let queue_reaches = || {
                 let locks = fs::read_to_string("/proc/locks").unwrap();
                 locks.lines().any(|line| line.contains("-> FLOCK") && line.contains(&waits))
             };
             let ended = || successor.try_wait().unwrap();
-            if eventually(ended, in_line) {
+            if eventually(ended, queue_reaches) {
                 waited += 1
             } else {
                 overtaken += 1

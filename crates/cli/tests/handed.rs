@@ -1,4 +1,4 @@
-//! A command whose turn came while it stood in line at a store that lets waiters in with a short first lease.
+//! A command whose lock was granted while it waited, by a store that gives waiters a short first lease.
 
 mod common;
 use common::*;

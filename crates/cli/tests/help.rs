@@ -1,4 +1,4 @@
-//! The help texts, word for word: whoever changes one sees how it reads.
+//! The help texts, word for word: a change of one shows up in a review.
 
 mod common;
 use common::*;
@@ -36,7 +36,7 @@ const COMMANDS: [&str; 29] = [
 ];
 
 #[test]
-fn the_help_texts_are_as_agreed() {
+fn the_help_texts_match_help_txt() {
     let place = Place::new("help_texts");
     let mut all = String::new();
     for command in COMMANDS {

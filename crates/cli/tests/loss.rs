@@ -29,7 +29,7 @@ fn last_beat(place: &Place) -> f64 {
     ["own", "group", "session"].map(last).into_iter().fold(0.0, f64::max)
 }
 
-/// The earliest moment at which the store can give the lock to somebody else.
+/// The earliest moment at which the store can grant the lock to another process.
 fn expiry(place: &Place, name: &str) -> f64 {
     let before = uptime();
     let seen = place.show(name);
@@ -108,7 +108,7 @@ fn silent_store(test: &str) -> bool {
     let expiry = expiry(&place, "x");
     let store = rusqlite::Connection::open(place.db()).unwrap();
     store.busy_timeout(LONG).unwrap();
-    // Nobody else can write until this is rolled back.
+    // No other process can write until this is rolled back.
     store.execute_batch("BEGIN IMMEDIATE").unwrap();
     // The first renewal is due after a third of the ttl, or an eighth of that earlier.
     if uptime() > expiry - TTL + TTL / 3.0 * 7.0 / 8.0 - 0.05 {
@@ -250,7 +250,7 @@ fn the_next_one_starts_after_the_last_one_is_gone() {
     assert_eq!(running.line(), "up");
     let mut next = place.start("x", "cat /proc/uptime");
     place.until("x", |seen| seen["lock"]["waiting"] == 1);
-    // A stopped `run` loses its lock to the next in line.
+    // A stopped `run` loses its lock to the next waiter.
     std::thread::sleep(Duration::from_millis(200));
     running.signal(Signal::STOP);
     let started = seconds(&next.line());

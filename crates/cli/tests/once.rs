@@ -1,4 +1,4 @@
-//! A command that is run once under a key: the same bytes and exit code for everybody, whoever is killed meanwhile.
+//! A command that is run once under a key: the same bytes and exit code for every caller, whichever process is killed meanwhile.
 
 mod common;
 use std::process::{Command, Output};
@@ -168,12 +168,12 @@ fn a_full_disk_does_not_shorten_the_result() {
 }
 
 #[test]
-fn a_command_that_asks_for_its_own_key_is_told_deadlock() {
+fn a_command_that_waits_for_its_own_key_is_a_deadlock() {
     let place = Place::new("once_nested");
     let again = format!("{PROGRAM} once k -- true; echo $?");
     let nested = run(&place, &["k"], &again);
     assert_eq!((code(nested.status), text(&nested).as_str()), (0, "73\n"), "{}", errors(&nested));
-    assert!(errors(&nested).contains("a part of what runs under the key"), "{}", errors(&nested));
+    assert!(errors(&nested).contains("part of the command that runs under the key"), "{}", errors(&nested));
     // Another key is fine, and so is the same one when it is done.
     let other = format!("{PROGRAM} once other -- echo inner");
     assert_eq!(text(&run(&place, &["outer"], &other)), "inner\n");

@@ -96,6 +96,18 @@ fn a_name_may_begin_with_a_dash() {
         1
     );
     assert_eq!(held.end().0, 0);
+    // What is said about `run -x` leads there.
+    for (words, says) in [
+        (&["run", "-x", "--", "true"][..], "lockkeeper run --name='-x' -- CMD"),
+        (&["hold", "-x"], "lockkeeper hold --name='-x'"),
+        (&["once", "--rf", "--json", "--", "true"], "lockkeeper once --name='--rf' -- CMD"),
+    ] {
+        let output = line(&place, words);
+        assert_eq!(code(output.status), 64);
+        assert!(errors(&output).contains(says) && !errors(&output).contains("'-- -"), "{}", errors(&output));
+    }
+    let typo = line(&place, &["run", "x", "--wiat", "1s", "--", "true"]);
+    assert!(errors(&typo).contains("--wait") && !errors(&typo).contains("--name"), "{}", errors(&typo));
     let both = line(&place, &["run", "a", "--name=b", "--", "true"]);
     assert_eq!(code(both.status), 64);
     assert_eq!(code(line(&place, &["run", "--", "true"]).status), 64);
@@ -160,7 +172,8 @@ fn what_to_do_next_fits_what_was_asked() {
     for words in [&["run", "x", "true"][..], &["run", "x"], &["once", "k", "./send"]] {
         let output = line(&place, words);
         assert_eq!(code(output.status), 64);
-        assert!(errors(&output).contains("put -- before the command"), "{}", errors(&output));
+        let next = format!("put -- before the command: lockkeeper {} NAME -- CMD", words[0]);
+        assert!(errors(&output).contains(&next), "{}", errors(&output));
     }
     let help = line(&place, &["help", "run"]);
     assert_eq!(code(help.status), 0);
@@ -172,7 +185,7 @@ fn break_of_a_free_lock_says_so() {
     let place = Place::new("break_free");
     let output = line(&place, &["break", "x", "--reason", "test", "--yes"]);
     assert_eq!(code(output.status), 0);
-    assert!(text(&output).starts_with("nobody held \"x\""), "{}", text(&output));
+    assert!(text(&output).starts_with("\"x\" had no holder"), "{}", text(&output));
 }
 
 #[test]
@@ -199,7 +212,7 @@ fn granted_says_what_a_machine_needs() {
     assert_eq!(held.end().0, 0);
 }
 
-/// Root has its locks in /var/lib whatever HOME is, so this is for everybody else.
+/// Root has its locks in /var/lib whatever HOME is, so this is for all other users.
 #[test]
 fn a_relative_home_is_refused() {
     let mut command = std::process::Command::new("setpriv");

@@ -70,7 +70,7 @@ fn a_waiter_says_who_is_in_the_way_and_comes_next() {
     let mut line = String::new();
     std::io::BufRead::read_line(&mut err, &mut line).unwrap();
     assert!(
-        line.starts_with("lockkeeper: waiting for \"x\": held by first (") && line.contains("1 in line"),
+        line.starts_with("lockkeeper: waiting for \"x\": held by first (") && line.contains("1 in the queue"),
         "{line}"
     );
     assert_eq!(held.end().0, 0);

@@ -26,8 +26,8 @@ fn silent(place: &Place, args: &[OsString]) {
     }
 }
 
-/// A port at which nobody listens.
-fn nobody() -> String {
+/// A port without a listener.
+fn closed_port() -> String {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
 }
 
@@ -38,7 +38,7 @@ fn words(words: &[&str]) -> Vec<OsString> {
 #[test]
 fn the_address_of_a_store_is_not_shown() {
     let place = Place::new("secrets");
-    let gone = nobody();
+    let gone = closed_port();
     let urls = [
         format!("redis://me:{CANARY}@{gone}?timeout=200ms"),
         format!("redlock://me:{CANARY}@{gone},127.0.0.2:1,127.0.0.3:1?timeout=200ms"),

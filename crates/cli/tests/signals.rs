@@ -1,4 +1,4 @@
-//! Signals that end a program end this one, also while the store is unreachable and while nobody reads what it prints; and what
+//! Signals that end a program end this one, also while the store is unreachable and while no process reads its output; and what
 //! counts is the signal, not an exit code that looks like one.
 
 mod common;
@@ -65,7 +65,61 @@ fn an_unreachable_store_does_not_keep_a_waiter_from_being_ended() {
     }
 }
 
-/// The command has ended, and nobody reads what it printed.
+/// A program that writes to the store of `place` and does not end until it is dropped.
+fn lock_up(place: &Place) -> rusqlite::Connection {
+    let store = rusqlite::Connection::open(place.db()).unwrap();
+    store.busy_timeout(LONG).unwrap();
+    store.execute_batch("BEGIN IMMEDIATE").unwrap();
+    store
+}
+
+/// `--skip` does not wait for the lock, but for the store: a signal was ignored for as long as that did not answer.
+#[test]
+fn an_unreachable_store_does_not_keep_skip_from_being_ended() {
+    let place = Place::new("unreachable-skip");
+    assert_eq!(code(place.run("run x -- true").status), 0);
+    let _locked = lock_up(&place);
+    let mut run = place.lk(["run", "x", "--skip", "--", "true"]).spawn().unwrap();
+    let status = format!("/proc/{}/status", run.id());
+    let caught = || {
+        let status = std::fs::read_to_string(&status).unwrap_or_default();
+        let set = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).map(str::trim);
+        set.and_then(|set| u64::from_str_radix(set, 16).ok()).unwrap_or(0) >> (Signal::TERM.as_raw() - 1) & 1
+            == 1
+    };
+    let started = Instant::now();
+    while !caught() {
+        assert!(
+            started.elapsed() < LONG && run.try_wait().unwrap().is_none(),
+            "it does not wait for the store"
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    term(&run);
+    assert_eq!(ended(run), 143);
+}
+
+/// The signal was passed on to the command, which takes its time, and the term is lost meanwhile: the candidate forgot the signal, and
+/// campaigned again.
+#[test]
+fn a_signal_before_the_loss_of_the_term_is_not_forgotten() {
+    let place = Place::new("asked_then_lost");
+    let script = "trap '' TERM; echo up; while :; do sleep 0.02; done";
+    let mut elect = Running::new(place.lk(["elect", "e", "--ttl", "1s", "--", "sh", "-c", script]));
+    assert_eq!(elect.line(), "up");
+    elect.signal(Signal::TERM);
+    let locked = lock_up(&place);
+    let started = Instant::now();
+    while elect.child.try_wait().unwrap().is_none() {
+        assert!(started.elapsed() < LONG, "it campaigns again");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(locked);
+    let (code, _, err) = elect.end();
+    assert_eq!(code, 143, "{err}");
+}
+
+/// The command has ended, and no process reads its output.
 #[test]
 fn once_is_ended_by_a_signal_though_nobody_reads_its_output() {
     let place = Place::new("once_unread");

@@ -1,4 +1,4 @@
-//! `store init`: what a store needs is made once, and whoever lacks a store is told how to get it. Stores that are left out unless
+//! `store init`: what a store needs is made once, and a call that lacks a store prints how to get it. Stores that are left out unless
 //! they are asked for.
 
 mod common;
@@ -109,7 +109,7 @@ fn a_job_that_never_waits_gets_the_lock_of_a_dead_holder() {
             break;
         }
         assert_eq!(done.status.code(), Some(75), "{done:?}");
-        assert!(started.elapsed() < LONG, "the dead holder keeps everybody out");
+        assert!(started.elapsed() < LONG, "the dead holder still excludes all others");
         std::thread::sleep(std::time::Duration::from_millis(200));
     }
 }

@@ -56,7 +56,7 @@ fn killed_in_its_first_moment_it_takes_the_commands_children_with_it() {
     }
 }
 
-/// A watchdog that was killed used to be missed by nobody.
+/// A watchdog that was killed used not to be replaced.
 #[test]
 fn a_watchdog_that_dies_or_is_stopped_is_replaced() {
     for signal in [Signal::KILL, Signal::STOP] {
@@ -160,7 +160,7 @@ fn what_is_left_behind_lives_on_without_our_cgroup() {
     kill_process(left, Signal::KILL).unwrap();
 }
 
-/// A pipe that is full and that nobody reads.
+/// A pipe that is full and has no reader.
 fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
     use std::io::Write;
     let (reader, mut writer) = std::io::pipe().unwrap();
@@ -184,7 +184,7 @@ fn a_full_stderr_does_not_keep_the_command_alive() {
     let started = Instant::now();
     assert_eq!(code(place.run("break x --reason test --yes").status), 0);
     place.read("pids").lines().for_each(until_gone);
-    // Without a word to anybody, and long before the watchdog would have done it.
+    // Silently, and long before the watchdog would have done it.
     assert!(started.elapsed() < Duration::from_secs(25), "{:?}", started.elapsed());
     assert_eq!(code(run.wait().unwrap()), 76);
 }

@@ -135,7 +135,7 @@ fn a_command_that_reads_gets_the_terminal() {
 #[test]
 fn an_interactive_commands_control_c_is_its_own() {
     let place = Place::new("interactive");
-    // Once it reads, every key is the command's: twice Ctrl-C must not kill somebody's editor.
+    // Once it reads, every key is the command's: twice Ctrl-C must not kill an editor.
     let script = "trap \"echo no\" INT; read -r a; echo got $a; while ! read -r b; do :; done; echo and $b";
     let Some(mut screen) = Screen::new(&place, &format!("exec {PROGRAM} run x -- sh -c '{script}'")) else {
         return;

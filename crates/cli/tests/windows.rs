@@ -162,6 +162,8 @@ fn windows_of_two_zones_are_not_mixed() {
     let utc = run(&place, LONG_WINDOW, NOTE);
     assert_eq!(code(utc.status), 64);
     assert!(errors(&utc).contains("counted in Europe/Berlin"), "{}", errors(&utc));
+    let spelled = run(&place, "--window 365d --zone europe/berlin", NOTE);
+    assert_eq!(code(spelled.status), 0, "{}", errors(&spelled));
     assert_eq!(code(berlin("").status), 0);
     assert_eq!(place.read("runs").lines().count(), 1);
 }
@@ -169,7 +171,7 @@ fn windows_of_two_zones_are_not_mixed() {
 #[test]
 fn a_job_for_many_hosts_without_a_store_is_warned_of() {
     let place = Place::new("window_no_store");
-    let run = |words: &[&str]| {
+    let command = |words: &[&str]| {
         let mut command = place.lk(words);
         command.env_remove("LOCKKEEPER_STORE").env("XDG_STATE_HOME", &place.dir).env("HOME", &place.dir);
         if rustix::process::geteuid().is_root() {
@@ -177,10 +179,23 @@ fn a_job_for_many_hosts_without_a_store_is_warned_of() {
             std::fs::set_permissions(&place.dir, std::fs::Permissions::from_mode(0o777)).unwrap();
             command.uid(65534).gid(65534);
         }
-        command.output().unwrap()
+        command
     };
+    let run = |words: &[&str]| command(words).output().unwrap();
     let told = run(&["run", "nightly", "--window", "1d", "--", "true"]);
     assert!(errors(&told).contains("every other host runs this, too"), "{}", errors(&told));
+    let machine = run(&["run", "nightly", "--json", "--window", "1d", "--", "true"]);
+    let first: Value = serde_json::from_str(errors(&machine).lines().next().unwrap()).unwrap();
+    assert_eq!(first["event"], "warning", "{first}");
+    for words in [&["cron", "c", "--every", "* * * * *"][..], &["elect", "e"]] {
+        let mut running = Running::new(command(&[words, &["--", "sleep", "100"]].concat()));
+        let mut told = String::new();
+        let mut errors = std::io::BufReader::new(running.child.stderr.take().unwrap());
+        std::io::BufRead::read_line(&mut errors, &mut told).unwrap();
+        running.child.kill().unwrap();
+        running.child.wait().unwrap();
+        assert!(told.contains("every other host runs this, too"), "{words:?}: {told}");
+    }
     let quiet = run(&["run", "nightly", "--quiet", "--window", "1d", "--", "true"]);
     assert_eq!(errors(&quiet), "");
 }

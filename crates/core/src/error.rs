@@ -1,32 +1,34 @@
+//! The errors, and the one table of outcomes for Rust, HTTP, RESP, JSON and exit codes.
+
 use serde::{Deserialize, Serialize};
 
 use crate::{Busy, Fence, LockName};
 
-/// The result of everything here.
+/// The result type of Lockkeeper.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong: each variant is a different thing for the caller to *do*.
+/// An error. Each variant tells the caller what to *do*.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Someone else has it: wait longer, or do something else.
+    /// Another process holds the lock: wait longer, or do something else.
     #[error("{0}")]
     Busy(Box<Busy>),
-    /// You had it and lost it: stop, do not hurry to finish.
+    /// The caller held the lock and lost it: stop, do not hurry to finish.
     #[error("the lock is lost: {0}")]
     Lost(String),
-    /// A newer fence was seen: your work is out of date, drop it.
+    /// The resource has seen a newer fence: the caller's work is out of date, drop it.
     #[error("fence {presented} is stale: {seen} was seen already")]
     Stale {
-        /// The fence that was offered.
+        /// The fence that the caller presented.
         presented: Fence,
         /// The newest one seen.
         seen: Fence,
     },
-    /// It may have happened: ask again with the same attempt, or look.
+    /// The store may have carried the call out: retry with the same attempt, or read the state.
     #[error("it may have happened: {0}")]
     Unknown(String),
-    /// It did not happen; a retry is safe.
+    /// The store did not carry the call out; a retry is safe.
     #[error("unavailable: {0}")]
     Unavailable(String),
     /// A bad name, ttl or option: correct the call.
@@ -38,7 +40,7 @@ pub enum Error {
     /// Not allowed: get the right first.
     #[error("not allowed: {0}")]
     Denied(String),
-    /// Waiting would never end: release what you hold, then ask again.
+    /// The wait would never end: release what you hold, then try again.
     #[error("waiting would deadlock over {}", list(.0))]
     Deadlock(Vec<LockName>),
     /// A limit was reached: slow down, or raise it.
@@ -79,9 +81,9 @@ impl Error {
 pub enum Outcome {
     /// Done.
     Done,
-    /// Someone else has it.
+    /// Another process holds the lock.
     Busy,
-    /// You had it and lost it.
+    /// The caller held the lock and lost it.
     Lost,
     /// A newer fence was seen.
     Stale,
@@ -99,7 +101,7 @@ pub enum Outcome {
     Deadlock,
     /// A limit was reached.
     Limited,
-    /// There is no such record. An answer, never an [`Error`]: reading what is not there is no mistake.
+    /// There is no such record. An answer, never an [`Error`]: a read of an absent record is no mistake.
     Absent,
 }
 
@@ -137,8 +139,8 @@ impl Outcome {
         }
     }
 
-    /// The word in JSON and logs.
-    pub const fn word(self) -> &'static str {
+    /// The name of the outcome in JSON and logs.
+    pub const fn as_str(self) -> &'static str {
         self.row().0
     }
 
@@ -170,7 +172,7 @@ mod tests {
         assert_eq!(all.iter().map(|o| o.http_status()).collect::<HashSet<_>>().len(), all.len());
         assert_eq!(all.iter().map(|o| o.resp()).collect::<HashSet<_>>().len(), all.len());
         for o in all {
-            assert_eq!(serde_json::to_string(&o).unwrap(), format!("{:?}", o.word()));
+            assert_eq!(serde_json::to_string(&o).unwrap(), format!("{:?}", o.as_str()));
         }
     }
 }

@@ -1,10 +1,12 @@
+//! The fence: the fencing token of a grant.
+
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Result, Wall};
+use crate::{Error, Result, WallTime};
 
-/// The number that comes with every grant and grows from grant to grant of a lock.
+/// The fencing token: the number that comes with every grant and grows from grant to grant of a lock.
 ///
 /// A resource that remembers the highest fence it has seen and refuses lower ones is safe from a late writer, whatever
 /// happened to clocks, processes and networks. Fences stay below 2^53, so that every JSON reader can hold them.
@@ -30,8 +32,8 @@ impl Fence {
     ///
     /// Between two grants of a healthy store only `last + 1` matters. The clock is a floor for the day when `last` was
     /// lost (a deleted file, a flushed server, a restored backup): starting again at 1 would lock every fenced
-    /// resource out. A clock beyond the largest fence is a broken clock, and is not believed.
-    pub fn after(last: Option<Fence>, wall: Wall) -> Result<Fence> {
+    /// resource out. A clock beyond the largest fence is broken, and is ignored.
+    pub fn after(last: Option<Fence>, wall: WallTime) -> Result<Fence> {
         let next = last.map_or(1, |last| last.0 + 1);
         let floor = if wall.as_micros() < Self::MAX.0 { wall.as_micros() } else { 0 };
         if next > Self::MAX.0 {
@@ -75,16 +77,23 @@ mod tests {
     fn fences_grow_whatever_the_clock_does() {
         let mut last = None;
         for wall in [5, 5, 1_000_000, 0, 999, u64::MAX, 1 << 53, 2_000_000] {
-            let next = Fence::after(last, Wall::from_micros(wall)).unwrap();
+            let next = Fence::after(last, WallTime::from_micros(wall)).unwrap();
             assert!(Some(next) > last);
             last = Some(next);
         }
-        assert_eq!(last, Some(Fence(2_000_000)), "a broken clock was believed");
+        assert_eq!(last, Some(Fence(2_000_000)), "a broken clock was used");
+        // One that stands at the largest fence would use them all up.
+        assert_eq!(Fence::after(None, WallTime::from_micros(Fence::MAX.get())).unwrap(), Fence::MIN);
+    }
+
+    #[test]
+    fn a_fence_is_shown_and_sent_as_its_number() {
+        assert_eq!((Fence(7).to_string(), u64::from(Fence(7))), ("7".to_owned(), 7));
     }
 
     #[test]
     fn used_up_is_an_error_and_not_a_wrap() {
-        assert!(matches!(Fence::after(Some(Fence::MAX), Wall::default()), Err(Error::Limited(_))));
+        assert!(matches!(Fence::after(Some(Fence::MAX), WallTime::default()), Err(Error::Limited(_))));
         assert!(Fence::new(0).is_err() && Fence::new(1 << 53).is_err());
     }
 }

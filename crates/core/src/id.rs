@@ -1,3 +1,5 @@
+//! Identities: the attempt, the owner and the holder.
+
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -17,7 +19,7 @@ macro_rules! id128 {
                 &self.0
             }
 
-            /// Eight hex digits that tell two of them apart in a log and give neither away.
+            /// Eight hex digits that identify it in a log without revealing it.
             pub fn fingerprint(&self) -> String {
                 // FNV-1a, folded: not reversible in the part that matters, because 96 bits are missing.
                 let hash = self.0.iter().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| {
@@ -51,21 +53,21 @@ macro_rules! id128 {
     };
 }
 
-/// 128 random bits, one per ask, kept over its retries: the proof of ownership, and a secret.
+/// 128 random bits, one per request, the same over its retries: the proof of ownership, and a secret.
 ///
 /// `Debug` shows a fingerprint only.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Attempt([u8; 16]);
 id128!(Attempt, "an attempt");
 
-/// Who asks, for re-entry and for finding deadlocks: several asks of one owner do not exclude each other.
+/// The owner of requests, for re-entry and for finding deadlocks: requests of one owner do not exclude each other.
 ///
-/// Without an explicit owner every ask is its own, and excludes every other.
+/// A request without an explicit owner excludes every other request.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owner([u8; 16]);
 id128!(Owner, "an owner");
 
-/// Who holds or waits, for people to read. Never a proof of anything.
+/// The process that holds a lock or waits for it, for people to read. It proves nothing.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Holder {
     /// The name of the machine.

@@ -1,16 +1,15 @@
-//! The heart of Lockkeeper: the words, the rules and the machines, without any IO.
+//! The types, rules and state machines of Lockkeeper, without IO.
 //!
-//! Everything here is told the time and handed its dice; nothing here opens a socket, reads a clock or starts a thread.
-//! That is what makes it possible to check the machines exhaustively (see `tests/`).
+//! Callers pass in the time and random bits; nothing here opens a socket, reads a clock or starts a thread. So the tests can
+//! check the state machines exhaustively (see `tests/`).
 //!
-//! - The words: [`LockName`], [`Fence`], [`Attempt`], [`Owner`], [`Holder`], [`Ask`], [`Grant`], [`Profile`].
-//! - The answers: [`Acquired`], [`Renewal`], [`Release`], and [`Error`] with its one table of [`Outcome`]s.
-//! - The doors: [`Locks`] and [`Records`], which every store implements.
-//! - The machines: [`table::Table`], the reference for every store, and [`lease::Lease`], the truth behind every guard.
+//! - Types: [`LockName`], [`Fence`], [`Attempt`], [`Owner`], [`Holder`], [`LockRequest`], [`Grant`], [`Profile`].
+//! - Answers: [`AcquireOutcome`], [`RenewOutcome`], [`ReleaseOutcome`], and [`Error`] with one table of [`Outcome`]s.
+//! - Traits: [`Locks`] and [`Records`], which every store implements.
+//! - State machines: [`table::Table`], the reference for every store, and [`lease::Lease`], which decides whether a guard is valid.
 #![deny(missing_docs)]
 
-mod address;
-mod ask;
+pub mod admission;
 pub mod deadlock;
 mod error;
 mod fence;
@@ -19,23 +18,26 @@ pub mod lease;
 mod name;
 mod profile;
 mod record;
-pub mod rules;
+mod request;
 mod secret;
 mod store;
 pub mod table;
 mod time;
+mod url;
 mod view;
 pub mod vote;
 
-pub use address::Address;
-pub use ask::{Acquired, Ask, Busy, Claim, Grant, Mode, Release, Renewal, Wait, limits};
 pub use error::{Error, Outcome, Result};
 pub use fence::Fence;
 pub use id::{Attempt, Holder, Owner};
 pub use name::{LockName, Names};
-pub use profile::{Profile, Promise, Purpose, Waiting};
-pub use record::{Delete, Expect, Record, RecordPage, Version, Write};
+pub use profile::{Guarantee, Profile, Purpose, WaitOrder};
+pub use record::{DeleteOutcome, Expect, Record, RecordPage, Version, WriteOutcome};
+pub use request::{
+    AcquireOutcome, Busy, Grant, LockRequest, Mode, ReleaseOutcome, RenewOutcome, RequestKey, Wait, limits,
+};
 pub use secret::Secret;
 pub use store::{EventStream, Locks, Records, Store};
-pub use time::{Moment, Wall};
-pub use view::{Event, EventKind, Held, LockPage, LockView, Page, Queued};
+pub use time::{BootInstant, WallTime};
+pub use url::StoreUrl;
+pub use view::{Event, EventKind, HolderView, LockPage, LockView, Page, WaiterView};

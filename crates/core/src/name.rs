@@ -1,3 +1,5 @@
+//! Lock names: what is locked.
+
 use std::borrow::Borrow;
 use std::fmt;
 use std::sync::Arc;
@@ -83,13 +85,13 @@ impl From<LockName> for String {
     }
 }
 
-/// The names of one ask: sorted, each once, at least one.
+/// The names of one request: sorted, each once, at least one.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Names(Inner);
 
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Inner {
-    // Nearly every ask has one name: no second allocation for it.
+    // Nearly every request has one name: no second allocation for it.
     One(LockName),
     Many(Arc<[LockName]>),
 }
@@ -101,10 +103,10 @@ impl Names {
         all.sort();
         all.dedup();
         match all.len() {
-            0 => Err(Error::invalid("an ask needs at least one name")),
+            0 => Err(Error::invalid("a request needs at least one name")),
             1 => Ok(Names(Inner::One(all.remove(0)))),
             n if n > limits::NAMES => {
-                Err(Error::invalid(format!("an ask may have {} names, this one has {n}", limits::NAMES)))
+                Err(Error::invalid(format!("a request may have {} names, this one has {n}", limits::NAMES)))
             }
             _ => Ok(Names(Inner::Many(all.into()))),
         }
@@ -123,7 +125,7 @@ impl Names {
         self.as_slice().iter()
     }
 
-    /// The first name in order; every ask has one.
+    /// The first name in order; every request has one.
     pub fn first(&self) -> &LockName {
         &self.as_slice()[0]
     }
@@ -168,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_checked_at_the_door() {
+    fn names_are_checked_when_they_are_made() {
         for good in ["a", "orders/42", "'; drop table", "a/../b", "..", "{x}*", "ключ", &"x".repeat(512)]
         {
             assert_eq!(LockName::new(good).unwrap().as_str(), good);

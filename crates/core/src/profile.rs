@@ -1,24 +1,26 @@
+//! What a store declares about itself, and which purposes it may serve.
+
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
-/// What a lock is for; asked first, because it is answered differently.
+/// What a lock is for. The purpose decides which stores may be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Purpose {
-    /// Twice would be a waste. Any store will do.
+    /// Doing the work twice is a waste. Any store will do.
     #[default]
     Efficiency,
-    /// Twice would be harm. Only a store that keeps fences and grants over a crash will do.
+    /// Doing the work twice is harm. Only a store that keeps fences and grants over a crash will do.
     Correctness,
 }
 
-/// How far a promise goes.
+/// How far a store keeps a promise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Promise {
+pub enum Guarantee {
     /// Kept, whatever happens to the processes that use it.
     Kept,
     /// Kept unless something named in the notes happens.
@@ -27,31 +29,31 @@ pub enum Promise {
     No,
 }
 
-/// How asks wait.
+/// In which order waiters get a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Waiting {
-    /// In line, first come, first served.
-    Line,
-    /// Each tries again after a while; no order.
+pub enum WaitOrder {
+    /// In a queue: first come, first served.
+    Queue,
+    /// Each waiter polls; there is no order.
     Poll,
 }
 
-/// What a store keeps and what it does not, in its own words. The laws hold it to that.
+/// What a store guarantees and what it does not. The laws of the test kit hold it to that.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Profile {
     /// The scheme of the store's URL.
     pub store: String,
     /// X: no two valid guards of one lock at once, while clock rates differ by less than the margin.
-    pub exclusion: Promise,
+    pub exclusion: Guarantee,
     /// F: fences strictly grow, over release, expiry, crash, restart, clean-up and fail-over.
-    pub fence: Promise,
-    /// A grant that was told survives a crash of the store.
-    pub durable: Promise,
-    /// How asks wait.
-    pub waiting: Waiting,
-    /// W: how long after a lock became free the next waiter is let in, at most; also if a message was lost, and however many dead waiters
-    /// stand in front of it.
+    pub fence: Guarantee,
+    /// A grant that was reported survives a crash of the store.
+    pub durable: Guarantee,
+    /// In which order waiters get a lock.
+    pub waiting: WaitOrder,
+    /// W: the longest time from the moment a lock is free to the grant of the next waiter; also if a notification was lost, and however many
+    /// dead waiters are in front of it in the queue.
     #[serde(rename = "wake_ms", with = "millis")]
     pub wake: Duration,
     /// Shared locks.
@@ -59,10 +61,10 @@ pub struct Profile {
     /// Permits.
     pub permits: bool,
     /// Several names at once, all or nothing.
-    pub several: bool,
+    pub multi_name: bool,
     /// Re-entry by an explicit owner.
     pub reentry: bool,
-    /// Cycles of waiting owners are found.
+    /// The store finds cycles of waiting owners.
     pub deadlocks: bool,
     /// Lock-delay after an unclean end.
     pub lock_delay: bool,
@@ -70,12 +72,11 @@ pub struct Profile {
     pub min_hold: bool,
     /// Watching changes as they happen.
     pub watch: bool,
-    /// A lock can be revoked: broken without letting the next one in before the holder has stopped.
+    /// A lock can be revoked: the next waiter gets it only after the holder has stopped.
     pub revoke: bool,
     /// Records.
     pub records: bool,
-    /// What a user of this store should know: what it does not promise, and what was found amiss at open. The gravest
-    /// comes first.
+    /// What a user of this store should know: what it does not promise, and which settings it found wrong. The gravest comes first.
     pub notes: Vec<String>,
 }
 
@@ -83,15 +84,15 @@ impl Profile {
     /// Whether the store may be used for `purpose`; if not, the reason and what to use instead.
     pub fn allows(&self, purpose: Purpose) -> Result<()> {
         let missing = match (purpose, self.fence, self.durable) {
-            (Purpose::Efficiency, ..) | (_, Promise::Kept, Promise::Kept) => return Ok(()),
-            (_, Promise::Kept, _) => "it can forget a grant when it crashes",
+            (Purpose::Efficiency, ..) | (_, Guarantee::Kept, Guarantee::Kept) => return Ok(()),
+            (_, Guarantee::Kept, _) => "it can forget a grant when it crashes",
             _ => "its fences can go back when it crashes",
         };
-        // All that was found: one thing at a time, each would be learnt of by another attempt.
+        // Report every reason at once: an operator should not find them one by one.
         let why = if self.notes.is_empty() { String::new() } else { format!(" ({})", self.notes.join("; ")) };
         Err(Error::Unsupported(format!(
             "the {} store, as it is, is not for correctness: {missing}{why}. Use sqlite:PATH on one host or etcd://HOSTS for \
-             a fleet, or ask for efficiency",
+             a fleet, or request for efficiency",
             self.store
         )))
     }

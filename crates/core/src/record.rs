@@ -1,8 +1,10 @@
+//! Records: small versioned values, and what a store answers to writes and deletes.
+
 use std::time::Duration;
 
 use crate::{Error, LockName, Result, limits};
 
-/// The version of a record: grows with every write, and a record made again never repeats one.
+/// The version of a record: grows with every write, and a record that is created again never repeats one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(transparent)]
 pub struct Version(pub u64);
@@ -10,11 +12,11 @@ pub struct Version(pub u64);
 /// A small versioned value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// What it is called.
+    /// Its key.
     pub key: LockName,
-    /// What it says.
+    /// Its value.
     pub value: Vec<u8>,
-    /// Which write it is.
+    /// The version that its last write got.
     pub version: Version,
 }
 
@@ -44,7 +46,7 @@ pub enum Expect {
 }
 
 impl Expect {
-    /// Whether what is there meets the expectation.
+    /// Whether the present version meets the expectation.
     pub fn met_by(self, found: Option<Version>) -> bool {
         match self {
             Expect::Absent => found.is_none(),
@@ -56,21 +58,21 @@ impl Expect {
 
 /// The answer to a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Write {
+pub enum WriteOutcome {
     /// Written, with this version.
     Written(Version),
-    /// The expectation was not met; this is what is there.
+    /// The expectation was not met; this is the present record.
     Conflict(Option<Record>),
 }
 
 /// The answer to a delete.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Delete {
-    /// It was there and is not any more.
+pub enum DeleteOutcome {
+    /// The record is deleted.
     Deleted,
     /// There was nothing to delete.
     Absent,
-    /// The expectation was not met; this is what is there.
+    /// The expectation was not met; this is the present record.
     Conflict(Record),
 }
 

@@ -1,11 +1,11 @@
-//! Text that is never shown: a password, or an address that may contain one.
+//! Text that no output shows: a password, or a URL that may contain one.
 
 use std::fmt;
 
-/// A password, an access key, or an address that may contain one.
+/// A password, an access key, or a URL that may contain one.
 ///
-/// `Debug` and `Display` print `***`, and there is no `Serialize`: a secret does not get into a log, an error or a file by
-/// being part of something else. [`Secret::expose`] is the only way to the text, so a search for it finds every use.
+/// `Debug` and `Display` print `***`, and there is no `Serialize`: a secret does not get into a log, an error or a file as
+/// part of another value. [`Secret::expose`] is the only way to the text, so a search for it finds every use.
 ///
 /// ```
 /// # use lockkeeper_core::Secret;
@@ -27,7 +27,7 @@ impl Secret {
         Secret(text.into())
     }
 
-    /// The text: for the server that asks for it, never for a log or an error.
+    /// The text: for the server that needs it, never for a log or an error.
     pub fn expose(&self) -> &str {
         &self.0
     }

@@ -1,3 +1,5 @@
+//! The traits that every store implements: locks and records.
+
 use std::pin::Pin;
 use std::time::Duration;
 
@@ -5,57 +7,57 @@ use async_trait::async_trait;
 use futures_core::Stream;
 
 use crate::{
-    Acquired, Ask, Claim, Delete, Event, Expect, Fence, Grant, LockName, LockPage, LockView, Page, Profile,
-    Record, RecordPage, Release, Renewal, Result, Write,
+    AcquireOutcome, DeleteOutcome, Event, Expect, Fence, Grant, LockName, LockPage, LockRequest, LockView,
+    Page, Profile, Record, RecordPage, ReleaseOutcome, RenewOutcome, RequestKey, Result, WriteOutcome,
 };
 
-/// Events as they happen. It ends only with the store.
+/// The events of a store. The stream ends only with the store.
 pub type EventStream = Pin<Box<dyn Stream<Item = Result<Event>> + Send>>;
 
-/// A store of locks: the small door that every backend has. Conveniences live outside it.
+/// A store of locks: the small trait that every backend implements. Conveniences live outside it.
 ///
 /// - *Busy*, *Lost* and *AlreadyGone* are answers, not errors.
-/// - [`crate::Error::Unknown`] means that it may have happened; asking again with the same attempt gives the same fence.
-/// - Ownership is checked in the store, in the same step that changes it.
+/// - [`crate::Error::Unknown`] means that the store may have carried the call out; a retry with the same attempt gets the same fence.
+/// - The store checks ownership in the same step that changes the lock.
 #[async_trait]
 pub trait Locks: Send + Sync {
-    /// What this store keeps and what it does not.
+    /// What this store guarantees and what it does not.
     fn profile(&self) -> Profile;
 
-    /// Asks, and stands in line for as long as the ask says. The same attempt asked again gives the same fence and
-    /// counts the lease anew.
+    /// Requests a lock, and waits in the queue for as long as the request says. The same attempt sent again gets the same fence, and
+    /// its lease counts anew.
     ///
-    /// Dropping the future leaves the outcome open: call [`Locks::release`] with the ask's claim to leave the line, or
-    /// to give back what was granted meanwhile.
-    async fn acquire(&self, ask: &Ask) -> Result<Acquired>;
+    /// Dropping the future leaves the outcome unknown: call [`Locks::release`] with the request's key to leave the queue, or to release
+    /// what the store has granted meanwhile.
+    async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome>;
 
     /// Renews many grants in one step; one answer for each, in order.
-    async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>>;
+    async fn renew(&self, grants: &[Grant]) -> Result<Vec<RenewOutcome>>;
 
-    /// Gives back a grant, or leaves the line: whichever of the two the attempt is in.
-    async fn release(&self, claim: &Claim) -> Result<Release>;
+    /// Releases the grant of an attempt, or removes its queue entry.
+    async fn release(&self, key: &RequestKey) -> Result<ReleaseOutcome>;
 
-    /// One lock as it is now. `None`: nobody holds it, waits for it, or is kept from it.
+    /// One lock as it is now. `None`: it has no holder, no waiter and no lock-delay.
     async fn inspect(&self, name: &LockName) -> Result<Option<LockView>>;
 
     /// The locks whose names begin with `prefix`, in order, a page at a time.
     async fn list(&self, prefix: &str, page: &Page) -> Result<LockPage>;
 
-    /// What happens from now on to locks whose names begin with `prefix`.
+    /// The events, from now on, of locks whose names begin with `prefix`.
     async fn watch(&self, prefix: &str) -> Result<EventStream>;
 
-    /// Asks the holders of a lock to give it back, without letting anybody else in before they have: the next renewal of each returns
-    /// [`Renewal::Revoked`] with the reason, and no lease of theirs is counted anew. So the next waiter is let in when the holders have
-    /// released the lock, or their leases are over. Returns a fence that is newer than every grant before.
+    /// Asks the holders of a lock to release it, and grants it to no other request before they have: the next renewal of each holder returns
+    /// [`RenewOutcome::Revoked`] with the reason, and the store renews no lease of theirs. So the next waiter gets the lock when the holders have
+    /// released it, or their leases have ended. Returns a fence that is newer than every grant before.
     ///
-    /// The same attempt asked again, and re-entry by the same owner, return [`crate::Error::Lost`]. A grant of several names is revoked as a
-    /// whole. A minimum hold is not waited for. A lock that is only held back is freed.
+    /// The same attempt sent again, and re-entry by the same owner, return [`crate::Error::Lost`]. A grant of several names is revoked as a
+    /// whole. A revoke ends a minimum hold, and frees a lock that only a lock-delay keeps.
     ///
     /// [`crate::Error::Unsupported`], and nothing changed, where [`Profile::revoke`] is false.
     async fn revoke(&self, name: &LockName, reason: &str) -> Result<Fence>;
 
-    /// Takes a lock away from whoever holds it, and lets the next one in at once: the holder learns of it at its next renewal, and may
-    /// write until then. The fence moves on: the one returned is newer than every grant before.
+    /// Takes a lock away from its holders, and grants it to the next waiter at once. A holder learns of it at its next renewal, and may
+    /// write until then. Returns a fence that is newer than every grant before.
     /// A grant of several names is lost as a whole.
     async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence>;
 }
@@ -73,10 +75,10 @@ pub trait Records: Send + Sync {
         value: &[u8],
         expect: Expect,
         ttl: Option<Duration>,
-    ) -> Result<Write>;
+    ) -> Result<WriteOutcome>;
 
     /// Deletes if the expectation is met.
-    async fn delete(&self, key: &LockName, expect: Expect) -> Result<Delete>;
+    async fn delete(&self, key: &LockName, expect: Expect) -> Result<DeleteOutcome>;
 
     /// The records whose keys begin with `prefix`, in order, a page at a time.
     async fn scan(&self, prefix: &str, page: &Page) -> Result<RecordPage>;

@@ -1,21 +1,23 @@
+//! Points in time: on the boot-time clock for deadlines, on the wall clock for display and fences.
+
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// A moment on the boot-time clock: nanoseconds since an origin that every process of one boot shares.
+/// A point in time on the boot-time clock: nanoseconds since an origin that every process of one boot shares.
 ///
-/// Deadlines are kept in moments, never in wall-clock time: a wall clock can be set, and `std::time::Instant` stops
+/// Deadlines are boot instants, never wall-clock times: a wall clock can be set, and `std::time::Instant` stops
 /// while a laptop or a virtual machine is suspended, which makes a lease look younger than it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Moment(u64);
+pub struct BootInstant(u64);
 
-impl Moment {
-    /// A moment so far away that it never comes.
-    pub const NEVER: Moment = Moment(u64::MAX);
+impl BootInstant {
+    /// An instant that never comes.
+    pub const NEVER: BootInstant = BootInstant(u64::MAX);
 
-    /// The moment that is `nanos` nanoseconds after the clock's origin.
+    /// The instant `nanos` nanoseconds after the clock's origin.
     pub const fn from_nanos(nanos: u64) -> Self {
-        Moment(nanos)
+        BootInstant(nanos)
     }
 
     /// Nanoseconds since the clock's origin.
@@ -23,22 +25,22 @@ impl Moment {
         self.0
     }
 
-    /// How long after `earlier` this moment is; zero if it is not after it.
-    pub const fn since(self, earlier: Moment) -> Duration {
+    /// How long after `earlier` this instant is; zero if it is not later.
+    pub const fn since(self, earlier: BootInstant) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 
-    /// This moment moved back by `by`, not below the origin.
+    /// This instant minus `by`, not below the origin.
     #[must_use]
-    pub const fn before(self, by: Duration) -> Moment {
-        Moment(self.0.saturating_sub(nanos(by)))
+    pub const fn before(self, by: Duration) -> BootInstant {
+        BootInstant(self.0.saturating_sub(nanos(by)))
     }
 }
 
-impl std::ops::Add<Duration> for Moment {
-    type Output = Moment;
-    fn add(self, by: Duration) -> Moment {
-        Moment(self.0.saturating_add(nanos(by)))
+impl std::ops::Add<Duration> for BootInstant {
+    type Output = BootInstant;
+    fn add(self, by: Duration) -> BootInstant {
+        BootInstant(self.0.saturating_add(nanos(by)))
     }
 }
 
@@ -50,12 +52,12 @@ const fn nanos(d: Duration) -> u64 {
 /// Wall-clock time in microseconds since 1970: the floor of fences, and what people are shown. Never a deadline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Wall(u64);
+pub struct WallTime(u64);
 
-impl Wall {
+impl WallTime {
     /// The time `micros` microseconds after 1970 began.
     pub const fn from_micros(micros: u64) -> Self {
-        Wall(micros)
+        WallTime(micros)
     }
 
     /// Microseconds since 1970 began.

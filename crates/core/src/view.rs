@@ -1,60 +1,62 @@
+//! What other clients may see of a lock: views, lists and events.
+
 use serde::{Deserialize, Serialize};
 
-use crate::{Fence, Holder, LockName, Mode, Wall, limits};
+use crate::{Fence, Holder, LockName, Mode, WallTime, limits};
 
-/// Someone who holds a lock, as others may see it: never the attempt.
+/// A holder of a lock, as other clients may see it: never its attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Held {
-    /// Who.
+pub struct HolderView {
+    /// The process that holds it.
     pub holder: Holder,
-    /// With which fence.
+    /// The fence of its grant.
     pub fence: Fence,
     /// How.
     pub mode: Mode,
     /// Since when.
     #[serde(rename = "since_us")]
-    pub since: Wall,
+    pub since: WallTime,
     /// For how much longer, if it is not renewed.
     pub expires_in_ms: u64,
-    /// Released by its holder; kept only for the rest of its minimum hold.
+    /// The holder has released it, and the rest of its minimum hold remains.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lingering: bool,
-    /// Why its holder is to give it back: the lock was revoked, and its lease is not renewed any more.
+    /// Why an operator revoked the lock. The store does not renew its lease any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revoked: Option<String>,
 }
 
-/// Someone who stands in line.
+/// A waiter in the queue of a lock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Queued {
-    /// Who.
+pub struct WaiterView {
+    /// The process that waits.
     pub holder: Holder,
-    /// For what.
+    /// The mode that it requested.
     pub mode: Mode,
     /// Since when.
     #[serde(rename = "since_us")]
-    pub since: Wall,
+    pub since: WallTime,
 }
 
 /// One lock as it is now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LockView {
-    /// Which.
+    /// Its name.
     pub name: LockName,
-    /// Who holds it, oldest first.
-    pub held: Vec<Held>,
-    /// Who stands in line, first in line first; at most [`LockView::LINE`] of them.
-    pub line: Vec<Queued>,
-    /// How many stand in line altogether.
+    /// Its holders, oldest first.
+    pub held: Vec<HolderView>,
+    /// Its queue, the next to be granted first; at most [`LockView::QUEUE_SHOWN`] waiters.
+    pub queue: Vec<WaiterView>,
+    /// How many waiters the queue has altogether.
     pub waiting: usize,
-    /// For how much longer it is held back after an unclean end.
+    /// How much of the lock-delay is left after an unclean end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delayed_ms: Option<u64>,
 }
 
 impl LockView {
-    /// How much of the line is shown.
-    pub const LINE: usize = 100;
+    /// How many waiters of a queue are shown.
+    pub const QUEUE_SHOWN: usize = 100;
     /// How many holders a busy answer names.
     pub const BUSY: usize = 3;
 }
@@ -86,7 +88,7 @@ impl Page {
 /// One page of locks, in order of their names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LockPage {
-    /// The locks that are held, waited for or held back.
+    /// The locks that have a holder, a waiter or a lock-delay.
     pub locks: Vec<LockView>,
     /// Where the next page begins, if there is one: pass it as [`Page::after`].
     pub next: Option<LockName>,
@@ -97,13 +99,13 @@ pub struct LockPage {
 pub struct Event {
     /// When.
     #[serde(rename = "at_us")]
-    pub at: Wall,
+    pub at: WallTime,
     /// To which lock.
     pub name: LockName,
     /// What.
     #[serde(flatten)]
     pub kind: EventKind,
-    /// Whose; for a break, nobody's.
+    /// The process that the event is about; none for a break.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holder: Option<Holder>,
 }
@@ -112,22 +114,22 @@ pub struct Event {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum EventKind {
-    /// Someone got it.
+    /// The store granted it.
     Granted {
         /// The fence of the grant.
         fence: Fence,
     },
-    /// Its holder gave it back.
+    /// Its holder released it.
     Released {
         /// The fence of the grant.
         fence: Fence,
     },
-    /// Its holder fell silent for longer than the ttl, or its process died.
+    /// Its holder did not renew it within the ttl, or the holder's process died.
     Expired {
         /// The fence of the grant.
         fence: Fence,
     },
-    /// An operator asks its holders to give it back: see [`crate::Locks::revoke`].
+    /// An operator asks its holders to release it: see [`crate::Locks::revoke`].
     Revoked {
         /// Newer than everything granted before.
         fence: Fence,
@@ -136,22 +138,22 @@ pub enum EventKind {
     },
     /// An operator took it away.
     Broken {
-        /// The fence that moved on: everything granted before is older than this.
+        /// A fence that is newer than every grant before.
         fence: Fence,
         /// Why.
         reason: String,
     },
-    /// Someone stands in line for it.
+    /// A request joined its queue.
     Waiting,
-    /// Someone left the line.
+    /// A request left its queue.
     Left,
     /// Some events before this one were missed: look again.
     Missed,
 }
 
 impl EventKind {
-    /// The word for it.
-    pub fn word(&self) -> &'static str {
+    /// The name of the event in JSON and logs.
+    pub fn as_str(&self) -> &'static str {
         match self {
             EventKind::Granted { .. } => "granted",
             EventKind::Released { .. } => "released",
@@ -164,7 +166,7 @@ impl EventKind {
         }
     }
 
-    /// The fence it is about.
+    /// The fence that the event is about.
     pub fn fence(&self) -> Option<Fence> {
         match self {
             EventKind::Granted { fence } | EventKind::Released { fence } | EventKind::Expired { fence } => {

@@ -1,18 +1,18 @@
-//! The vote over a lock that several independent servers keep. Told answers and times; says what each server is to be
-//! asked next, and whether the lock is ours.
+//! The quorum vote over a lock that several independent servers keep: a state machine that takes replies and times, and says what to send to
+//! each server next and whether the lock is granted.
 //!
-//! One [`Vote`] is one try to get one lock. First every node is asked for the lock; once a majority has it for us, the
-//! fence is chosen above everything that this majority has seen, and written to each node that has the lock for us;
-//! the grant counts once a majority has the lock *and* the fence. Whatever else happens, a node that may have the lock
-//! for us is to be released ([`Duty::Release`]): a lost vote, a late answer and a withdrawn ask leave nothing behind.
+//! One [`Vote`] is one try to get one lock. The client first requests the lock at every node. Once a majority has granted it, the client chooses a fence
+//! above every fence that this majority has seen, and writes it to each node that granted the lock; the grant counts once a majority has
+//! the lock *and* the fence. A node that may have granted the lock is released in every other case ([`NodeAction::Release`]): a lost vote, a late
+//! reply and a withdrawn request leave nothing behind.
 //!
-//! The lease counts from the moment before the first request was sent, so every answer that is counted belongs to a
-//! lock that ends later than we stop believing in it.
+//! The lease counts from before the first request was sent, so every reply that counts belongs to a lock that ends later than the
+//! client's deadline.
 
 use std::time::Duration;
 
 use crate::lease::margin;
-use crate::{Error, Fence, Moment, Result, Wall};
+use crate::{BootInstant, Error, Fence, Result, WallTime};
 
 #[cfg(test)]
 mod tests;
@@ -29,36 +29,36 @@ pub fn majority(nodes: usize) -> Result<usize> {
     Ok(nodes / 2 + 1)
 }
 
-/// What a node says to the request for the lock.
+/// A node's reply to the request for the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LockAnswer {
-    /// It keeps the lock for us now.
+    /// The node granted the lock.
     Locked {
         /// The highest fence it knows.
         counter: Option<Fence>,
         /// Its wall clock.
-        clock: Wall,
-        /// The fence that our own attempt has there already: then this is the same ask once more.
+        clock: WallTime,
+        /// The fence that this attempt has at the node already: then the request is a retry.
         fence: Option<Fence>,
     },
-    /// Somebody else has it; the number tells one holder from another.
+    /// Another client has it; the number distinguishes holders.
     Taken(u64),
-    /// It did not do it, for a reason of its own (it is too young), or was not reached at all.
+    /// The node refused (it is too young), or was not reached.
     Refused,
-    /// It may have done it.
-    Unheard,
+    /// There is no reply: the node may have granted it.
+    NoReply,
 }
 
-/// What is to be done at one node.
+/// What the client does next at one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Duty {
+pub enum NodeAction {
     /// Wait for the answer to the request for the lock.
     Await,
     /// Nothing yet.
     Wait,
-    /// Write this fence, if the lock is still ours there.
+    /// Write this fence, if this attempt still has the lock there.
     Write(Fence),
-    /// Release what may be there, now and until it is known to be gone.
+    /// Release the lock, now and until the node has confirmed it.
     Release,
     /// Nothing any more.
     Done,
@@ -66,30 +66,30 @@ pub enum Duty {
 
 /// How a vote ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// A majority has the lock and the fence for us.
+pub enum VoteOutcome {
+    /// A majority has the lock and the fence for this attempt.
     Granted(Fence),
-    /// A majority has the lock for one somebody else.
+    /// A majority has the lock for one other client.
     Taken,
-    /// Enough nodes answered, but no one has a majority: several try at once, or somebody left something behind.
+    /// Enough nodes replied, but no client has a majority: several try at once, or an earlier client left a lock behind.
     Contested,
-    /// Too few nodes answered (well) in time.
+    /// Too few nodes replied in time.
     Silent,
-    /// It was taken back.
+    /// The request was withdrawn.
     Withdrawn,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Node {
+enum NodeVote {
     Asked,
     Locked {
         counter: Option<Fence>,
-        clock: Wall,
+        clock: WallTime,
         fence: Option<Fence>,
     },
     Written,
-    /// It may have the lock for us, and does not count.
-    Unheard,
+    /// The node may have granted the lock; it does not count.
+    NoReply,
     Taken(u64),
     Out,
     Freed,
@@ -99,20 +99,20 @@ enum Node {
 #[derive(Clone, Debug)]
 pub struct Vote {
     quorum: usize,
-    nodes: Vec<Node>,
+    nodes: Vec<NodeVote>,
     floor: Option<Fence>,
     patience: Duration,
-    deadline: Moment,
+    deadline: BootInstant,
     /// When the answers of this phase must be there.
-    due: Moment,
+    due: BootInstant,
     fence: Option<Fence>,
-    verdict: Option<Verdict>,
-    /// The grant was passed on: from here on only a release takes it back.
+    verdict: Option<VoteOutcome>,
+    /// The grant was reported to the caller: only a release ends it.
     accepted: bool,
 }
 
 impl Vote {
-    /// A vote of `nodes` nodes, all of them asked at `sent_at`. Each has `patience` for an answer. `floor` is a fence
+    /// A vote of `nodes` nodes, all of them asked at `sent_at`. Each has `patience` to reply. `floor` is a fence
     /// that the chosen one must be above, whatever the nodes say.
     ///
     /// # Errors
@@ -122,11 +122,11 @@ impl Vote {
         ttl: Duration,
         patience: Duration,
         floor: Option<Fence>,
-        sent_at: Moment,
+        sent_at: BootInstant,
     ) -> Result<Self> {
         Ok(Vote {
             quorum: majority(nodes)?,
-            nodes: vec![Node::Asked; nodes],
+            nodes: vec![NodeVote::Asked; nodes],
             floor,
             patience,
             deadline: sent_at + (ttl - margin(ttl)),
@@ -138,41 +138,41 @@ impl Vote {
     }
 
     /// A node's answer to the request for the lock, heard at `now`.
-    pub fn handle_lock(&mut self, now: Moment, node: usize, answer: LockAnswer) {
+    pub fn handle_lock(&mut self, now: BootInstant, node: usize, answer: LockAnswer) {
         self.handle_timeout(now);
-        if self.nodes[node] != Node::Asked {
+        if self.nodes[node] != NodeVote::Asked {
             return;
         }
         self.nodes[node] = match answer {
-            LockAnswer::Locked { counter, clock, fence } => Node::Locked { counter, clock, fence },
-            LockAnswer::Taken(by) => Node::Taken(by),
-            LockAnswer::Refused => Node::Out,
-            LockAnswer::Unheard => Node::Unheard,
+            LockAnswer::Locked { counter, clock, fence } => NodeVote::Locked { counter, clock, fence },
+            LockAnswer::Taken(by) => NodeVote::Taken(by),
+            LockAnswer::Refused => NodeVote::Out,
+            LockAnswer::NoReply => NodeVote::NoReply,
         };
         self.count(now, false);
     }
 
     /// A node's answer to the fence, heard at `now`: whether the lock was still ours there and has the fence now.
-    pub fn handle_write(&mut self, now: Moment, node: usize, written: bool) {
+    pub fn handle_write(&mut self, now: BootInstant, node: usize, written: bool) {
         self.handle_timeout(now);
-        if matches!(self.nodes[node], Node::Locked { .. }) {
-            self.nodes[node] = if written { Node::Written } else { Node::Unheard };
+        if matches!(self.nodes[node], NodeVote::Locked { .. }) {
+            self.nodes[node] = if written { NodeVote::Written } else { NodeVote::NoReply };
             self.count(now, false);
         }
     }
 
-    /// A node has nothing of ours any more.
+    /// A node has confirmed that this attempt has nothing there.
     pub fn handle_release(&mut self, node: usize) {
-        self.nodes[node] = Node::Freed;
+        self.nodes[node] = NodeVote::Freed;
     }
 
-    /// It is `now`: whoever has not answered in time is not waited for any more.
-    pub fn handle_timeout(&mut self, now: Moment) {
+    /// Gives up the nodes whose replies are overdue at `now`.
+    pub fn handle_timeout(&mut self, now: BootInstant) {
         if self.verdict.is_some() {
             return;
         }
         if now >= self.deadline {
-            self.verdict = Some(Verdict::Silent);
+            self.verdict = Some(VoteOutcome::Silent);
         } else if now >= self.due {
             let choosing = self.fence.is_none();
             self.count(now, true);
@@ -183,133 +183,133 @@ impl Vote {
     }
 
     /// When to call [`Vote::handle_timeout`], at the latest.
-    pub fn poll_timeout(&self) -> Option<Moment> {
+    pub fn poll_timeout(&self) -> Option<BootInstant> {
         self.verdict.is_none().then(|| self.due.min(self.deadline))
     }
 
-    /// The ask is taken back: whatever comes, it is not granted, and everything is released; except for the nodes that
-    /// have an accepted grant, which is released by whoever has it.
+    /// Withdraws the request: it is not granted any more, and every node is released, except the nodes of an accepted grant, whose holder
+    /// releases them.
     pub fn withdraw(&mut self) {
-        self.verdict = Some(Verdict::Withdrawn);
+        self.verdict = Some(VoteOutcome::Withdrawn);
     }
 
-    /// The grant, if it is one, is passed on to whoever asked. From here on the nodes that have it are theirs to release.
+    /// Reports the grant, if there is one, to the caller, which releases its nodes from here on.
     pub fn accept(&mut self) {
-        self.accepted = matches!(self.verdict, Some(Verdict::Granted(_)));
+        self.accepted = matches!(self.verdict, Some(VoteOutcome::Granted(_)));
     }
 
     /// How it ended, if it did.
-    pub fn verdict(&self) -> Option<Verdict> {
+    pub fn verdict(&self) -> Option<VoteOutcome> {
         self.verdict
     }
 
     /// What is to be done at a node now.
-    pub fn duty(&self, node: usize) -> Duty {
+    pub fn action(&self, node: usize) -> NodeAction {
         let granted = match self.verdict {
             None => false,
-            Some(Verdict::Granted(_)) => true,
+            Some(VoteOutcome::Granted(_)) => true,
             Some(_) => {
-                // Of a grant that was passed on, what is whole is for its holder to release, who does so by itself.
-                let theirs = self.accepted && self.nodes[node] == Node::Written;
-                let clean = matches!(self.nodes[node], Node::Taken(_) | Node::Out | Node::Freed);
-                return if clean || theirs { Duty::Done } else { Duty::Release };
+                // The holder releases the nodes of an accepted grant itself.
+                let theirs = self.accepted && self.nodes[node] == NodeVote::Written;
+                let clean = matches!(self.nodes[node], NodeVote::Taken(_) | NodeVote::Out | NodeVote::Freed);
+                return if clean || theirs { NodeAction::Done } else { NodeAction::Release };
             }
         };
         match (self.nodes[node], self.fence) {
-            (Node::Asked, _) => Duty::Await,
-            (Node::Locked { .. }, Some(fence)) => Duty::Write(fence),
-            (Node::Locked { .. }, None) => Duty::Wait,
-            (Node::Written | Node::Unheard, _) if !granted || !self.accepted => Duty::Wait,
-            _ => Duty::Done,
+            (NodeVote::Asked, _) => NodeAction::Await,
+            (NodeVote::Locked { .. }, Some(fence)) => NodeAction::Write(fence),
+            (NodeVote::Locked { .. }, None) => NodeAction::Wait,
+            (NodeVote::Written | NodeVote::NoReply, _) if !granted || !self.accepted => NodeAction::Wait,
+            _ => NodeAction::Done,
         }
     }
 
-    /// At how many nodes something of ours may be left.
+    /// At how many nodes this attempt may still have something.
     pub fn unclean(&self) -> usize {
-        self.tally(|node| !matches!(node, Node::Taken(_) | Node::Out | Node::Freed))
+        self.tally(|node| !matches!(node, NodeVote::Taken(_) | NodeVote::Out | NodeVote::Freed))
     }
 
-    /// Whether every node that answered, and had something of ours, has been released.
+    /// Whether every node that replied and had something of this attempt has been released.
     pub fn tidy(&self) -> bool {
-        self.tally(|node| matches!(node, Node::Locked { .. } | Node::Written)) == 0
+        self.tally(|node| matches!(node, NodeVote::Locked { .. } | NodeVote::Written)) == 0
     }
 
-    fn tally(&self, which: impl Fn(&Node) -> bool) -> usize {
+    fn tally(&self, which: impl Fn(&NodeVote) -> bool) -> usize {
         self.nodes.iter().filter(|node| which(node)).count()
     }
 
-    /// Looks at what is there. `last`: nobody else is waited for.
-    fn count(&mut self, now: Moment, last: bool) {
+    /// Evaluates the replies. `last`: no further reply is expected.
+    fn count(&mut self, now: BootInstant, last: bool) {
         if self.verdict.is_some() {
             return;
         }
         if self.fence.is_none() {
             self.choose(now, last);
         }
-        let written = self.tally(|node| *node == Node::Written);
-        let locked = self.tally(|node| matches!(node, Node::Locked { .. }));
-        let open = if last && self.fence.is_none() { 0 } else { self.tally(|node| *node == Node::Asked) };
+        let written = self.tally(|node| *node == NodeVote::Written);
+        let locked = self.tally(|node| matches!(node, NodeVote::Locked { .. }));
+        let open = if last && self.fence.is_none() { 0 } else { self.tally(|node| *node == NodeVote::Asked) };
         if let Some(fence) = self.fence.filter(|_| written >= self.quorum) {
-            self.verdict = Some(Verdict::Granted(fence));
+            self.verdict = Some(VoteOutcome::Granted(fence));
         } else if written + locked + open < self.quorum {
-            // It is lost. Too few answers to say why are no reason to say that nobody answers, while answers still come.
+            // The vote is lost. While replies still come, too few of them do not mean that the nodes are silent.
             let loss = self.loss();
-            if loss != Verdict::Silent || open == 0 || last {
+            if loss != VoteOutcome::Silent || open == 0 || last {
                 self.verdict = Some(loss);
             }
         }
     }
 
-    /// Chooses the fence, once a majority has the lock for us.
-    fn choose(&mut self, now: Moment, last: bool) {
+    /// Chooses the fence, once a majority has granted the lock.
+    fn choose(&mut self, now: BootInstant, last: bool) {
         let locked = || {
             self.nodes.iter().filter_map(|node| match node {
-                Node::Locked { counter, clock, fence } => Some((*counter, *clock, *fence)),
+                NodeVote::Locked { counter, clock, fence } => Some((*counter, *clock, *fence)),
                 _ => None,
             })
         };
         if locked().count() < self.quorum {
             return;
         }
-        // The same ask once more. If a majority has it under one fence, nobody else can have had it in between.
+        // A retry. If a majority has the lock under one fence, no other client can have held it in between.
         let same =
             |fence: &Fence| locked().filter(|(.., other)| *other == Some(*fence)).count() >= self.quorum;
         let known = locked().find_map(|(.., fence)| fence.filter(same));
         let again = locked().any(|(.., fence)| fence.is_some());
-        if known.is_none() && again && !last && self.nodes.contains(&Node::Asked) {
+        if known.is_none() && again && !last && self.nodes.contains(&NodeVote::Asked) {
             return;
         }
         let highest = locked().filter_map(|(counter, ..)| counter).max().max(self.floor);
         let clock = locked().map(|(_, clock, _)| clock).max().unwrap_or_default();
         let Ok(fence) = known.map_or_else(|| Fence::after(highest, clock), Ok) else {
-            self.verdict = Some(Verdict::Silent);
+            self.verdict = Some(VoteOutcome::Silent);
             return;
         };
         for node in &mut self.nodes {
-            if matches!(node, Node::Locked { fence: Some(has), .. } if *has == fence) {
-                *node = Node::Written;
+            if matches!(node, NodeVote::Locked { fence: Some(has), .. } if *has == fence) {
+                *node = NodeVote::Written;
             }
         }
         self.fence = Some(fence);
         self.due = now + self.patience;
     }
 
-    /// Why it is not ours.
-    fn loss(&self) -> Verdict {
+    /// Why the vote is lost.
+    fn loss(&self) -> VoteOutcome {
         let holders = || {
             self.nodes.iter().filter_map(|node| match node {
-                Node::Taken(by) => Some(*by),
+                NodeVote::Taken(by) => Some(*by),
                 _ => None,
             })
         };
-        let answered =
-            holders().count() + self.tally(|node| matches!(node, Node::Locked { .. } | Node::Written));
+        let answered = holders().count()
+            + self.tally(|node| matches!(node, NodeVote::Locked { .. } | NodeVote::Written));
         if holders().any(|by| holders().filter(|other| *other == by).count() >= self.quorum) {
-            Verdict::Taken
+            VoteOutcome::Taken
         } else if answered >= self.quorum {
-            Verdict::Contested
+            VoteOutcome::Contested
         } else {
-            Verdict::Silent
+            VoteOutcome::Silent
         }
     }
 }

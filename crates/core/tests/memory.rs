@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::table::{Answer, Now, Table};
-use lockkeeper_core::{Ask, Attempt, Claim, Holder, LockName, Moment, Release, Renewal, Wall};
+use lockkeeper_core::{
+    Attempt, BootInstant, Holder, LockName, LockRequest, ReleaseOutcome, RenewOutcome, RequestKey, WallTime,
+};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
 #[global_allocator]
@@ -16,7 +18,7 @@ const MILLION: usize = 1_000_000;
 const TTL: Duration = Duration::from_secs(3600);
 
 fn now(ms: u64) -> Now {
-    Now { moment: Moment::from_nanos(ms * 1_000_000), wall: Wall::from_micros(ms * 1000) }
+    Now { moment: BootInstant::from_nanos(ms * 1_000_000), wall: WallTime::from_micros(ms * 1000) }
 }
 
 fn attempt(n: usize) -> Attempt {
@@ -29,8 +31,8 @@ fn name(n: usize) -> LockName {
     LockName::new(format!("orders/{:09}", n * 7919 % 1_000_000_007)).unwrap()
 }
 
-fn ask(n: usize, holder: &Arc<Holder>) -> Ask {
-    Ask::new(attempt(n), name(n), TTL, holder.clone())
+fn request(n: usize, holder: &Arc<Holder>) -> LockRequest {
+    LockRequest::new(attempt(n), name(n), TTL, holder.clone())
 }
 
 fn bytes(region: &Region<'_, System>) -> isize {
@@ -61,24 +63,28 @@ fn measure(what: &'static str, mut one: impl FnMut(usize)) -> Cost {
 /// A batch of each operation on locks of its own, beside those that are held. Leaves the table as it was.
 fn work(table: &mut Table, holder: &Arc<Holder>) -> [Cost; 5] {
     let own = |n: usize| 2 * MILLION + n * 37;
-    let asks: Vec<Ask> = (0..BATCH).map(|n| ask(own(n), holder)).collect();
-    let claims: Vec<Claim> = asks.iter().map(|ask| ask.claim.clone()).collect();
-    let short: Vec<Ask> = asks.iter().map(|ask| Ask { ttl: Duration::from_secs(1), ..ask.clone() }).collect();
+    let requests: Vec<LockRequest> = (0..BATCH).map(|n| request(own(n), holder)).collect();
+    let keys: Vec<RequestKey> = requests.iter().map(|request| request.key.clone()).collect();
+    let short: Vec<LockRequest> = requests
+        .iter()
+        .map(|request| LockRequest { ttl: Duration::from_secs(1), ..request.clone() })
+        .collect();
     let at = now(2000);
     let grant = measure("grant", |n| {
-        assert!(matches!(table.handle_ask(at, asks[n].clone()), Ok(Answer::Granted(_))));
+        assert!(matches!(table.handle_request(at, requests[n].clone()), Ok(Answer::Granted(_))));
     });
     let renew =
-        measure("renew", |n| assert_eq!(table.handle_renew(at, &claims[n].attempt), Renewal::Renewed));
+        measure("renew", |n| assert_eq!(table.handle_renew(at, &keys[n].attempt), RenewOutcome::Renewed));
     let busy = measure("busy", |n| {
-        let claim = Claim { attempt: attempt(own(n) + 1), ..claims[n].clone() };
-        let other = Ask { claim, ..asks[n].clone() };
-        assert!(matches!(table.handle_ask(at, other), Ok(Answer::Busy(_))));
+        let key = RequestKey { attempt: attempt(own(n) + 1), ..keys[n].clone() };
+        let other = LockRequest { key, ..requests[n].clone() };
+        assert!(matches!(table.handle_request(at, other), Ok(Answer::Busy(_))));
     });
-    let release = measure("release", |n| assert_eq!(table.handle_release(at, &claims[n]), Release::Released));
-    for (n, ask) in short.into_iter().enumerate() {
+    let release =
+        measure("release", |n| assert_eq!(table.handle_release(at, &keys[n]), ReleaseOutcome::Released));
+    for (n, request) in short.into_iter().enumerate() {
         let at = Now { moment: at.moment + Duration::from_micros(n as u64), ..at };
-        assert!(matches!(table.handle_ask(at, ask), Ok(Answer::Granted(_))));
+        assert!(matches!(table.handle_request(at, request), Ok(Answer::Granted(_))));
     }
     let held = table.held();
     let expire = measure("expiry", |n| {
@@ -118,7 +124,7 @@ fn a_million_held_locks_are_small_and_no_operation_scans_them() {
         if n == 1000 {
             few = Some(best(&mut table, &holder));
         }
-        let answer = table.handle_ask(now(n as u64 / 1000), ask(n, &holder));
+        let answer = table.handle_request(now(n as u64 / 1000), request(n, &holder));
         assert!(matches!(answer, Ok(Answer::Granted(_))));
     }
     assert_eq!(table.held(), MILLION);

@@ -8,7 +8,7 @@ mod model;
 
 use model::{Bug, Found, Law, Limits, explore};
 
-const NARROW: Limits = Limits { asks: 3, in_flight: 1, crashes: 0, copies: 0, states: usize::MAX };
+const NARROW: Limits = Limits { requests: 3, in_flight: 1, crashes: 0, copies: 0, states: usize::MAX };
 
 fn story(found: &Found) -> String {
     let Some(((law, what), story)) = &found.broken else { return format!("{found:?}") };
@@ -43,7 +43,7 @@ fn the_promises_hold_when_clients_crash() {
 
 #[test]
 fn the_promises_hold_when_clients_come_back() {
-    every_state(&Limits { asks: 4, ..NARROW }, 300_000);
+    every_state(&Limits { requests: 4, ..NARROW }, 300_000);
 }
 
 #[test]

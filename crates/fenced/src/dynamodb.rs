@@ -69,8 +69,8 @@ impl Guarded for UpdateItemFluentBuilder {
     }
 }
 
-/// Deleting the item deletes its mark: whoever comes later still is taken for new. Right if nobody makes the item again; if somebody
-/// may, put an item with nothing but its key in its place, fenced.
+/// Deleting the item deletes its mark, so a late writer could create it again. This is right if no writer creates the item again; if one
+/// may, put a fenced item with nothing but its key in its place.
 impl Guarded for DeleteItemFluentBuilder {
     fn fenced(self, fence: Fence) -> Self {
         with_condition!(self, fence)
@@ -163,8 +163,12 @@ impl DynamoFenced {
         loop {
             let once = Config::builder().retry_config(RetryConfig::disabled());
             let answer = put.clone().customize().config_override(once).send().await;
-            let Err(error) = verdict(answer, fence)? else { return Ok(()) };
-            let error = fault(error);
+            let error = match verdict(answer, fence) {
+                Ok(Ok(_)) => return Ok(()),
+                Ok(Err(error)) => fault(error),
+                // A try before this one may have been done, and the higher fence come after it.
+                Err(stale) => return Err(unknown.map_or(stale, Error::Unknown)),
+            };
             let passes = matches!(error, Error::Unknown(_) | Error::Limited(_) | Error::Unavailable(_));
             if let Error::Unknown(text) = &error {
                 unknown = Some(text.clone());

@@ -1,9 +1,10 @@
-//! The check at the place where it counts: resources that refuse a late writer.
+//! Resources that check the fence (the fencing token) of every write, and refuse a late writer.
 //!
-//! A lock is only as strong as the resource that checks its fence. Each adapter here keeps a **mark** for each resource: the
-//! highest fence that it has taken. A write with a lower fence is refused with [`Error::Stale`](lockkeeper_core::Error::Stale) and changes nothing; one with the
-//! same fence or a higher one is taken, and raises the mark in the same step. So the rule survives a paused process, a late
-//! packet, a clock that jumps and a store that gave the lock to somebody else meanwhile.
+//! A lock is only as strong as the resource that checks its fence. Each adapter keeps a **mark** for each
+//! resource: the highest fence that it has accepted. It refuses a write with a lower fence with
+//! [`Error::Stale`] and changes nothing; it accepts one with the same fence or a higher one, and raises the
+//! mark in the same step. So the rule survives a paused process, a late packet, a clock that jumps, and a
+//! store that granted the lock to another client.
 //!
 //! Deleting is a write like any other: the mark stays, because a resource that forgets it takes a late writer for a new one.
 
@@ -19,11 +20,14 @@ pub mod object;
 pub mod postgres;
 #[cfg(feature = "redis")]
 pub mod redis;
+pub mod sql;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 
+// What the adapters are called with, and what they answer: the same types as `lockkeeper::Error` and `lockkeeper::Fence`.
+pub use lockkeeper_core::{Error, Fence, Result};
+
 use async_trait::async_trait;
-use lockkeeper_core::{Fence, Result};
 
 /// A value that is guarded, and the fence it was last written with.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,33 +40,32 @@ pub struct Seen {
 
 /// What every adapter can do, whatever it writes to. One suite of laws holds all of them to it.
 ///
-/// The same write sent twice (a retry after [`Error::Unknown`](lockkeeper_core::Error::Unknown)) does no harm: its fence is not lower than itself.
+/// The same write sent twice (a retry after [`Error::Unknown`]) does no harm: its fence is not lower than itself.
 #[async_trait]
 pub trait Fenced: Send + Sync {
-    /// Writes a value. [`Error::Stale`](lockkeeper_core::Error::Stale) if a higher fence was seen: then nothing has changed.
+    /// Writes a value. [`Error::Stale`] if a higher fence was seen: then nothing has changed.
     async fn put(&self, resource: &str, fence: Fence, value: &[u8]) -> Result<()>;
 
-    /// Deletes the value and keeps the mark. [`Error::Stale`](lockkeeper_core::Error::Stale) as with [`Fenced::put`]; deleting nothing is no error.
+    /// Deletes the value and keeps the mark. [`Error::Stale`] as with [`Fenced::put`]; deleting nothing is no error.
     async fn delete(&self, resource: &str, fence: Fence) -> Result<()>;
 
-    /// The mark and the value. `None`: nobody has ever written here.
+    /// The mark and the value. `None`: no writer has written here.
     async fn read(&self, resource: &str) -> Result<Option<Seen>>;
 }
 
 /// What a mark that a resource has answered with says of the fence that was presented.
-#[cfg(any(feature = "object-store", feature = "postgres", feature = "redis", feature = "sqlite"))]
 pub(crate) fn verdict(presented: Fence, mark: Fence) -> Result<()> {
-    if presented < mark { Err(lockkeeper_core::Error::Stale { presented, seen: mark }) } else { Ok(()) }
+    if presented < mark { Err(Error::Stale { presented, seen: mark }) } else { Ok(()) }
 }
 
-/// A mark as a resource keeps it. What is no fence was written by somebody else, and nothing is taken on the strength of it.
-#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+/// The mark that a resource stores. A number that is no fence was written by another program, and no write
+/// is accepted because of it.
 pub(crate) fn fence(mark: i64) -> Result<Fence> {
     let number = u64::try_from(mark).unwrap_or(0);
     Fence::new(number).map_err(|e| lockkeeper_core::Error::invalid(format!("the mark is damaged: {e}")))
 }
 
-/// The pages of the adapters: what they show is compiled and run.
+/// The pages of the adapters, and the guides that use them: what they show is compiled and run.
 #[cfg(doctest)]
 mod pages {
     #[cfg(feature = "dynamodb")]
@@ -84,6 +87,12 @@ mod pages {
     #[cfg(feature = "postgres")]
     #[doc = include_str!("../../../docs/fenced/postgres.md")]
     struct Postgres;
+
+    #[doc = include_str!("../../../docs/guide/rust-service.md")]
+    struct RustService;
+
+    #[doc = include_str!("../../../docs/guide/testing-your-code.md")]
+    struct TestingYourCode;
 
     #[cfg(feature = "redis")]
     #[doc = include_str!("../../../docs/fenced/redis.md")]

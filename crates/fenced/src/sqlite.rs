@@ -24,7 +24,7 @@ const PUT: &str = "INSERT INTO lockkeeper_fence (resource, fence, value) VALUES 
 const READ: &str = "SELECT fence, value FROM lockkeeper_fence WHERE resource = ?1";
 
 /// Checks the fence, and raises the mark of `resource` to it, in your transaction: what you write there is committed with the mark, or
-/// not at all. From here on nobody else writes to the database until the transaction ends.
+/// not at all. From here on no other connection writes to the database until the transaction ends.
 ///
 /// The guard table is made if it is missing.
 ///

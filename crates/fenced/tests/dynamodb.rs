@@ -15,7 +15,7 @@ use lockkeeper_fenced::dynamodb::aws_sdk_dynamodb::types::{
 };
 use lockkeeper_fenced::dynamodb::{DynamoFenced, Guarded, MARK, verdict};
 use lockkeeper_fenced::{Fenced, Seen};
-use lockkeeper_testkit::fenced::Harness;
+use lockkeeper_testkit::fenced::FencedHarness;
 use lockkeeper_testkit::servers::{self, Server};
 
 fn fence(n: u64) -> Fence {
@@ -86,7 +86,7 @@ fn shared() -> Option<Arc<Server>> {
 }
 
 #[async_trait]
-impl Harness for Table {
+impl FencedHarness for Table {
     /// The server answers some 200 requests in a second.
     const INTERLEAVINGS: u64 = 25;
 
@@ -216,8 +216,10 @@ async fn the_users_own_writes_are_checked() {
     assert_eq!(order(&client).await, None);
 }
 
-/// A server that takes a write and hangs up without an answer, and then says each time that it is too busy.
-fn hangs_up_once() -> std::net::SocketAddr {
+const BUSY: &str = r#"{"__type":"com.amazonaws.dynamodb.v20120810#ThrottlingException","message":"busy"}"#;
+
+/// A server that takes a write and hangs up without an answer, and then refuses each one with this body.
+fn hangs_up_once(body: &'static str) -> std::net::SocketAddr {
     use std::io::{Read, Write};
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = listener.local_addr().unwrap();
@@ -232,8 +234,6 @@ fn hangs_up_once() -> std::net::SocketAddr {
                 }
             }
             if nth > 0 {
-                let body =
-                    r#"{"__type":"com.amazonaws.dynamodb.v20120810#ThrottlingException","message":"busy"}"#;
                 let head = "HTTP/1.1 400 Bad Request\r\nContent-Type: application/x-amz-json-1.0\r\nConnection: close";
                 let _ = write!(stream, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
             }
@@ -245,10 +245,21 @@ fn hangs_up_once() -> std::net::SocketAddr {
 /// The SDK sent it again by itself, and the last answer said that nothing had happened.
 #[tokio::test]
 async fn a_write_that_may_have_been_done_is_unknown_whatever_the_last_try_says() {
-    let values = DynamoFenced::new(client(&hangs_up_once().to_string()), "orders", "id");
+    let values = DynamoFenced::new(client(&hangs_up_once(BUSY).to_string()), "orders", "id");
     let told = values.put("a", fence(5), b"x").await;
     assert!(matches!(told, Err(Error::Unknown(_))), "{told:?}");
     // Each later one is refused from the first try on.
     let told = values.put("a", fence(5), b"x").await;
     assert!(matches!(told, Err(Error::Limited(_))), "{told:?}");
+}
+
+/// The first try may have been done before the higher fence came: "stale, nothing has changed" would be false.
+#[tokio::test]
+async fn a_write_that_may_have_been_done_before_it_was_overtaken_is_unknown() {
+    const OVERTAKEN: &str = r#"{"__type":"com.amazonaws.dynamodb.v20120810#ConditionalCheckFailedException",
+        "message":"refused","Item":{"id":{"S":"a"},"lockkeeper_fence":{"N":"6"}}}"#;
+    let values = DynamoFenced::new(client(&hangs_up_once(OVERTAKEN).to_string()), "orders", "id");
+    let told = values.put("a", fence(5), b"x").await;
+    assert!(matches!(told, Err(Error::Unknown(_))), "{told:?}");
+    stale(&values.put("a", fence(5), b"x").await, 5, 6);
 }

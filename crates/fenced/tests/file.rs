@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use lockkeeper_core::{Error, Fence, Result};
 use lockkeeper_fenced::file::{FencedDir, FencedFile};
 use lockkeeper_fenced::{Fenced, Seen};
-use lockkeeper_testkit::fenced::Harness;
+use lockkeeper_testkit::fenced::FencedHarness;
 use lockkeeper_testkit::servers::TempDir;
 
 fn fence(n: u64) -> Fence {
@@ -19,7 +19,7 @@ fn fence(n: u64) -> Fence {
 struct Dir(TempDir);
 
 #[async_trait]
-impl Harness for Dir {
+impl FencedHarness for Dir {
     async fn start() -> Option<Self> {
         Some(Dir(TempDir::new("files")))
     }
@@ -68,7 +68,11 @@ fn it_stays_a_plain_file_with_its_rights_and_nothing_is_left_beside_it_but_the_m
     fs::write(&path, "from before").unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
     let file = FencedFile::new(&path);
-    assert_eq!((file.read().unwrap(), file.mark().unwrap()), (None, None), "nobody has written with a fence");
+    assert_eq!(
+        (file.read().unwrap(), file.mark().unwrap()),
+        (None, None),
+        "no writer has written with a fence"
+    );
     file.write(fence(7), b"new").unwrap();
     assert_eq!(fs::read(&path).unwrap(), b"new");
     assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o640);

@@ -12,7 +12,7 @@ use lockkeeper_fenced::redis::redis::cluster::ClusterClient;
 use lockkeeper_fenced::redis::redis::cluster_async::ClusterConnection;
 use lockkeeper_fenced::redis::{RedisFenced, mark_key, redis};
 use lockkeeper_fenced::{Fenced, Seen};
-use lockkeeper_testkit::fenced::Harness;
+use lockkeeper_testkit::fenced::FencedHarness;
 use lockkeeper_testkit::proxy::{At, Fault, Framing, Proxy, every_point};
 use lockkeeper_testkit::servers::{self, RedisCluster, RedisOptions, Server, redis_call};
 use redis::aio::ConnectionLike;
@@ -98,7 +98,7 @@ macro_rules! harness {
         struct $name(Arc<$server>, String);
 
         #[async_trait]
-        impl Harness for $name {
+        impl FencedHarness for $name {
             async fn start() -> Option<Self> {
                 static SHARED: Mutex<Weak<$server>> = Mutex::new(Weak::new());
                 let server = tokio::task::spawn_blocking(|| share(&SHARED, $start)).await.unwrap()?;

@@ -8,7 +8,7 @@ use lockkeeper_core::{Error, Fence, Result};
 use lockkeeper_fenced::sqlite::rusqlite::{Connection, TransactionBehavior};
 use lockkeeper_fenced::sqlite::{SqliteFenced, apply};
 use lockkeeper_fenced::{Fenced, Seen};
-use lockkeeper_testkit::fenced::Harness;
+use lockkeeper_testkit::fenced::FencedHarness;
 use lockkeeper_testkit::servers::TempDir;
 
 fn fence(n: u64) -> Fence {
@@ -18,7 +18,7 @@ fn fence(n: u64) -> Fence {
 struct Place(TempDir);
 
 #[async_trait]
-impl Harness for Place {
+impl FencedHarness for Place {
     async fn start() -> Option<Self> {
         let place = Place(TempDir::new("sqlite"));
         // As most people have it, and quicker with many at once.
@@ -106,7 +106,7 @@ fn the_users_write_and_the_mark_are_committed_together_or_not_at_all() {
     assert!(matches!(set(&mut a, 6, "late"), Err(Error::Stale { presented, seen })
         if (presented, seen) == (fence(6), fence(7))));
     assert_eq!(state(&a), "seven");
-    // Rolled back, the mark is as it was: whoever comes next is not measured by what never happened.
+    // Rolled back, the mark is as it was: the next writer is not compared with a mark that was rolled back.
     {
         let tx = b.transaction().unwrap();
         apply(&tx, "orders/42", fence(9)).unwrap();

@@ -1,19 +1,21 @@
+//! The clock and its timers, as traits: everything that waits, waits on a [`Clock`].
+
 use std::fmt::Debug;
 use std::io;
 
-use lockkeeper_core::{Moment, Wall};
+use lockkeeper_core::{BootInstant, WallTime};
 use tokio::sync::oneshot;
 
 /// Where time comes from. Everything that waits, waits here, so that a test can turn the hands.
 pub trait Clock: Send + Sync + Debug {
     /// Now, on the boot-time clock.
-    fn now(&self) -> Moment;
+    fn now(&self) -> BootInstant;
 
     /// Now, on the wall clock.
-    fn wall(&self) -> Wall;
+    fn wall(&self) -> WallTime;
 
     /// Makes what [`Clock::call_at`] needs, if it is not there: a thread and file descriptors. Call it before anything depends on a
-    /// deadline, when there is still somebody to take the error.
+    /// deadline, when a caller can still receive the error.
     ///
     /// # Errors
     /// If the operating system gives no thread or no file descriptor.
@@ -24,7 +26,7 @@ pub trait Clock: Send + Sync + Debug {
     ///
     /// # Panics
     /// If [`Clock::start`] was not called in this process, and would return an error now.
-    fn call_at(&self, at: Moment, then: Box<dyn FnOnce() + Send>) -> Timer;
+    fn call_at(&self, at: BootInstant, then: Box<dyn FnOnce() + Send>) -> Timer;
 }
 
 /// A call that is to come. Dropping it cancels the call.
@@ -53,8 +55,8 @@ impl Drop for Timer {
 }
 
 /// Waits until `at`. It needs no runtime and no timer but the clock's own.
-pub async fn sleep_until(clock: &dyn Clock, at: Moment) {
-    if at == Moment::NEVER {
+pub async fn sleep_until(clock: &dyn Clock, at: BootInstant) {
+    if at == BootInstant::NEVER {
         return std::future::pending().await;
     }
     if clock.now() >= at {

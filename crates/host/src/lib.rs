@@ -8,26 +8,18 @@
 compile_error!("Lockkeeper keeps its deadlines on CLOCK_BOOTTIME and needs Linux for it");
 
 mod clock;
-mod feed;
-mod gather;
 mod log;
 mod per_process;
 mod process;
-mod reactor;
-mod remembered;
 mod stop;
 mod system;
 mod timers;
 mod virtual_clock;
 
 pub use clock::{Clock, Timer, sleep_until};
-pub use feed::Feed;
-pub use gather::Gather;
 pub use log::log_elsewhere;
-pub use process::{Life, Process, boot_id, host_name};
-pub use reactor::{Reactor, Task};
-pub use remembered::Remembered;
-pub use stop::{Busy, stop_this_process, while_busy};
+pub use process::{Liveness, Process, boot_id, host_name};
+pub use stop::{BusySection, stop_this_process, while_busy};
 pub use system::SystemClock;
 pub use virtual_clock::VirtualClock;
 

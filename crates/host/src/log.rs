@@ -1,5 +1,5 @@
 //! Log events of the threads that locks depend on, recorded by another thread: a subscriber may block for as long as it likes, for instance
-//! on a pipe that nobody reads, and must not keep a lock from being renewed or its loss from being reported.
+//! on a pipe that no process reads, and must not keep a lock from being renewed or its loss from being reported.
 
 use std::collections::VecDeque;
 use std::fmt::Debug;

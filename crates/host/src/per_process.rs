@@ -8,16 +8,16 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 /// Reading takes no lock. A lock that another thread holds while the process forks is locked in the child for ever.
 #[derive(Debug)]
 pub(crate) struct PerProcess<T> {
-    first: OnceLock<Box<Entry<T>>>,
+    first: OnceLock<Box<PerProcessEntry<T>>>,
     making: Mutex<()>,
 }
 
 /// One process's value, then those of its descendants: a child finds the values of all its ancestors before its own.
 #[derive(Debug)]
-struct Entry<T> {
+struct PerProcessEntry<T> {
     pid: u32,
     value: T,
-    next: OnceLock<Box<Entry<T>>>,
+    next: OnceLock<Box<PerProcessEntry<T>>>,
 }
 
 impl<T> PerProcess<T> {
@@ -37,7 +37,7 @@ impl<T> PerProcess<T> {
                 None => {
                     let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
                     if let (None, Some(make)) = (entry.get(), make.take()) {
-                        let made = Entry { pid, value: make()?, next: OnceLock::new() };
+                        let made = PerProcessEntry { pid, value: make()?, next: OnceLock::new() };
                         let _ = entry.set(Box::new(made));
                     }
                 }
@@ -60,7 +60,7 @@ mod tests {
 
     #[test]
     fn the_value_of_another_process_is_passed_over() {
-        let parent = Entry { pid: std::process::id() + 1, value: 1, next: OnceLock::new() };
+        let parent = PerProcessEntry { pid: std::process::id() + 1, value: 1, next: OnceLock::new() };
         let cell = PerProcess { first: OnceLock::from(Box::new(parent)), making: Mutex::new(()) };
         assert_eq!(cell.get_or_try_init(|| Ok::<_, ()>(2)), Ok(&2));
         assert_eq!(cell.get_or_try_init(|| Ok::<_, ()>(3)), Ok(&2));

@@ -1,3 +1,5 @@
+//! Processes of this host: their identity, and whether they still run.
+
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,14 +18,14 @@ pub struct Process {
     /// When it started, in clock ticks since boot.
     pub start: u64,
     /// Its pid namespace, and its time namespace mixed in. The pids of another pid namespace mean nothing here; and
-    /// /proc tells the start of a process shifted by the time namespace of whoever reads it, so that across that border
+    /// /proc tells the start of a process shifted by the time namespace of the reader, so that across that border
     /// the living could not be told from the dead.
     pub namespace: u64,
 }
 
 /// Whether a process still runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Life {
+pub enum Liveness {
     /// It does.
     Alive,
     /// It does not.
@@ -52,37 +54,37 @@ impl Process {
         })
     }
 
-    /// Whether it still runs, as far as can be seen from this process. In doubt it may.
-    pub fn life(&self) -> Life {
-        let Ok(this) = Process::this() else { return Life::Unknown };
+    /// Whether it still runs, as far as can be seen from this process. If that is unknown, it may.
+    pub fn life(&self) -> Liveness {
+        let Ok(this) = Process::this() else { return Liveness::Unknown };
         if self.namespace != this.namespace || this.namespace == 0 {
-            return Life::Unknown;
+            return Liveness::Unknown;
         }
         match fs::read_to_string(format!("/proc/{}/stat", self.pid)) {
             Ok(stat) => match parse(&stat) {
-                Some(found) if found.start != self.start => Life::Gone,
+                Some(found) if found.start != self.start => Liveness::Gone,
                 // The first thread is gone, but the process lives on in its others.
-                Some(found) if found.dead && found.threads <= 1 => Life::Gone,
-                Some(_) => Life::Alive,
-                None => Life::Unknown,
+                Some(found) if found.dead && found.threads <= 1 => Liveness::Gone,
+                Some(_) => Liveness::Alive,
+                None => Liveness::Unknown,
             },
             // Where /proc hides other users' processes (hidepid), a signal still tells.
             Err(e) if vanished(&e) => match self.number().map(test_kill_process) {
-                Some(Err(rustix::io::Errno::SRCH)) => Life::Gone,
-                _ => Life::Unknown,
+                Some(Err(rustix::io::Errno::SRCH)) => Liveness::Gone,
+                _ => Liveness::Unknown,
             },
-            Err(_) => Life::Unknown,
+            Err(_) => Liveness::Unknown,
         }
     }
 
     /// A descriptor that becomes readable when the process ends. `None` if it cannot be watched or has ended.
     pub fn watch(&self) -> Option<OwnedFd> {
-        if self.life() != Life::Alive {
+        if self.life() != Liveness::Alive {
             return None;
         }
         let fd = pidfd_open(self.number()?, PidfdFlags::empty()).ok()?;
-        // The pid may have been given to somebody else just before it was opened.
-        (self.life() == Life::Alive).then_some(fd)
+        // The pid may have been given to another process just before it was opened.
+        (self.life() == Liveness::Alive).then_some(fd)
     }
 
     fn number(&self) -> Option<Pid> {
@@ -181,19 +183,19 @@ mod tests {
         let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
         let start = parse(&stat).unwrap().start;
         let process = Process { pid: child.id(), start, namespace: Process::this().unwrap().namespace };
-        assert_eq!(process.life(), Life::Alive);
+        assert_eq!(process.life(), Liveness::Alive);
         let reused = Process { start: start + 1, ..process.clone() };
-        assert_eq!(reused.life(), Life::Gone);
+        assert_eq!(reused.life(), Liveness::Gone);
         let elsewhere = Process { namespace: process.namespace + 1, ..process.clone() };
-        assert_eq!(elsewhere.life(), Life::Unknown);
+        assert_eq!(elsewhere.life(), Liveness::Unknown);
 
         let fd = process.watch().unwrap();
         child.kill().unwrap();
         let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
         assert_eq!(rustix::event::poll(&mut fds, None).unwrap(), 1);
-        assert_eq!(process.life(), Life::Gone, "a zombie holds nothing");
+        assert_eq!(process.life(), Liveness::Gone, "a zombie holds nothing");
         child.wait().unwrap();
-        assert_eq!(process.life(), Life::Gone);
+        assert_eq!(process.life(), Liveness::Gone);
         assert!(process.watch().is_none());
     }
 }

@@ -17,17 +17,17 @@ const LOOK: Duration = Duration::from_micros(50);
 
 /// This process has something that others wait for, until this is dropped.
 #[derive(Debug)]
-pub struct Busy {
+pub struct BusySection {
     _turn: RwLockReadGuard<'static, ()>,
 }
 
 /// Puts off [`stop_this_process`] until the answer is dropped: inside a transaction, for example, whose write lock every
 /// other process waits for. While a stop is under way this waits for its end.
-pub fn while_busy() -> Busy {
+pub fn while_busy() -> BusySection {
     while STOPPING.load(Ordering::SeqCst) {
         std::thread::sleep(LOOK);
     }
-    Busy { _turn: BUSY.read().unwrap_or_else(std::sync::PoisonError::into_inner) }
+    BusySection { _turn: BUSY.read().unwrap_or_else(std::sync::PoisonError::into_inner) }
 }
 
 /// Stops this process as SIGSTOP does, as soon as no thread of it is busy. Returns when it goes on.

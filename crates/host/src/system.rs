@@ -1,8 +1,10 @@
+//! The clock of the operating system: CLOCK_BOOTTIME, with one timer thread per process.
+
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use lockkeeper_core::{Moment, Wall};
+use lockkeeper_core::{BootInstant, WallTime};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::clock::{Clock, Timer};
@@ -61,22 +63,22 @@ fn boottime_offset(line: &str) -> Option<i64> {
 }
 
 impl Clock for SystemClock {
-    fn now(&self) -> Moment {
+    fn now(&self) -> BootInstant {
         let t = clock_gettime(ClockId::Boottime);
         let nanos = t.tv_sec * 1_000_000_000 + t.tv_nsec - Self::shift();
-        Moment::from_nanos(u64::try_from(nanos).unwrap_or(0))
+        BootInstant::from_nanos(u64::try_from(nanos).unwrap_or(0))
     }
 
-    fn wall(&self) -> Wall {
+    fn wall(&self) -> WallTime {
         let t = clock_gettime(ClockId::Realtime);
-        Wall::from_micros(u64::try_from(t.tv_sec * 1_000_000 + t.tv_nsec / 1_000).unwrap_or(0))
+        WallTime::from_micros(u64::try_from(t.tv_sec * 1_000_000 + t.tv_nsec / 1_000).unwrap_or(0))
     }
 
     fn start(&self) -> io::Result<()> {
         Self::timers().map(drop)
     }
 
-    fn call_at(&self, at: Moment, then: Box<dyn FnOnce() + Send>) -> Timer {
+    fn call_at(&self, at: BootInstant, then: Box<dyn FnOnce() + Send>) -> Timer {
         let timers = Self::timers().unwrap_or_else(|error| panic!("{NO_TIMERS}: {error}"));
         let key = timers.add(at, then);
         Timer::new(move || timers.remove(key))

@@ -8,7 +8,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use lockkeeper_core::Moment;
+use lockkeeper_core::BootInstant;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
@@ -25,7 +25,7 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(10);
 
 type Call = Box<dyn FnOnce() + Send>;
-pub(crate) type Key = (Moment, u64);
+pub(crate) type Key = (BootInstant, u64);
 
 /// One thread for all timers of the process, and all that it needs to run: nothing is made later.
 #[derive(Debug)]
@@ -77,7 +77,7 @@ impl TimerThread {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn add(&self, at: Moment, call: Call) -> Key {
+    pub fn add(&self, at: BootInstant, call: Call) -> Key {
         let mut pending = self.pending();
         pending.count += 1;
         let key = (at, pending.count);

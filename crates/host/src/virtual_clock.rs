@@ -1,28 +1,30 @@
+//! A clock that a test advances.
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use lockkeeper_core::{Moment, Wall};
+use lockkeeper_core::{BootInstant, WallTime};
 
 use crate::clock::{Clock, Timer};
 
 /// A clock that stands still until it is told to go on: time for tests.
 #[derive(Clone)]
-pub struct VirtualClock(Arc<Mutex<Hands>>);
+pub struct VirtualClock(Arc<Mutex<ClockState>>);
 
-struct Hands {
-    now: Moment,
-    wall: Wall,
-    calls: BTreeMap<(Moment, u64), Box<dyn FnOnce() + Send>>,
+struct ClockState {
+    now: BootInstant,
+    wall: WallTime,
+    calls: BTreeMap<(BootInstant, u64), Box<dyn FnOnce() + Send>>,
     count: u64,
 }
 
 impl Default for VirtualClock {
     fn default() -> Self {
-        VirtualClock(Arc::new(Mutex::new(Hands {
-            now: Moment::from_nanos(86_400_000_000_000),
-            wall: Wall::from_micros(1_000_000_000_000_000),
+        VirtualClock(Arc::new(Mutex::new(ClockState {
+            now: BootInstant::from_nanos(86_400_000_000_000),
+            wall: WallTime::from_micros(1_000_000_000_000_000),
             calls: BTreeMap::new(),
             count: 0,
         })))
@@ -36,7 +38,7 @@ impl fmt::Debug for VirtualClock {
 }
 
 impl VirtualClock {
-    fn hands(&self) -> std::sync::MutexGuard<'_, Hands> {
+    fn hands(&self) -> std::sync::MutexGuard<'_, ClockState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -72,25 +74,25 @@ impl VirtualClock {
         }
     }
 
-    fn turn_to(&self, at: Moment) {
+    fn turn_to(&self, at: BootInstant) {
         let mut hands = self.hands();
         let by = at.since(hands.now);
         hands.now = hands.now.max(at);
-        hands.wall = Wall::from_micros(hands.wall.as_micros() + by.as_micros() as u64);
+        hands.wall = WallTime::from_micros(hands.wall.as_micros() + by.as_micros() as u64);
     }
 
     /// Sets the wall clock, as an administrator might; the boot-time clock does not care.
-    pub fn set_wall(&self, wall: Wall) {
+    pub fn set_wall(&self, wall: WallTime) {
         self.hands().wall = wall;
     }
 }
 
 impl Clock for VirtualClock {
-    fn now(&self) -> Moment {
+    fn now(&self) -> BootInstant {
         self.hands().now
     }
 
-    fn wall(&self) -> Wall {
+    fn wall(&self) -> WallTime {
         self.hands().wall
     }
 
@@ -98,7 +100,7 @@ impl Clock for VirtualClock {
         Ok(())
     }
 
-    fn call_at(&self, at: Moment, then: Box<dyn FnOnce() + Send>) -> Timer {
+    fn call_at(&self, at: BootInstant, then: Box<dyn FnOnce() + Send>) -> Timer {
         let mut hands = self.hands();
         hands.count += 1;
         let key = (at, hands.count);

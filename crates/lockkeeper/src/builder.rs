@@ -1,10 +1,13 @@
+//! The request for a lock: [`LockBuilder`], its options, and the retries of a request whose outcome is
+//! unknown.
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::lease::{State, Terms, Why};
+use lockkeeper_core::lease::{LeaseState, LossReason, Terms};
 use lockkeeper_core::{
-    Acquired, Ask, Attempt, Busy, Claim, Error, Grant, Holder, Mode, Moment, Names, Owner, Purpose, Result,
-    Wait, limits,
+    AcquireOutcome, Attempt, BootInstant, Busy, Error, Grant, Holder, LockRequest, Mode, Names, Owner,
+    Purpose, RequestKey, Result, Wait, limits,
 };
 use lockkeeper_host::{random_128, sleep_until};
 
@@ -14,10 +17,11 @@ use crate::keeper::Lockkeeper;
 /// The longest pause before a request whose outcome is unknown is sent again.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// A call that lasted this long was queued: the store was reachable meanwhile, and an unknown outcome is the first of a new series.
-const QUEUED: Duration = Duration::from_secs(30);
+const QUEUED_AFTER: Duration = Duration::from_secs(30);
 
-/// An ask in the making. Nothing happens before [`LockBuilder::acquire`] or [`LockBuilder::try_acquire`].
-#[must_use = "nothing is asked for until acquire() or try_acquire()"]
+/// A lock request that is being configured. No call is sent before [`LockBuilder::acquire`] or
+/// [`LockBuilder::try_acquire`].
+#[must_use = "no lock is requested before acquire() or try_acquire()"]
 #[derive(Clone, Debug)]
 pub struct LockBuilder {
     keeper: Lockkeeper,
@@ -54,103 +58,115 @@ impl LockBuilder {
         }
     }
 
-    /// How long our silence may last before others get the lock: 100 ms to 24 h. 30 s by default: long enough for a
-    /// slow store or a busy machine, short enough to wait for when a holder died.
+    /// How long the store waits for a renewal before it grants the lock to another client: 100 ms to 24 h.
+    /// The default of 30 s outlasts a slow store or a busy machine, and is short enough to wait for when a
+    /// holder died.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
     }
 
-    /// How long to stand in line before [`Error::Busy`]. By default for ever.
+    /// How long the request may wait in the queue before [`Error::Busy`]. By default it waits without a
+    /// limit.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait = Wait::For(wait);
         self
     }
 
-    /// Shares the lock with other shared holders; only exclusive ones are kept out.
+    /// Requests a shared hold: other shared holders are admitted, exclusive ones are not.
     pub fn shared(mut self) -> Self {
         self.mode = Mode::Shared;
         self
     }
 
-    /// One of `n` holders at once. All who ask should name the same number; if not, the smallest counts.
+    /// Requests one of `n` permits. All requests should name the same `n`; if they differ, the smallest
+    /// counts.
     pub fn permits(mut self, n: u32) -> Self {
         self.mode = Mode::Permit(n);
         self
     }
 
-    /// Asks in the name of `owner`: other locks of the same owner do not exclude this one, the fence stays the same,
-    /// and owners that wait for each other in a circle are told [`Error::Deadlock`]. By default every ask is its own.
+    /// Sets the owner of the request. Holds of one owner do not exclude each other and have the same fence,
+    /// and owners that wait for each other in a cycle receive [`Error::Deadlock`]. By default every request
+    /// is an owner of its own.
     pub fn owner(mut self, owner: Owner) -> Self {
         self.owner = Some(owner);
         self
     }
 
-    /// Keeps the lock taken for at least this long from its grant on, even if it is released or its process ends
-    /// cleanly before: a job that takes a second is not run again by a host whose clock is two seconds behind.
+    /// Keeps the lock taken for at least this long after its grant, even if the holder releases it or ends
+    /// earlier: a job that takes a second is not run again by a host whose clock is two seconds behind.
     pub fn min_hold(mut self, min: Duration) -> Self {
         self.min_hold = min;
         self
     }
 
-    /// Lets go of the lock after this long, even if its holder is stuck and would be renewed for ever.
+    /// Ends the hold after this long. The guard stops the renewals, so that a stuck holder cannot keep the
+    /// lock without a limit.
     pub fn max_hold(mut self, max: Duration) -> Self {
         self.max_hold = Some(max);
         self
     }
 
-    /// Renews only while [`Guard::progress`] is called at least this often: a stuck holder loses the lock.
+    /// Renews only while the holder calls [`Guard::progress`] at least this often. A stuck holder loses the
+    /// lock.
     pub fn progress_within(mut self, within: Duration) -> Self {
         self.progress_within = Some(within);
         self
     }
 
-    /// Holds the lock back for this long after an unclean end (expiry, a dead process, a break), for resources that
-    /// cannot check a fence: the old holder's last writes get time to arrive.
+    /// How long the store grants the lock to no one after a hold ended without a release (expiry, a dead
+    /// process, a break): the lock-delay. For resources that cannot check a fence: the old holder's last
+    /// writes get time to arrive.
     pub fn lock_delay(mut self, delay: Duration) -> Self {
         self.lock_delay = delay;
         self
     }
 
-    /// Doing it twice would be a waste, no more. This is the default, and any store will do.
+    /// Declares that doing the work twice would be a waste, and no more. This is the default, and every
+    /// store accepts it.
     pub fn for_efficiency(mut self) -> Self {
         self.purpose = Purpose::Efficiency;
         self
     }
 
-    /// Doing it twice would be harm: a store that can forget a grant or let a fence go back is refused.
+    /// Declares that doing the work twice would be harm. A store that can forget a grant or repeat a fence
+    /// refuses the request.
     pub fn for_correctness(mut self) -> Self {
         self.purpose = Purpose::Correctness;
         self
     }
 
-    /// What people see in lists beside the host and the pid.
+    /// What `list` and `inspect` show beside the host and the pid. By default the name of the process, as
+    /// `ps` shows it.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.label = Some(label.into());
         self
     }
 
-    /// Asks with this attempt instead of a new one: a process that wrote it down and was killed gets the same grant with the
-    /// same fence when it starts again within its lease.
+    /// Sends this attempt instead of a new one. A process that stored the attempt and was killed gets the
+    /// same grant, with the same fence, if it sends the attempt again within its lease.
     ///
-    /// It is the proof of ownership and a secret. Use it for one guard at a time, and never again in a process that has
-    /// dropped or released that guard: the release may still be under way, and would end the new one.
+    /// The attempt is the proof of ownership and a secret. Use it for one guard at a time, and never again
+    /// in a process that has dropped or released that guard: the release may still be in flight, and would
+    /// end the new hold.
     pub fn attempt(mut self, attempt: Attempt) -> Self {
         self.attempt = Some(attempt);
         self
     }
 
-    /// Asks, stands in line, and returns the guard. [`Error::Busy`] when the wait is over.
+    /// Requests the lock, waits in the queue, and returns the guard. [`Error::Busy`] when the wait is over.
     ///
-    /// Dropping the future leaves the line, and gives back what was granted meanwhile.
+    /// Dropping the future removes the request from the queue and releases what was granted meanwhile.
     pub async fn acquire(self) -> Result<Guard> {
-        self.ask().await?.map_err(|busy| Error::Busy(Box::new(busy)))
+        self.send().await?.map_err(|busy| Error::Busy(Box::new(busy)))
     }
 
-    /// Asks without waiting, whatever [`LockBuilder::wait`] says. `None`: someone else has it.
+    /// Requests the lock without waiting, whatever [`LockBuilder::wait`] says. `None` means that other
+    /// holders or waiters keep it.
     pub async fn try_acquire(mut self) -> Result<Option<Guard>> {
         self.wait = Wait::No;
-        Ok(self.ask().await?.ok())
+        Ok(self.send().await?.ok())
     }
 
     fn check(&self) -> Result<()> {
@@ -160,7 +176,7 @@ impl LockBuilder {
         let wanted = [
             (self.mode == Mode::Shared, profile.shared, "shared locks"),
             (matches!(self.mode, Mode::Permit(_)), profile.permits, "permits"),
-            (several, profile.several, "several names at once"),
+            (several, profile.multi_name, "several names at once"),
             (self.owner.is_some(), profile.reentry, "re-entry by an owner"),
             (!self.lock_delay.is_zero(), profile.lock_delay, "a lock delay"),
             (!self.min_hold.is_zero(), profile.min_hold, "a minimum hold"),
@@ -186,14 +202,15 @@ impl LockBuilder {
         Ok(())
     }
 
-    async fn ask(self) -> Result<Result<Guard, Busy>> {
+    async fn send(self) -> Result<Result<Guard, Busy>> {
         self.check()?;
         let inner = self.keeper.0.clone();
-        // Before anything is asked for: what cannot be renewed or given back is not wanted.
+        // Check the driver first: a lock that cannot be renewed or released must not be requested.
         inner.driver()?;
-        let holder = Holder::new(inner.host.clone(), std::process::id(), self.label)?;
-        let ask = Ask {
-            claim: Claim {
+        let label = self.label.or_else(|| inner.process_name.clone());
+        let holder = Holder::new(inner.host.clone(), std::process::id(), label)?;
+        let request = LockRequest {
+            key: RequestKey {
                 attempt: self.attempt.unwrap_or_else(|| Attempt::from_bytes(random_128())),
                 names: self.names?,
             },
@@ -205,74 +222,78 @@ impl LockBuilder {
             min_hold: self.min_hold,
             holder: Arc::new(holder),
         };
-        ask.check()?;
+        request.check()?;
         let terms = Terms {
             ttl: self.ttl,
             max_hold: self.max_hold,
             progress_within: self.progress_within,
-            jitter: ask.claim.attempt.as_bytes()[0],
+            jitter: request.key.attempt.as_bytes()[0],
         };
-        let mut pending = Pending { keeper: &self.keeper, ask: &ask, open: true };
-        match pending.answer().await? {
-            Acquired::Granted(grant) => {
-                check_grant(&ask, &grant)?;
+        let mut unconfirmed = UnconfirmedRequest { keeper: &self.keeper, request: &request, open: true };
+        match unconfirmed.send_until_answered().await? {
+            AcquireOutcome::Granted(grant) => {
+                check_grant(&request, &grant)?;
                 let guard = Guard::new(self.keeper.clone(), grant, terms);
-                pending.open = false;
-                if let State::Lost(why) = guard.state() {
+                unconfirmed.open = false;
+                if let LeaseState::Lost(why) = guard.state() {
                     return Err(Error::Unavailable(match why {
-                        Why::Abandoned => format!("{why}: open the store anew"),
+                        LossReason::Abandoned => format!("{why}: open the store anew"),
                         _ => format!(
                             "the grant came after its own deadline: a ttl of {:?} is too short for this store",
-                            ask.ttl
+                            request.ttl
                         ),
                     }));
                 }
                 Ok(Ok(guard))
             }
-            Acquired::Busy(busy) => {
-                pending.open = false;
+            AcquireOutcome::Busy(busy) => {
+                unconfirmed.open = false;
                 Ok(Err(busy))
             }
         }
     }
 }
 
-/// A store that answers with somebody else's grant has lost its mind: do not act on it.
-fn check_grant(ask: &Ask, grant: &Grant) -> Result<()> {
-    if grant.claim == ask.claim && grant.ttl == ask.ttl {
+/// Refuses a grant that does not belong to the request: the store is defective.
+fn check_grant(request: &LockRequest, grant: &Grant) -> Result<()> {
+    if grant.key == request.key && grant.ttl == request.ttl {
         return Ok(());
     }
-    Err(Error::Unknown("the store answered with another grant than the one asked for".into()))
+    Err(Error::Unknown("the store answered with another grant than the requested one".into()))
 }
 
-/// An ask whose outcome is not known yet. Dropped while it is open, it is taken back in the background.
-struct Pending<'a> {
+/// A request whose outcome is not known yet. If it is dropped while it is open, the driver releases it in
+/// the background.
+struct UnconfirmedRequest<'a> {
     keeper: &'a Lockkeeper,
-    ask: &'a Ask,
+    request: &'a LockRequest,
     open: bool,
 }
 
-impl Pending<'_> {
-    /// The store's answer. After an unknown outcome the same attempt is sent again: that changes nothing if the earlier request was
-    /// granted, and keeps its position if the request is queued. A retry waits for what is left of the wait. The retries end with
-    /// the wait, or a ttl after the first unknown outcome; the driver then releases in the background what may have been granted.
-    /// Once an outcome is unknown, a store that is unreachable says nothing about the earlier request.
-    async fn answer(&mut self) -> Result<Acquired> {
+impl UnconfirmedRequest<'_> {
+    /// Sends the request until the store answers. After an unknown outcome it sends the same attempt again:
+    /// that changes nothing if the earlier request was granted, and keeps its position if it is queued. A
+    /// retry waits for what is left of the wait. The retries end with the wait; for a request without a
+    /// limit, or one that does not wait, they end a ttl after the first unknown outcome. The driver then
+    /// releases in the background what may have been granted. Once an outcome is unknown,
+    /// [`Error::Unavailable`] from a retry says nothing about the earlier request.
+    async fn send_until_answered(&mut self) -> Result<AcquireOutcome> {
         let inner = &self.keeper.0;
         let clock = &*inner.clock;
-        let mut ask = self.ask.clone();
-        // A request that does not wait has no wait that could end.
-        let wait_ends = match ask.wait {
-            Wait::No => Moment::NEVER,
+        let mut request = self.request.clone();
+        // A request that does not wait has no deadline of its own.
+        let wait_ends = match request.wait {
+            Wait::No => BootInstant::NEVER,
             wait => wait.deadline(clock.now()),
         };
-        let mut unknown: Option<Unknown> = None;
+        let mut unknown: Option<RetrySeries> = None;
         loop {
             let sent_at = clock.now();
-            let error = match inner.store.acquire(&ask).await {
+            let error = match inner.store.acquire(&request).await {
                 Err(error @ Error::Unknown(_)) => error,
                 Err(error @ Error::Unavailable(_)) if unknown.is_some() => error,
-                // Every other error means that this request did not happen. A resumed attempt that is revoked still holds: it is given back.
+                // Every other error means that this request was not carried out. A resumed attempt that was
+                // revoked still holds the lock, so the driver releases it.
                 Err(error) => {
                     self.open = unknown.is_some() || matches!(error, Error::Lost(_));
                     return Err(error);
@@ -280,45 +301,46 @@ impl Pending<'_> {
                 Ok(answer) => return Ok(answer),
             };
             let now = clock.now();
-            if now.since(sent_at) > ask.ttl.max(QUEUED) {
+            if now.since(sent_at) > request.ttl.max(QUEUED_AFTER) {
                 unknown = None;
             }
-            let unknown = unknown.get_or_insert_with(|| Unknown::new(now + ask.ttl));
+            let unknown = unknown.get_or_insert_with(|| RetrySeries::new(now + request.ttl));
             if let Error::Unknown(why) = error {
                 unknown.why = why;
             }
-            if now >= wait_ends.min(unknown.give_up) {
+            let give_up = if let Wait::For(_) = request.wait { wait_ends } else { unknown.give_up };
+            if now >= give_up {
                 return Err(Error::Unknown(std::mem::take(&mut unknown.why)));
             }
             sleep_until(clock, (now + unknown.pause).min(wait_ends)).await;
-            unknown.pause = (unknown.pause * 2).min(ask.ttl / 10).min(PAUSE_MAX);
-            if let Wait::For(_) = ask.wait {
-                ask.wait = Wait::For(wait_ends.since(clock.now()));
+            unknown.pause = (unknown.pause * 2).min(request.ttl / 10).min(PAUSE_MAX);
+            if let Wait::For(_) = request.wait {
+                request.wait = Wait::For(wait_ends.since(clock.now()));
             }
         }
     }
 }
 
 /// A series of calls for one request whose outcome is unknown.
-struct Unknown {
-    /// When the library stops to ask again.
-    give_up: Moment,
-    /// How long it pauses before it asks again.
+struct RetrySeries {
+    /// When the library stops retrying.
+    give_up: BootInstant,
+    /// The pause before the next retry.
     pause: Duration,
-    /// What the store said last.
+    /// The store's last error.
     why: String,
 }
 
-impl Unknown {
-    fn new(give_up: Moment) -> Self {
-        Unknown { give_up, pause: Duration::from_millis(10), why: String::new() }
+impl RetrySeries {
+    fn new(give_up: BootInstant) -> Self {
+        RetrySeries { give_up, pause: Duration::from_millis(10), why: String::new() }
     }
 }
 
-impl Drop for Pending<'_> {
+impl Drop for UnconfirmedRequest<'_> {
     fn drop(&mut self) {
         if let (true, Ok(driver)) = (self.open, self.keeper.0.driver()) {
-            driver.withdraw_later(self.ask.claim.clone(), self.ask.ttl);
+            driver.withdraw_later(self.request.key.clone(), self.request.ttl);
         }
     }
 }

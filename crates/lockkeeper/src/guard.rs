@@ -1,78 +1,81 @@
+//! A held lock: [`Guard`], and the lease state that a guard shares with the thread that renews it.
+
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::lease::{Lease, State, Terms, Why};
-use lockkeeper_core::{Error, Fence, Grant, Mode, Moment, Names, Release, Result};
+use lockkeeper_core::lease::{Lease, LeaseState, LossReason, Terms};
+use lockkeeper_core::{BootInstant, Error, Fence, Grant, Mode, Names, ReleaseOutcome, Result};
 use lockkeeper_host::sleep_until;
 use tokio::sync::watch;
 
 use crate::keeper::Lockkeeper;
 
-/// What the guard and the thread that renews it both see.
+/// The state of one lease. The driver's thread writes it, the guard reads it.
 #[derive(Debug)]
-pub(crate) struct Pulse(watch::Sender<Belief>);
+pub(crate) struct GuardState(watch::Sender<LeaseSnapshot>);
 
-/// What may be believed of a lock.
+/// The lease of a lock at one moment.
 #[derive(Clone, Debug)]
-struct Belief {
-    /// As the driver last reported it. A deadline that has passed since counts for more.
-    state: State,
-    deadline: Moment,
+struct LeaseSnapshot {
+    /// The state that the driver reported last. A deadline that has passed since overrides it.
+    state: LeaseState,
+    deadline: BootInstant,
     /// The reason for which the lock is lost at the deadline.
-    at_deadline: Why,
+    at_deadline: LossReason,
 }
 
-impl Pulse {
+impl GuardState {
     fn new(lease: &Lease) -> Self {
         let (deadline, at_deadline) = (lease.deadline(), lease.why_at_deadline());
-        Pulse(watch::Sender::new(Belief { state: State::Valid, deadline, at_deadline }))
+        GuardState(watch::Sender::new(LeaseSnapshot { state: LeaseState::Valid, deadline, at_deadline }))
     }
 
-    pub fn set(&self, lease: &Lease) {
+    pub fn set_deadline(&self, lease: &Lease) {
         self.0.send_if_modified(|now| {
             (now.deadline, now.at_deadline) = (lease.deadline(), lease.why_at_deadline());
-            // Readers look at the clock and at the deadline themselves.
+            // Readers compare the clock with the deadline themselves, so they need no notification.
             false
         });
     }
 
-    pub fn tell(&self, state: State) {
-        // Once lost, always lost.
+    pub fn set_state(&self, state: LeaseState) {
+        // A lease that is lost stays lost: a late renewal must not revive it.
         self.0.send_if_modified(|now| {
-            let news = now.state != state && !matches!(now.state, State::Lost(_));
-            if news {
+            let changed = now.state != state && !matches!(now.state, LeaseState::Lost(_));
+            if changed {
                 now.state = state;
             }
-            news
+            changed
         });
     }
 
-    fn belief(&self) -> Belief {
+    fn snapshot(&self) -> LeaseSnapshot {
         self.0.borrow().clone()
     }
 }
 
-/// A lock that is held, for as long as [`Guard::is_held`] says so.
+/// A held lock, for as long as [`Guard::is_held`] returns true.
 ///
-/// Dropping it ends it at once; the release is sent in the background, and the ttl is the last resort. To know that it
-/// was released, call [`Guard::release`].
+/// Dropping a guard ends the hold at once; the driver sends the release in the background, and the ttl ends
+/// the lock if that fails. To know that the lock was released, call [`Guard::release`].
 ///
-/// It belongs to the process that acquired it. In a fork of that process it is lost, and dropping it there releases nothing.
+/// A guard belongs to the process that acquired it. In a fork of that process it is lost, and dropping it
+/// there releases nothing.
 #[must_use = "a guard that is dropped releases its lock"]
 pub struct Guard {
     keeper: Lockkeeper,
     grant: Grant,
-    pulse: Arc<Pulse>,
-    first_deadline: Moment,
+    shared: Arc<GuardState>,
+    first_deadline: BootInstant,
     id: u64,
     released: bool,
 }
 
 impl fmt::Debug for Guard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names = &self.grant.claim.names;
+        let names = &self.grant.key.names;
         write!(f, "Guard({names:?}, fence {}, {:?})", self.grant.fence, self.state())
     }
 }
@@ -81,111 +84,116 @@ impl Guard {
     pub(crate) fn new(keeper: Lockkeeper, grant: Grant, terms: Terms) -> Self {
         let lease = Lease::new(grant.sent_at, grant.lease, terms);
         let first_deadline = lease.deadline();
-        let pulse = Arc::new(Pulse::new(&lease));
+        let shared = Arc::new(GuardState::new(&lease));
         let id = match keeper.0.driver() {
-            Ok(driver) => driver.add(grant.clone(), lease, pulse.clone()),
+            Ok(driver) => driver.add(grant.clone(), lease, shared.clone()),
             Err(_) => {
-                pulse.tell(State::Lost(Why::Abandoned));
+                shared.set_state(LeaseState::Lost(LossReason::Abandoned));
                 0
             }
         };
-        Guard { keeper, grant, pulse, first_deadline, id, released: false }
+        Guard { keeper, grant, shared, first_deadline, id, released: false }
     }
 
-    /// The number to send along with every write. It stays the same for as long as the lock is held.
+    /// The fence (the fencing token): the number to send with every write. It stays the same for as long as
+    /// the lock is held.
     pub fn fence(&self) -> Fence {
         self.grant.fence
     }
 
-    /// How it is held.
+    /// The mode of the hold.
     pub fn mode(&self) -> Mode {
         self.grant.mode
     }
 
-    /// The names that are held, sorted.
+    /// The held names, sorted.
     pub fn names(&self) -> &Names {
-        &self.grant.claim.names
+        &self.grant.key.names
     }
 
-    /// How long our silence may last.
+    /// The ttl: how long the store waits for a renewal before it grants the lock to another client.
     pub fn ttl(&self) -> Duration {
         self.grant.ttl
     }
 
-    /// How long the lease that runs now is, as a whole: the ttl, but until the first renewal perhaps much less. A store may let a
-    /// waiter in with a short lease.
+    /// The length of the current lease. It is the ttl after the first renewal; before it the lease may be
+    /// much shorter, because a store may grant a waiter a short first lease.
     pub fn lease(&self) -> Duration {
         if self.deadline() == self.first_deadline { self.grant.lease } else { self.grant.ttl }
     }
 
-    /// What may be believed now: a comparison with the deadline, no IO. Right even in the first instruction after the
-    /// process was stopped for a minute, and whatever has become of the thread that renews.
-    pub fn state(&self) -> State {
-        // Before anything that is shared with threads, which a fork does not have.
+    /// The state of the lease now: a comparison with the deadline, without IO. It is right even in the
+    /// first instruction after the process was stopped for a minute, and whatever happened to the driver's
+    /// thread.
+    pub fn state(&self) -> LeaseState {
+        // Check for a fork first: the child has none of the threads that write the shared state.
         if self.keeper.0.forked() {
-            return State::Lost(Why::Forked);
+            return LeaseState::Lost(LossReason::Forked);
         }
-        let belief = self.pulse.belief();
-        match belief.state {
-            State::Lost(why) => State::Lost(why),
-            _ if self.keeper.0.clock.now() >= belief.deadline => State::Lost(belief.at_deadline),
+        let snapshot = self.shared.snapshot();
+        match snapshot.state {
+            LeaseState::Lost(why) => LeaseState::Lost(why),
+            _ if self.keeper.0.clock.now() >= snapshot.deadline => LeaseState::Lost(snapshot.at_deadline),
             state => state,
         }
     }
 
-    /// Why the lock is lost. While it is held: why it will be at the deadline, if nothing is heard from the store until then.
-    pub fn loss_reason(&self) -> Why {
+    /// Why the lock is lost. While it is held: why it will be lost at the deadline if the store does not
+    /// answer until then.
+    pub fn loss_reason(&self) -> LossReason {
         match self.state() {
-            State::Lost(why) => why,
-            _ => self.pulse.belief().at_deadline,
+            LeaseState::Lost(why) => why,
+            _ => self.shared.snapshot().at_deadline,
         }
     }
 
-    /// Whether the lock is held now. A *yes* is true when it is said; only a fence makes it true when a write arrives.
+    /// Whether the lock is held now. The answer is true when the call returns; only a check of the fence
+    /// makes it true when a write arrives.
     pub fn is_held(&self) -> bool {
-        !matches!(self.state(), State::Lost(_))
+        !matches!(self.state(), LeaseState::Lost(_))
     }
 
-    /// Until when the lock may be believed held, as things stand. Renewals move it on.
-    pub fn deadline(&self) -> Moment {
-        self.pulse.belief().deadline
+    /// The moment at which the holder must have stopped. Each renewal moves it on.
+    pub fn deadline(&self) -> BootInstant {
+        self.shared.snapshot().deadline
     }
 
-    /// How long it is until the deadline; zero if the lock is lost.
+    /// The time until the deadline; zero if the lock is lost.
     pub fn remaining(&self) -> Duration {
         if self.is_held() { self.deadline().since(self.keeper.0.clock.now()) } else { Duration::ZERO }
     }
 
-    /// Shows that the work gets on. Only of interest with [`crate::LockBuilder::progress_within`].
+    /// Reports that the work makes progress. It matters only with [`crate::LockBuilder::progress_within`].
     pub fn progress(&self) {
         if let Ok(driver) = self.keeper.0.driver() {
             driver.progress(self.id);
         }
     }
 
-    /// Ends when the lock is lost, with the reason as [`Error::Lost`]; at the deadline at the latest, whatever the store
-    /// is doing. Stop then; do not hurry to finish.
+    /// Completes when the lock is lost, with the reason as [`Error::Lost`], and at the deadline at the
+    /// latest, whatever the store does. The holder must stop then, and not hurry to finish.
     pub async fn lost(&self) -> Error {
-        if let State::Lost(why) = self.state() {
+        if let LeaseState::Lost(why) = self.state() {
             return Error::Lost(why.to_string());
         }
-        let mut news = self.pulse.0.subscribe();
+        let mut changes = self.shared.0.subscribe();
         loop {
-            if let State::Lost(why) = self.state() {
+            if let LeaseState::Lost(why) = self.state() {
                 return Error::Lost(why.to_string());
             }
-            // The clock is asked here too: a driver that hangs tells nobody.
+            // Wait for the deadline here too: a driver that hangs reports nothing.
             tokio::select! {
-                _ = news.changed() => {}
+                _ = changes.changed() => {}
                 () = sleep_until(&*self.keeper.0.clock, self.deadline()) => {}
             }
         }
     }
 
-    /// Ends when less than `lead` is left until the deadline, or the lock is lost: time to stop what must not run on.
+    /// Completes when less than `lead` is left until the deadline, or when the lock is lost: the moment to
+    /// stop work that must not run on.
     ///
-    /// A first [lease](Guard::lease) may be shorter than `lead`: until the first renewal a quarter of it is the most that is kept
-    /// as a lead.
+    /// A first [lease](Guard::lease) may be shorter than `lead`. Until the first renewal the lead is at
+    /// most a quarter of that lease.
     pub async fn nearly_lost(&self, lead: Duration) {
         while self.is_held() {
             let lead = if self.lease() < self.grant.ttl { lead.min(self.lease() / 4) } else { lead };
@@ -196,41 +204,72 @@ impl Guard {
             }
             tokio::select! {
                 _ = self.lost() => return,
-                () = sleep_until(&**clock, at) => {} // A renewal may have moved the deadline meanwhile: look again.
+                () = sleep_until(&**clock, at) => {} // A renewal may have moved the deadline: check again.
             }
         }
     }
 
-    /// Runs `work` for as long as the lock is held. If it is about to be lost, `work` is dropped a twentieth of the ttl
-    /// *before* the deadline, and the answer is [`Error::Lost`]. Work that blocks its thread cannot be dropped in time: if it ends after
-    /// the lock was lost, the answer is [`Error::Lost`] as well, and its output is dropped.
+    /// Runs `work` for as long as the lock is held. If the lock is about to be lost, `run` drops `work` a
+    /// twentieth of the ttl *before* the deadline and returns [`Error::Lost`]. Work that blocks its thread
+    /// cannot be dropped in time: if it ends after the lock was lost, `run` drops its output and returns
+    /// [`Error::Lost`] as well.
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
         tokio::select! {
             biased;
             () = self.nearly_lost(self.grant.ttl / 20) => Err(match self.state() {
-                State::Lost(why) => Error::Lost(why.to_string()),
-                _ => Error::Lost(format!("{}; the work was ended before the deadline", self.loss_reason())),
+                LeaseState::Lost(why) => Error::Lost(why.to_string()),
+                _ => Error::Lost(format!("{}; the work was dropped before the deadline", self.loss_reason())),
             }),
             done = work => match self.state() {
-                State::Lost(why) => Err(Error::Lost(why.to_string())),
+                LeaseState::Lost(why) => Err(Error::Lost(why.to_string())),
                 _ => Ok(done),
             },
         }
     }
 
-    /// Gives the lock back and says what the store says: [`Release::AlreadyGone`] means that it had been lost before.
+    /// Runs `work` that can fail, for as long as the lock is held: [`Guard::run`] with one error instead of two.
     ///
-    /// From the call on the lock counts as given back. If the store cannot be reached the error says so, and the
-    /// release is tried again in the background until the ttl is over; the same if the future is dropped.
-    pub async fn release(mut self) -> Result<Release> {
+    /// The error is the work's own, or [`Error::Lost`] as in [`Guard::run`], converted by `From`. So the work's error type is
+    /// [`Error`], `anyhow::Error`, `Box<dyn std::error::Error>`, or a type of yours that has `From<lockkeeper::Error>`. For any
+    /// other type use [`Guard::run`], which keeps the two apart.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let keeper = lockkeeper::Lockkeeper::open("memory:").await?;
+    /// # async fn settle(_: lockkeeper::Fence) -> Result<u64, Box<dyn std::error::Error>> { Ok(42) }
+    /// let guard = keeper.lock("nightly").acquire().await?;
+    /// let settled = guard.try_run(settle(guard.fence())).await?;      // guard.run(…).await??
+    /// # assert_eq!(settled, 42);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// The error of `work`. [`Error::Lost`] if the lock was lost before `work` ended; the output of `work`,
+    /// an error too, is dropped then.
+    pub async fn try_run<T, E, F>(&self, work: F) -> Result<T, E>
+    where
+        F: Future<Output = Result<T, E>>,
+        E: From<Error>,
+    {
+        self.run(work).await?
+    }
+
+    /// Releases the lock and returns the store's answer: [`ReleaseOutcome::AlreadyGone`] means that the
+    /// lock had been lost before.
+    ///
+    /// The hold ends with the call. If the store is unreachable, `release` returns the error and the driver
+    /// retries the release in the background until the ttl ends; likewise if the future is dropped.
+    pub async fn release(mut self) -> Result<ReleaseOutcome> {
         if self.keeper.0.forked() {
-            return Err(Error::Lost(Why::Forked.to_string()));
+            return Err(Error::Lost(LossReason::Forked.to_string()));
         }
-        // First stop believing, then tell the store.
+        // First end the hold here, then release it in the store.
         if let Ok(driver) = self.keeper.0.driver() {
             driver.remove(self.id);
         }
-        let answer = self.keeper.0.store.release(&self.grant.claim).await;
+        let answer = self.keeper.0.store.release(&self.grant.key).await;
         self.released = answer.is_ok();
         answer
     }
@@ -238,10 +277,10 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // In a fork there is no driver, and the lock is the parent's.
+        // A fork has no driver, and the lock belongs to the parent process.
         if let (false, Ok(driver)) = (self.released, self.keeper.0.driver()) {
             driver.remove(self.id);
-            driver.release_later(self.grant.claim.clone(), self.grant.ttl);
+            driver.release_later(self.grant.key.clone(), self.grant.ttl);
         }
     }
 }

@@ -1,4 +1,8 @@
+//! The entry point of the library: [`Lockkeeper`] and the state that its clones and guards share.
+
+use std::ffi::OsStr;
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
 use lockkeeper_core::{
@@ -8,53 +12,65 @@ use lockkeeper_core::{
 use lockkeeper_host::{Clock, SystemClock, host_name, random_128};
 
 use crate::builder::LockBuilder;
-use crate::driver::Driver;
 use crate::open;
 use crate::own_process::{self, OwnProcess};
+use crate::renewal::RenewalDriver;
 
-/// The door to one store: asks for locks, and keeps the ones it was given. Clones share everything.
+/// A client of one store: it requests locks, and renews and releases the locks that it holds. Clones share
+/// one connection, one thread and all state.
 ///
-/// It belongs to the process that opened it. In a fork of that process it refuses everything with [`Error::Unavailable`], and its guards are
-/// lost: open the store anew there.
+/// A keeper belongs to the process that opened it. In a fork of that process every call returns
+/// [`Error::Unavailable`], and all guards are lost: the child process must open the store itself.
 #[derive(Clone)]
-pub struct Lockkeeper(pub(crate) Arc<Inner>);
+pub struct Lockkeeper(pub(crate) Arc<KeeperState>);
 
-pub(crate) struct Inner {
+pub(crate) struct KeeperState {
     pub store: Arc<dyn Store>,
     pub clock: Arc<dyn Clock>,
     pub profile: Profile,
     pub host: String,
-    /// For what only this store can do.
+    /// The label of holders that were given none: the name that `ps` shows for this process.
+    pub process_name: Option<String>,
+    /// The PostgreSQL store, for the operations that only it has.
     #[cfg(feature = "postgres")]
     pub postgres: Option<lockkeeper_postgres::PostgresStore>,
-    /// The process that opened it.
+    /// The process that opened the store.
     pid: u32,
-    driver: Result<Driver>,
+    driver: Result<RenewalDriver>,
 }
 
-impl Inner {
-    /// The thread that renews and releases. An error if it or the timers could not be started, or if this is a fork of the process that
-    /// has them: then no lock may be asked for.
-    pub fn driver(&self) -> Result<&Driver> {
+impl KeeperState {
+    /// The thread that renews and releases. Returns an error if the thread or the timers could not be
+    /// started, or if this process is a fork of the one that runs them; then no lock may be requested.
+    pub fn driver(&self) -> Result<&RenewalDriver> {
         own_process::check(self.pid)?;
         self.driver.as_ref().map_err(Clone::clone)
     }
 
-    /// Whether this is a fork of the process that opened it.
+    /// Whether this process is a fork of the one that opened the store.
     pub fn forked(&self) -> bool {
         own_process::check(self.pid).is_err()
     }
 }
 
-/// Starts what a keeper depends on: nothing that the truth about a lock hangs on is made later, when nobody would take an error.
-fn start(store: &Arc<dyn Store>, clock: &Arc<dyn Clock>) -> Result<Driver> {
-    let started = clock.start().and_then(|()| Driver::start(store.clone(), clock.clone()));
+/// Starts the timers and the driver's thread. Both are started before the first request, because a guard
+/// that exists must not need a thread or a descriptor that can no longer be created.
+fn start(store: &Arc<dyn Store>, clock: &Arc<dyn Clock>) -> Result<RenewalDriver> {
+    let started = clock.start().and_then(|()| RenewalDriver::start(store.clone(), clock.clone()));
     started.map_err(no_timers)
+}
+
+/// The file name in the first argument of a process, without control characters and with at most 64
+/// characters. `None` if no character is left.
+fn process_name(program: Option<&OsStr>) -> Option<String> {
+    let name = Path::new(program?).file_name()?.to_string_lossy();
+    let name: String = name.chars().filter(|c| !c.is_control()).take(64).collect();
+    (!name.is_empty()).then_some(name)
 }
 
 fn no_timers(error: std::io::Error) -> Error {
     Error::Unavailable(format!(
-        "no thread or no file descriptor is left to renew locks and to keep deadlines with: {error}"
+        "no thread or no file descriptor is left for the timers and for the thread that renews locks: {error}"
     ))
 }
 
@@ -65,7 +81,8 @@ impl fmt::Debug for Lockkeeper {
 }
 
 impl Lockkeeper {
-    /// Opens the store that `url` names and checks that it can be used. See [`crate::schemes`] for the ones known.
+    /// Opens the store that `url` names, and checks that it can be used. [`crate::schemes`] lists the forms
+    /// of a URL.
     pub async fn open(url: &str) -> Result<Self> {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         clock.start().map_err(no_timers)?;
@@ -82,25 +99,26 @@ impl Lockkeeper {
         Ok(self)
     }
 
-    /// A keeper of a store that is open already, going by `clock`. If its thread or its timers cannot be started, every lock that is asked
-    /// for is refused with [`Error::Unavailable`].
+    /// A keeper of a store that is open already; all deadlines are measured on `clock`. If the driver's
+    /// thread or the timers cannot be started, every lock request returns [`Error::Unavailable`].
     pub fn with_store(store: Arc<dyn Store>, clock: Arc<dyn Clock>) -> Self {
-        Lockkeeper(Arc::new(Inner::new(store, clock)))
+        Lockkeeper(Arc::new(KeeperState::new(store, clock)))
     }
 }
 
-impl Inner {
+impl KeeperState {
     pub fn new(store: Arc<dyn Store>, clock: Arc<dyn Clock>) -> Self {
         let profile = store.profile();
         for note in &profile.notes {
             tracing::debug!(store = profile.store, "{note}");
         }
         let driver = start(&store, &clock);
-        Inner {
+        KeeperState {
             store: Arc::new(OwnProcess::new(store)),
             clock,
             profile,
             host: host_name(),
+            process_name: process_name(std::env::args_os().next().as_deref()),
             #[cfg(feature = "postgres")]
             postgres: None,
             pid: std::process::id(),
@@ -110,49 +128,51 @@ impl Inner {
 }
 
 impl Lockkeeper {
-    /// What the store keeps and what it does not.
+    /// The guarantees that the store declares.
     pub fn profile(&self) -> &Profile {
         &self.0.profile
     }
 
-    /// The store itself.
+    /// The store that this keeper uses.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.0.store
     }
 
-    /// Begins to ask for one lock. A bad name is told by the call that acquires.
+    /// Starts a request for one lock. The call that acquires reports an invalid name.
     pub fn lock(&self, name: impl AsRef<str>) -> LockBuilder {
         LockBuilder::new(self.clone(), LockName::new(name).map(Names::from))
     }
 
-    /// Begins to ask for several locks at once: all or nothing, one fence, one deadline. The order does not matter, so
-    /// two that ask for the same names in different order cannot block each other.
+    /// Starts a request for several locks: the store grants all of them or none, with one fence and one
+    /// deadline. The order of the names does not matter, so two requests for the same names in different
+    /// order cannot block each other.
     pub fn lock_all<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> LockBuilder {
         let names: Result<Vec<LockName>> = names.into_iter().map(LockName::new).collect();
         LockBuilder::new(self.clone(), names.and_then(Names::new))
     }
 
-    /// A new owner, for asks that are to enter each other's locks: see [`LockBuilder::owner`].
+    /// A new owner, for requests that may share each other's locks: see [`LockBuilder::owner`].
     pub fn new_owner() -> Owner {
         Owner::from_bytes(random_128())
     }
 
-    /// A new attempt, for one who wants to write it down before asking: see [`LockBuilder::attempt`].
+    /// A new attempt, for a caller that stores it before it sends the request: see
+    /// [`LockBuilder::attempt`].
     pub fn new_attempt() -> Attempt {
         Attempt::from_bytes(random_128())
     }
 
-    /// One lock as it is now: who holds it, who waits. `None`: it is free.
+    /// One lock as the store sees it now: its holders and its queue. `None` means that the lock is free.
     pub async fn inspect(&self, name: impl AsRef<str>) -> Result<Option<LockView>> {
         self.0.store.inspect(&LockName::new(name)?).await
     }
 
-    /// The locks that are held, waited for or held back and whose names begin with `prefix`, a page at a time.
+    /// One page of the locks that are held, waited for or held back and whose names begin with `prefix`.
     pub async fn list(&self, prefix: &str, page: &Page) -> Result<LockPage> {
         self.0.store.list(prefix, page).await
     }
 
-    /// What happens from now on to locks whose names begin with `prefix`.
+    /// The events, from now on, of locks whose names begin with `prefix`.
     pub async fn watch(&self, prefix: &str) -> Result<EventStream> {
         if !self.0.profile.watch {
             return Err(Error::Unsupported(format!("the {} store cannot be watched", self.0.profile.store)));
@@ -160,36 +180,60 @@ impl Lockkeeper {
         self.0.store.watch(prefix).await
     }
 
-    /// Asks the holders of a lock to give it back, without letting anybody else in before they have stopped. Each is told `reason` at its next
-    /// renewal, within a third of its ttl: its guard is lost, its work ends, and it releases the lock. A holder that does not keeps it until
-    /// its lease is over, which is not renewed any more. Returns a fence that is newer than every grant before.
+    /// Requests the holders of a lock to release it; no waiter is granted the lock before they have
+    /// stopped. Each holder receives `reason` with its next renewal, within a third of its ttl: its guard
+    /// is lost, its work ends, and it releases the lock. A holder that does not react keeps the lock until
+    /// its lease ends, because the store renews it no more. Returns a fence that is newer than every
+    /// earlier grant.
     ///
-    /// [`Error::Unsupported`] on a store that cannot ([`Profile::revoke`]): there is only [`Lockkeeper::break_lock`].
+    /// [`Error::Unsupported`] on a store without [`Profile::revoke`], where only [`Lockkeeper::break_lock`]
+    /// is left.
     pub async fn revoke(&self, name: impl AsRef<str>, reason: &str) -> Result<Fence> {
         limits::check_reason(reason)?;
         self.0.store.revoke(&LockName::new(name)?, reason).await
     }
 
-    /// Takes a lock away from whoever holds it, and lets the next one in at once; returns the fence that moved on. Whoever held it learns of it
-    /// at its next renewal, and runs beside the next one until then: only a resource that checks the fence is safe from it.
+    /// Takes a lock away from its holders, and grants it to the next waiter at once. Returns a fence that
+    /// is newer than every earlier grant. An old holder learns of the break with its next renewal and runs
+    /// beside the new holder until then; only a resource that checks the fence is safe from its writes.
     pub async fn break_lock(&self, name: impl AsRef<str>, reason: &str) -> Result<Fence> {
         limits::check_reason(reason)?;
         self.0.store.break_lock(&LockName::new(name)?, reason).await
     }
 
-    /// Waits until everything that was handed to the background is done: releases of dropped guards, above all. Worth
-    /// calling before the process ends, because what is not released then is held until its ttl.
+    /// Waits until the releases that run in the background are done, such as those of dropped guards, or
+    /// have failed for a ttl. Call it before the process ends: a lock that was not released then is held
+    /// until its ttl ends.
     pub async fn settle(&self) {
         if let Ok(driver) = self.0.driver() {
-            driver.settle().await;
+            driver.flush_releases().await;
         }
     }
 
-    /// For tests on a virtual clock: waits until nothing is left to do before that clock goes on.
+    /// For tests on a virtual clock: waits until the driver has nothing to do before that clock advances.
     #[doc(hidden)]
     pub async fn quiesce(&self) {
         if let Ok(driver) = self.0.driver() {
             driver.quiesce().await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::ffi::OsStrExt;
+
+    #[test]
+    fn the_process_name_is_the_file_name_of_the_program() {
+        let name = |program: &[u8]| process_name(Some(OsStr::from_bytes(program)));
+        assert_eq!(name(b"/usr/local/bin/settle").as_deref(), Some("settle"));
+        assert_eq!(name(b"./a\nb\x1b[31m").as_deref(), Some("ab[31m"), "no control characters");
+        assert_eq!(name(b"caf\xff").as_deref(), Some("caf\u{fffd}"), "a name that is not UTF-8");
+        assert_eq!(name(&[b'x'; 4000]).map(|name| name.len()), Some(64));
+        assert_eq!((name(b""), name(b"/"), name(b"\n"), process_name(None)), (None, None, None, None));
+        // The longest name that `process_name` returns is a valid label.
+        let longest = name("\u{1f512}".repeat(100).as_bytes());
+        assert!(lockkeeper_core::Holder::new("host", 1, longest).is_ok());
     }
 }

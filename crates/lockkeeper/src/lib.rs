@@ -1,5 +1,5 @@
-//! Lockkeeper lets exactly one process of a fleet do a thing, says so truthfully, and keeps a late writer from doing
-//! harm: one API over many stores, and a [`Fence`] with every grant.
+//! Lockkeeper is a distributed lock manager: one API over eight stores. Every grant has a [`Fence`] (a fencing token), with
+//! which a resource can refuse the writes of a holder that is too late.
 //!
 //! ```
 //! # async fn settle(_: lockkeeper::Fence) {}
@@ -11,33 +11,72 @@
 //! let keeper = Lockkeeper::open("memory:").await?;     // or sqlite:PATH, for all processes of a host
 //! let guard = keeper
 //!     .lock("settlement/2026-06-11")
-//!     .ttl(Duration::from_secs(30))                    // how long our silence may last
-//!     .wait(Duration::from_secs(5))                    // then Error::Busy, which says who has it
+//!     .ttl(Duration::from_secs(30))                    // others wait this long for a holder that is silent
+//!     .wait(Duration::from_secs(5))                    // then Error::Busy, which names the holder
 //!     .acquire()
 //!     .await?;
-//! guard.run(settle(guard.fence())).await?;             // ended before the deadline if the lock is lost
+//! guard.run(settle(guard.fence())).await?;             // dropped before the deadline if the lock is lost
 //! guard.release().await?;
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! **Ask first what the lock is for.** If doing it twice is a waste, any store will do. If doing it twice is harm, say
-//! [`LockBuilder::for_correctness`], and let the resource check the fence: no lock of any store stops a process that
-//! was paused and wakes up believing that it still holds the lock. A resource that remembers the highest fence it has
-//! seen and refuses lower ones does.
+//! # Which do I need?
+//! | I want to | use |
+//! |---|---|
+//! | let one process at a time do something | [`Lockkeeper::lock`], which returns a [`Guard`] |
+//! | hold several locks, share a lock, or allow N holders | [`Lockkeeper::lock_all`], [`LockBuilder::shared`], [`LockBuilder::permits`] |
+//! | do something once per key, and keep its result | [`once`] |
+//! | have one leader among many processes | [`election`] |
+//! | run a job once per day or hour on many hosts | [`windows`], or the command `lockkeeper cron` |
+//! | change a shared value without a lock | [`register`] |
+//! | let a resource ask whether a grant still holds | [`Sequencer`] |
+//! | have a resource refuse late writes (PostgreSQL, SQLite, Redis, DynamoDB, files, object stores, HTTP) | the crate [`lockkeeper-fenced`](https://docs.rs/lockkeeper-fenced) |
+#![cfg_attr(
+    feature = "tower",
+    doc = "| honour `Idempotency-Key` in an HTTP service | [`idempotency`], with the feature `tower` |"
+)]
+#![cfg_attr(
+    not(feature = "tower"),
+    doc = "| honour `Idempotency-Key` in an HTTP service | the module `idempotency`, with the feature `tower` |"
+)]
+#![cfg_attr(
+    feature = "postgres",
+    doc = "| lock inside my own PostgreSQL transaction | [`postgres`], with the feature `postgres` |"
+)]
+#![cfg_attr(
+    not(feature = "postgres"),
+    doc = "| lock inside my own PostgreSQL transaction | the module `postgres`, with the feature `postgres` |"
+)]
+//! | test code that uses locks: loss, pause and expiry in milliseconds | `SimulatedKeeper` of the crate [`lockkeeper-testkit`](https://docs.rs/lockkeeper-testkit) |
+//! | write a store of my own | [`store`], and the laws of [`lockkeeper-testkit`](https://docs.rs/lockkeeper-testkit) |
+//!
+//! | store | URL | feature |
+//! |---|---|---|
+//! | [one process](https://github.com/lockkeeper/lockkeeper/blob/main/docs/stores/memory.md) | `memory:` | `memory` (default) |
+//! | [all processes of a host](https://github.com/lockkeeper/lockkeeper/blob/main/docs/stores/sqlite.md) | `sqlite:PATH` | `sqlite` (default) |
+//! | [PostgreSQL](https://github.com/lockkeeper/lockkeeper/blob/main/docs/stores/postgres.md) | `postgres://HOST/DATABASE` | `postgres` |
+//! | [Redis, Sentinel, Cluster](https://github.com/lockkeeper/lockkeeper/blob/main/docs/stores/redis.md) | `redis://HOST`, `redis+sentinel://`, `redis+cluster://` | `redis` |
+//! | [a quorum of Redis servers](https://github.com/lockkeeper/lockkeeper/blob/main/docs/stores/redlock.md) | `redlock://HOST,HOST,HOST` | `redlock` |
+//! | [etcd](https://github.com/lockkeeper/lockkeeper/blob/main/docs/stores/etcd.md) | `etcd://HOST,HOST,HOST` | `etcd` |
+//! | [ZooKeeper](https://github.com/lockkeeper/lockkeeper/blob/main/docs/stores/zookeeper.md) | `zk://HOST,HOST,HOST` | `zookeeper`, `zookeeper-tls` |
+//! | [DynamoDB](https://github.com/lockkeeper/lockkeeper/blob/main/docs/stores/dynamodb.md) | `dynamodb://REGION/TABLE` | `dynamodb` |
+//!
+//! **First decide what the lock is for.** If doing the work twice is a waste, every store will do. If it is harm, call
+//! [`LockBuilder::for_correctness`] and let the resource check the fence: no store can stop a process that was paused and
+//! continues in the belief that it holds the lock. A resource that remembers the highest fence and refuses lower ones can.
 //!
 //! **Often the best lock is none**: an idempotent operation, a compare-and-swap, a unique key.
 //!
-//! # What a guard promises
-//! - [`Guard::is_held`] is a comparison with a deadline that counts from the moment the request was *sent*, on a clock
-//!   that goes on during suspend. It needs no IO and is right even in the first instruction after a pause.
-//! - All guards of a keeper are renewed in batches by one thread of their own: a busy runtime does not lose locks.
-//! - Every future here may be dropped at any await point; what it had asked for is given back in the background.
-//! - Dropping a [`Guard`] ends it at once and releases it in the background; the ttl is the last resort.
+//! # What a guard guarantees
+//! - [`Guard::is_held`] compares the time with a deadline that is counted from the moment at which the request was *sent*,
+//!   on a clock that goes on during suspend. It needs no IO and is right even in the first instruction after a pause.
+//! - One thread of the keeper renews all guards in batches, so a busy runtime does not lose locks.
+//! - Every future here may be dropped at any await point; the keeper releases in the background what it had requested.
+//! - Dropping a [`Guard`] ends the hold at once and releases the lock in the background; if that fails, the ttl ends it.
 #![deny(missing_docs)]
 
 mod builder;
-mod driver;
 mod guard;
 #[cfg(feature = "tower")]
 pub mod idempotency;
@@ -47,35 +86,34 @@ mod own_process;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 mod recipes;
+mod renewal;
 mod sequencer;
+pub mod store;
 
 pub use builder::LockBuilder;
 pub use guard::Guard;
 pub use keeper::Lockkeeper;
-pub use lockkeeper_core::lease::{State, Why};
+pub use lockkeeper_core::lease::{LeaseState, LossReason};
 pub use lockkeeper_core::{
-    Attempt, Busy, Error, Event, EventKind, EventStream, Fence, Held, Holder, LockName, LockPage, LockView,
-    Locks, Mode, Moment, Outcome, Owner, Page, Profile, Promise, Purpose, Queued, Records, Release, Result,
-    Store, Waiting, Wall, limits,
+    Attempt, BootInstant, Busy, Error, Event, EventKind, EventStream, Fence, Guarantee, Holder, HolderView,
+    LockName, LockPage, LockView, Locks, Mode, Outcome, Owner, Page, Profile, Purpose, Records,
+    ReleaseOutcome, Result, Store, WaitOrder, WaiterView, WallTime, limits,
 };
 pub use lockkeeper_host::{Clock, SystemClock};
 pub use open::{Init, default_url, init, schemes};
-pub use recipes::KEY_BYTES;
-pub use recipes::cell::VALUE_BYTES;
-pub use recipes::election::{Election, Leader, Proclamation};
-pub use recipes::once::{Claim, Done, OnFailure, Once, Stored, Turn};
-pub use recipes::register::{Entry, Register, Swap, Updated};
-pub use recipes::windows::{EndedRun, Run, Window, WindowRecord, Windows};
+pub use recipes::{KEY_BYTES, election, once, register, windows};
 pub use sequencer::Sequencer;
 
-/// The README's Rust compiles and runs.
+/// Compiles and runs the Rust of the README.
 #[cfg(all(doctest, feature = "sqlite"))]
 #[doc = include_str!("../../../README.md")]
 mod readme {}
 
-/// So does that of the pages of the recipes.
+/// Compiles and runs the Rust of the guides and of the pages of the recipes.
 #[cfg(all(doctest, feature = "memory"))]
 mod pages {
+    #[doc = include_str!("../../../docs/guide/choosing-a-store.md")]
+    mod choosing_a_store {}
     #[doc = include_str!("../../../docs/cron.md")]
     mod cron {}
     #[doc = include_str!("../../../docs/election.md")]

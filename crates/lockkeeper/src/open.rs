@@ -1,38 +1,89 @@
-//! The one registry of stores.
+//! The registry of stores: which URL opens which store, and which feature brings it. Only this file names the store crates.
 
 use std::sync::Arc;
 
 use lockkeeper_core::{Error, Result, Store};
 use lockkeeper_host::Clock;
 
-/// The schemes of the stores that this build knows, with what follows them.
+/// A kind of store: the schemes of its URLs, their forms, and the feature that brings it.
+struct StoreKind {
+    schemes: &'static [&'static str],
+    urls: &'static [&'static str],
+    feature: &'static str,
+    built_in: bool,
+}
+
+/// All kinds of stores, in the order in which errors and `--help` list them.
+const KINDS: [StoreKind; 8] = [
+    StoreKind {
+        schemes: &["sqlite"],
+        urls: &["sqlite:PATH"],
+        feature: "sqlite",
+        built_in: cfg!(feature = "sqlite"),
+    },
+    StoreKind {
+        schemes: &["postgres", "postgresql"],
+        urls: &["postgres://[USER@]HOST[:PORT]/DATABASE"],
+        feature: "postgres",
+        built_in: cfg!(feature = "postgres"),
+    },
+    StoreKind {
+        schemes: &["redis", "rediss"],
+        urls: &["redis://HOST[:PORT]", "redis+sentinel://HOSTS/MASTER", "redis+cluster://HOSTS"],
+        feature: "redis",
+        built_in: cfg!(feature = "redis"),
+    },
+    StoreKind {
+        schemes: &["redlock", "redlocks"],
+        urls: &["redlock://HOST,HOST,HOST"],
+        feature: "redlock",
+        built_in: cfg!(feature = "redlock"),
+    },
+    StoreKind {
+        schemes: &["etcd", "etcds"],
+        urls: &["etcd://HOST,HOST,HOST"],
+        feature: "etcd",
+        built_in: cfg!(feature = "etcd"),
+    },
+    StoreKind {
+        schemes: &["zk", "zks"],
+        urls: &["zk://HOST,HOST,HOST"],
+        feature: "zookeeper",
+        built_in: cfg!(feature = "zookeeper"),
+    },
+    StoreKind {
+        schemes: &["dynamodb"],
+        urls: &["dynamodb://REGION/TABLE"],
+        feature: "dynamodb",
+        built_in: cfg!(feature = "dynamodb"),
+    },
+    StoreKind {
+        schemes: &["memory"],
+        urls: &["memory:"],
+        feature: "memory",
+        built_in: cfg!(feature = "memory"),
+    },
+];
+
+/// The URL forms of the stores in this build.
 pub fn schemes() -> Vec<&'static str> {
-    let mut known = Vec::new();
-    if cfg!(feature = "sqlite") {
-        known.push("sqlite:PATH");
+    KINDS.iter().filter(|kind| kind.built_in).flat_map(|kind| kind.urls).copied().collect()
+}
+
+/// The error for a URL whose store is not in this build: a store that exists is named with its feature.
+fn not_built_in(scheme: &str, rest: &str) -> Error {
+    let base = scheme.split('+').next().unwrap_or(scheme);
+    if let Some(kind) = KINDS.iter().find(|kind| kind.schemes.contains(&base)) {
+        let feature = kind.feature;
+        return Error::Unsupported(format!(
+            "the store {base:?} is not in this build: add features = [\"{feature}\"] to lockkeeper in Cargo.toml; for the command, \
+             cargo install --path crates/cli --features {feature}"
+        ));
     }
-    if cfg!(feature = "postgres") {
-        known.push("postgres://[USER@]HOST[:PORT]/DATABASE");
-    }
-    if cfg!(feature = "redis") {
-        known.extend(["redis://HOST[:PORT]", "redis+sentinel://HOSTS/MASTER", "redis+cluster://HOSTS"]);
-    }
-    if cfg!(feature = "redlock") {
-        known.push("redlock://HOST,HOST,HOST");
-    }
-    if cfg!(feature = "etcd") {
-        known.push("etcd://HOST,HOST,HOST");
-    }
-    if cfg!(feature = "zookeeper") {
-        known.push("zk://HOST,HOST,HOST");
-    }
-    if cfg!(feature = "dynamodb") {
-        known.push("dynamodb://REGION/TABLE");
-    }
-    if cfg!(feature = "memory") {
-        known.push("memory:");
-    }
-    known
+    // The error repeats only what is certainly a scheme: in a URL without one, this text may be part of a
+    // password.
+    let kind = if rest.starts_with("//") { format!("{scheme:?}") } else { "of this kind".into() };
+    Error::invalid(format!("there is no store {kind}. Known are {}", schemes().join(", ")))
 }
 
 pub(crate) async fn open(url: &str, clock: Arc<dyn Clock>) -> Result<Arc<dyn Store>> {
@@ -46,14 +97,12 @@ pub(crate) async fn open(url: &str, clock: Arc<dyn Clock>) -> Result<Arc<dyn Sto
         #[cfg(feature = "memory")]
         "memory" if rest.is_empty() => Ok(Arc::new(lockkeeper_memory::MemoryStore::new(clock))),
         #[cfg(feature = "memory")]
-        "memory" => {
-            Err(Error::invalid("memory: takes nothing after the colon"))
-        }
+        "memory" => Err(Error::invalid("memory: takes nothing after the colon")),
         #[cfg(feature = "sqlite")]
         "sqlite" => {
             let mut options = lockkeeper_sqlite::Options::from_url(url)?;
             options.clock = clock;
-            // Nobody typed the default path, so nobody mistyped it.
+            // No user typed the default path, so its directory cannot be a typing error: create it.
             options.create_dir = default_url().is_ok_and(|default| default == url);
             Ok(Arc::new(lockkeeper_sqlite::SqliteStore::open(options)?))
         }
@@ -89,35 +138,24 @@ pub(crate) async fn open(url: &str, clock: Arc<dyn Clock>) -> Result<Arc<dyn Sto
             options.clock = clock;
             Ok(Arc::new(lockkeeper_dynamodb::DynamoStore::open(options).await?))
         }
-        // Known by name and left out: whoever types it should not have to guess.
-        #[cfg(not(feature = "dynamodb"))]
-        "dynamodb" => Err(Error::Unsupported(
-            "this was built without DynamoDB: cargo install --path crates/cli --features dynamodb, or the feature \"dynamodb\" of \
-             the library"
-                .into(),
-        )),
-        // Repeated only if it is a scheme for certain: of an address without one, this may be a part of the password.
-        _ => Err(Error::invalid(format!(
-            "there is no store {} in this build. Known are {}",
-            if rest.starts_with("//") { format!("{scheme:?}") } else { "of this kind".into() },
-            schemes().join(", ")
-        ))),
+        _ => Err(not_built_in(scheme, rest)),
     }
 }
 
-/// What [`init`] found to do.
+/// What [`init`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Init {
-    /// What the store needs was made.
+    /// [`init`] created what the store needs.
     Made,
-    /// What it needs was there.
+    /// What the store needs existed already.
     WasThere,
-    /// It makes what it needs itself, whenever it is opened, and now it was.
+    /// The store creates what it needs when it is opened; [`init`] opened it.
     Opened,
 }
 
-/// Makes what a store needs before it can be opened: for DynamoDB its table, which costs money and is made only when asked for. Every
-/// other store is opened, which is all that it needs.
+/// Creates what a store needs before it can be opened: for DynamoDB its table, which costs money and is
+/// therefore created only on request. Every other store creates what it needs when it is opened, so `init`
+/// opens it.
 ///
 /// # Errors
 /// As [`crate::Lockkeeper::open`].
@@ -134,20 +172,21 @@ pub async fn init(url: &str) -> Result<Init> {
     Ok(Init::Opened)
 }
 
-/// The directory in an environment variable.
-fn absolute(variable: &str) -> Option<std::path::PathBuf> {
+/// The directory in an environment variable, if it is an absolute path.
+fn absolute_dir(variable: &str) -> Option<std::path::PathBuf> {
     std::env::var_os(variable).map(std::path::PathBuf::from).filter(|dir| dir.is_absolute())
 }
 
-/// Where locks go when nobody says where: an embedded file that all processes of this user share, or, for root, of the
-/// machine: `/var/lib/lockkeeper`, else `$XDG_STATE_HOME/lockkeeper`, else `~/.local/state/lockkeeper`.
+/// The URL of the default store, an SQLite file: for root `/var/lib/lockkeeper`, shared by the machine;
+/// else `$XDG_STATE_HOME/lockkeeper`, else `~/.local/state/lockkeeper`, shared by all processes of the
+/// user.
 pub fn default_url() -> Result<String> {
     let dir = if rustix::process::geteuid().is_root() {
         "/var/lib".into()
-    } else if let Some(state) = absolute("XDG_STATE_HOME") {
-        // Its specification says that a relative path is to be ignored.
+    } else if let Some(state) = absolute_dir("XDG_STATE_HOME") {
+        // The XDG specification says that programs ignore a relative path.
         state
-    } else if let Some(home) = absolute("HOME") {
+    } else if let Some(home) = absolute_dir("HOME") {
         home.join(".local/state")
     } else if let Some(home) = std::env::var_os("HOME").filter(|dir| !dir.is_empty()) {
         return Err(Error::invalid(format!(
@@ -163,5 +202,28 @@ pub fn default_url() -> Result<String> {
     match path.to_str() {
         Some(path) => Ok(format!("sqlite:{path}")),
         None => Err(Error::invalid(format!("{} is not UTF-8: name a store, as sqlite:PATH", path.display()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{KINDS, not_built_in};
+    use lockkeeper_core::Error;
+
+    #[test]
+    fn the_error_for_a_store_outside_this_build_names_its_feature() {
+        for kind in &KINDS {
+            for scheme in kind.schemes {
+                let Error::Unsupported(message) = not_built_in(scheme, "//h") else {
+                    panic!("{scheme} is a store")
+                };
+                assert!(message.contains(&format!("features = [\"{}\"]", kind.feature)), "{message}");
+            }
+        }
+        let Error::Unsupported(message) = not_built_in("redis+cluster", "//h") else {
+            panic!("redis+cluster is a form of redis")
+        };
+        assert!(message.contains("[\"redis\"]"), "{message}");
+        assert!(matches!(not_built_in("mysql", "//h"), Error::Invalid(_)));
     }
 }

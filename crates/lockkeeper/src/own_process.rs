@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lockkeeper_core::{
-    Acquired, Ask, Claim, Delete, Error, EventStream, Expect, Fence, Grant, LockName, LockPage, LockView,
-    Locks, Page, Profile, Record, RecordPage, Records, Release, Renewal, Result, Store, Write,
+    AcquireOutcome, DeleteOutcome, Error, EventStream, Expect, Fence, Grant, LockName, LockPage, LockRequest,
+    LockView, Locks, Page, Profile, Record, RecordPage, Records, ReleaseOutcome, RenewOutcome, RequestKey,
+    Result, Store, WriteOutcome,
 };
 
-/// A fork copies the memory of a store, and neither its threads nor its connections: in the child a call would wait for ever, or speak on
-/// a socket that the parent uses too. So the child is refused, and opens the store itself.
+/// A fork copies the memory of a store, but neither its threads nor its connections: in the child a call
+/// would wait without an end, or write to a socket that the parent uses too. So a call in the child is
+/// refused, and the child must open the store itself.
 pub(crate) struct OwnProcess {
     store: Arc<dyn Store>,
     pid: u32,
@@ -41,14 +43,14 @@ impl Locks for OwnProcess {
     fn profile(&self) -> Profile {
         self.store.profile()
     }
-    async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
-        self.store()?.acquire(ask).await
+    async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
+        self.store()?.acquire(request).await
     }
-    async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
+    async fn renew(&self, grants: &[Grant]) -> Result<Vec<RenewOutcome>> {
         self.store()?.renew(grants).await
     }
-    async fn release(&self, claim: &Claim) -> Result<Release> {
-        self.store()?.release(claim).await
+    async fn release(&self, key: &RequestKey) -> Result<ReleaseOutcome> {
+        self.store()?.release(key).await
     }
     async fn inspect(&self, name: &LockName) -> Result<Option<LockView>> {
         self.store()?.inspect(name).await
@@ -78,10 +80,10 @@ impl Records for OwnProcess {
         value: &[u8],
         expect: Expect,
         ttl: Option<Duration>,
-    ) -> Result<Write> {
+    ) -> Result<WriteOutcome> {
         self.store()?.write(key, value, expect, ttl).await
     }
-    async fn delete(&self, key: &LockName, expect: Expect) -> Result<Delete> {
+    async fn delete(&self, key: &LockName, expect: Expect) -> Result<DeleteOutcome> {
         self.store()?.delete(key, expect).await
     }
     async fn scan(&self, prefix: &str, page: &Page) -> Result<RecordPage> {

@@ -1,4 +1,5 @@
-//! What only the PostgreSQL store can do: a lock for a transaction of yours, and conditional writes that need no lock.
+//! Operations that only the PostgreSQL store has: a lock for a transaction of the caller, and conditional
+//! writes without a lock.
 
 use std::sync::Arc;
 
@@ -7,7 +8,7 @@ use lockkeeper_host::Clock;
 pub use lockkeeper_postgres::{Options, PostgresStore, Tls, connect_to, plain, tokio_postgres};
 
 use crate::Lockkeeper;
-use crate::keeper::Inner;
+use crate::keeper::KeeperState;
 
 pub(crate) fn is(url: &str) -> bool {
     matches!(url.split_once(':'), Some(("postgres" | "postgresql", _)))
@@ -20,14 +21,15 @@ pub(crate) async fn open(url: &str, clock: Arc<dyn Clock>) -> Result<PostgresSto
 }
 
 impl Lockkeeper {
-    /// A keeper of a PostgreSQL store that is open already, going by `clock`.
+    /// A keeper of a PostgreSQL store that is open already; all deadlines are measured on `clock`.
     pub fn with_postgres(store: PostgresStore, clock: Arc<dyn Clock>) -> Self {
-        let mut inner = Inner::new(Arc::new(store.clone()), clock);
+        let mut inner = KeeperState::new(Arc::new(store.clone()), clock);
         inner.postgres = Some(store);
         Lockkeeper(Arc::new(inner))
     }
 
-    /// Takes a lock for the rest of a transaction of yours in the same database: see [`PostgresStore::in_transaction`].
+    /// Takes a lock for the rest of a transaction of the caller in the same database: see
+    /// [`PostgresStore::in_transaction`].
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the store is another one; the others as there.

@@ -1,3 +1,6 @@
+//! The sequencer: a grant as one line of text that travels with a request, and the check that it still
+//! holds.
+
 use std::fmt::{self, Write as _};
 use std::str::FromStr;
 
@@ -7,7 +10,8 @@ use sha2::{Digest, Sha256};
 use crate::guard::Guard;
 use crate::keeper::Lockkeeper;
 
-/// A grant in one line of text, for one who cannot compare fences and wants to ask: [`Lockkeeper::check`].
+/// A grant in one line of text, for a resource that cannot compare fences and asks the store instead:
+/// [`Lockkeeper::check`].
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -16,7 +20,7 @@ use crate::keeper::Lockkeeper;
 /// # let keeper = Lockkeeper::open("memory:").await?;
 /// let guard = keeper.lock("orders/42").acquire().await?;
 /// let text = guard.sequencer().to_string();              // travels with a request
-/// let sequencer: Sequencer = text.parse()?;              // and is looked at where it arrives
+/// let sequencer: Sequencer = text.parse()?;              // at the resource
 /// keeper.check(&sequencer).await?;
 /// guard.release().await?;
 /// assert!(matches!(keeper.check(&sequencer).await, Err(Error::Lost(_))));
@@ -24,8 +28,9 @@ use crate::keeper::Lockkeeper;
 /// # }
 /// ```
 ///
-/// It says which names are held, how, and with which fence. It is no secret and no proof of who sends it: it does not hold the
-/// attempt, so nobody can renew or release with it, and its checksum finds typing errors, not forgers.
+/// A sequencer holds the names, the mode and the fence. It is not a secret and does not prove who sends it:
+/// it does not contain the attempt, so no client can renew or release with it, and its checksum detects
+/// typing errors, not forgeries.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Sequencer {
     names: Names,
@@ -34,12 +39,12 @@ pub struct Sequencer {
 }
 
 impl Sequencer {
-    /// What is held, sorted.
+    /// The held names, sorted.
     pub fn names(&self) -> &Names {
         &self.names
     }
 
-    /// How it is held.
+    /// The mode of the hold.
     pub fn mode(&self) -> Mode {
         self.mode
     }
@@ -49,27 +54,28 @@ impl Sequencer {
         self.fence
     }
 
-    /// Whether one of these holders is the one that is meant.
+    /// Whether one of these holders has this grant.
     fn held_in(&self, view: &LockView) -> bool {
         view.held.iter().any(|held| held.fence == self.fence && held.mode == self.mode && !held.lingering)
     }
 }
 
 impl Guard {
-    /// This grant in one line of text, for one who wants to ask whether it still holds.
+    /// This grant in one line of text, for a resource that asks the store whether the grant still holds.
     pub fn sequencer(&self) -> Sequencer {
         Sequencer { names: self.names().clone(), mode: self.mode(), fence: self.fence() }
     }
 }
 
 impl Lockkeeper {
-    /// Asks the store whether the grant of a [`Sequencer`] still holds, all names of it.
+    /// Asks the store whether the grant of a [`Sequencer`] still holds, with all its names.
     ///
-    /// - `Ok`: it did when the store looked. That is a moment, and it is over when the answer arrives: a write after it can
-    ///   still be late. Only a resource that compares fences in the step that writes is safe from that.
-    /// - [`Error::Stale`]: somebody else holds one of the locks, with a newer fence.
-    /// - [`Error::Lost`]: nobody does, or only in another way.
-    /// - Any other error: nobody knows, so the answer is no.
+    /// - `Ok`: the grant held when the store looked. That moment is over when the answer arrives, so a
+    ///   write after it can still be late. Only a resource that compares fences in the step that writes is
+    ///   safe from that.
+    /// - [`Error::Stale`]: another client holds one of the locks, with a newer fence.
+    /// - [`Error::Lost`]: the lock is free, or held only in another mode.
+    /// - Any other error: the store did not answer, so treat the grant as lost.
     pub async fn check(&self, sequencer: &Sequencer) -> Result<()> {
         let (mut gone, mut newest) = (None, None);
         for name in &sequencer.names {
@@ -90,7 +96,7 @@ impl Lockkeeper {
     }
 }
 
-/// A look changes nothing, so nothing of it may have happened.
+/// Reading changes nothing, so an unknown outcome means no more than an unreachable store.
 fn looked(error: Error) -> Error {
     match error {
         Error::Unknown(why) => Error::Unavailable(why),
@@ -98,7 +104,7 @@ fn looked(error: Error) -> Error {
     }
 }
 
-/// `lk1.MODE.FENCE.NAME+NAME.CHECK`: letters, digits and a few signs that no shell, header or URL minds.
+/// `lk1.MODE.FENCE.NAME+NAME.CHECK`: only characters that need no quoting in a shell, a header or a URL.
 impl fmt::Display for Sequencer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = match self.mode {
@@ -146,7 +152,7 @@ impl FromStr for Sequencer {
     fn from_str(text: &str) -> Result<Self> {
         let bad = |why: &str| {
             Error::invalid(format!(
-                "this is no sequencer ({why}): pass it on as it was given, to the last character"
+                "this is no sequencer ({why}): pass it on unchanged, to the last character"
             ))
         };
         let (body, check) = text.rsplit_once('.').ok_or_else(|| bad("it has no checksum"))?;
@@ -157,7 +163,7 @@ impl FromStr for Sequencer {
             return Err(bad("its checksum is wrong"));
         }
         let sequencer = parse(body).ok_or_else(|| bad("its parts are wrong"))?;
-        // One text for each, so that texts can be compared.
+        // Each grant has one text, so that texts can be compared.
         if sequencer.to_string() == text { Ok(sequencer) } else { Err(bad("it is written in another way")) }
     }
 }
@@ -185,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn it_comes_back_as_it_was_and_is_plain_text() {
+    fn a_sequencer_round_trips_and_needs_no_quoting() {
         let long = "ключ/".repeat(50);
         for (names, mode, fence) in [
             (&["orders/42"][..], Mode::Exclusive, 1),
@@ -200,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_cut_or_changed_is_told() {
+    fn a_sequencer_that_was_cut_or_changed_is_refused() {
         let text = sequencer(&["orders/42"], Mode::Exclusive, 4711).to_string();
         for end in 0..text.len() {
             assert!(matches!(text[..end].parse::<Sequencer>(), Err(Error::Invalid(_))), "{}", &text[..end]);
@@ -210,7 +216,7 @@ mod tests {
             bytes[at] = if bytes[at] == b'7' { b'8' } else { b'7' };
             assert!(String::from_utf8(bytes).unwrap().parse::<Sequencer>().is_err(), "a change at {at}");
         }
-        // Another spelling of the same, with a checksum of its own.
+        // Another spelling of the same grant, with a valid checksum.
         for body in [
             "lk1.x.04711.orders%2F42",
             "lk1.x.4711.orders%2f42",

@@ -1,7 +1,7 @@
-//! A fleet moves its locks from one store to the next: whoever checks fences notices nothing.
+//! Fences keep growing when a fleet moves its locks from one store to another.
 
 use lockkeeper::Lockkeeper;
-use lockkeeper_testkit::resource::FencedFile;
+use lockkeeper_testkit::resource::CheckedFile;
 use lockkeeper_testkit::servers::{self, EtcdOptions, RedisOptions, TempDir, ZooKeeperOptions};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -10,7 +10,7 @@ async fn a_name_that_moves_from_store_to_store_keeps_growing_fences() {
     let Ok(etcd) = servers::etcd(EtcdOptions::default()) else { return };
     let Ok(zookeeper) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
     let dir = TempDir::new("moves");
-    let resource = FencedFile::new(dir.path().join("resource"));
+    let resource = CheckedFile::new(dir.path().join("resource"));
     let stores = [
         format!("redis://{}", redis.addr()),
         format!("zk://{}", zookeeper.addr()),

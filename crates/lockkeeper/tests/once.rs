@@ -1,56 +1,61 @@
-//! The work was done, and the store is away when its result is to be kept.
+//! What `once` does if the store is unreachable when the result is to be stored.
 #![cfg(feature = "memory")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use lockkeeper::{Claim, Error, Lockkeeper, Result, Store, Stored, SystemClock, Turn};
-use lockkeeper_core::{Acquired, Ask, Claim as Names, Expect, Grant, LockName, Release, Renewal, Write};
+use lockkeeper::once::{OnceStart, RunPermit, Stored};
+
+use lockkeeper::{Error, Lockkeeper, Result, Store, SystemClock};
+use lockkeeper_core::{
+    AcquireOutcome, Expect, Grant, LockName, LockRequest, ReleaseOutcome, RenewOutcome, RequestKey as Names,
+    WriteOutcome,
+};
 
 /// A store that refuses the next few writes.
-struct Away {
+struct FailingWrites {
     store: Arc<dyn Store>,
     refuses: AtomicU32,
 }
 
-lockkeeper_testkit::forward_locks!(Away, {
-    async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
-        self.store.acquire(ask).await
+lockkeeper_testkit::forward_locks!(FailingWrites, {
+    async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
+        self.store.acquire(request).await
     }
-    async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
+    async fn renew(&self, grants: &[Grant]) -> Result<Vec<RenewOutcome>> {
         self.store.renew(grants).await
     }
-    async fn release(&self, claim: &Names) -> Result<Release> {
-        self.store.release(claim).await
+    async fn release(&self, key: &Names) -> Result<ReleaseOutcome> {
+        self.store.release(key).await
     }
 });
 
-lockkeeper_testkit::forward_records!(Away, {
+lockkeeper_testkit::forward_records!(FailingWrites, {
     async fn write(
         &self,
         key: &LockName,
         value: &[u8],
         expect: Expect,
         ttl: Option<Duration>,
-    ) -> Result<Write> {
+    ) -> Result<WriteOutcome> {
         let refused =
             self.refuses.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
         match refused {
-            Ok(_) => Err(Error::Unavailable("away".into())),
+            Ok(_) => Err(Error::Unavailable("unreachable".into())),
             Err(_) => self.store.write(key, value, expect, ttl).await,
         }
     }
 });
 
-async fn begun(ttl: Duration) -> (Lockkeeper, Arc<Away>, Box<Turn>) {
+async fn begun(ttl: Duration) -> (Lockkeeper, Arc<FailingWrites>, Box<RunPermit>) {
     let store = Lockkeeper::open("memory:").await.unwrap().store().clone();
-    let away = Arc::new(Away { store, refuses: AtomicU32::new(0) });
-    let keeper = Lockkeeper::with_store(away.clone(), Arc::new(SystemClock));
-    let Claim::Turn(turn) = keeper.once("k").ttl(ttl).claim().await.unwrap() else {
-        panic!("it is our turn")
+    let failing = Arc::new(FailingWrites { store, refuses: AtomicU32::new(0) });
+    let keeper = Lockkeeper::with_store(failing.clone(), Arc::new(SystemClock));
+    let OnceStart::Run(turn) = keeper.once("k").ttl(ttl).claim().await.unwrap() else {
+        panic!("no other caller runs")
     };
-    (keeper, away, turn)
+    (keeper, failing, turn)
 }
 
 fn result() -> Stored {
@@ -58,30 +63,30 @@ fn result() -> Stored {
 }
 
 #[tokio::test]
-async fn a_result_is_kept_although_the_store_was_away_for_a_moment() {
-    let (keeper, away, turn) = begun(Duration::from_secs(600)).await;
-    away.refuses.store(5, Ordering::SeqCst);
+async fn a_result_is_stored_although_the_store_was_unreachable_for_a_moment() {
+    let (keeper, failing, turn) = begun(Duration::from_secs(600)).await;
+    failing.refuses.store(5, Ordering::SeqCst);
     turn.finish(result()).await.unwrap();
-    assert_eq!(away.refuses.load(Ordering::SeqCst), 0);
+    assert_eq!(failing.refuses.load(Ordering::SeqCst), 0);
     assert_eq!(keeper.once("k").result().await.unwrap().unwrap().result, result());
 }
 
 #[tokio::test]
-async fn a_store_that_stays_away_is_told_and_the_next_one_runs() {
-    let (keeper, away, turn) = begun(Duration::from_millis(300)).await;
+async fn a_store_that_stays_unreachable_is_reported_and_the_next_caller_runs() {
+    let (keeper, failing, turn) = begun(Duration::from_millis(300)).await;
     let old = turn.fence();
     // Renewals still work, so the lease would last for ever: it is given up after a ttl all the same.
-    away.refuses.store(u32::MAX, Ordering::SeqCst);
+    failing.refuses.store(u32::MAX, Ordering::SeqCst);
     let told = turn.finish(result()).await;
     assert!(matches!(told, Err(Error::Unavailable(_))), "{told:?}");
-    away.refuses.store(0, Ordering::SeqCst);
+    failing.refuses.store(0, Ordering::SeqCst);
     assert_eq!(keeper.once("k").result().await.unwrap(), None);
-    let Claim::Turn(next) = keeper.once("k").claim().await.unwrap() else { panic!("nothing was kept") };
+    let OnceStart::Run(next) = keeper.once("k").claim().await.unwrap() else { panic!("nothing was kept") };
     assert!(next.fence() > old);
 }
 
 #[tokio::test]
-async fn work_that_asks_for_its_own_key_is_told_deadlock() {
+async fn work_that_requests_its_own_key_gets_deadlock() {
     let keeper = Lockkeeper::open("memory:").await.unwrap();
     let (other, inner) = (keeper.clone(), keeper.clone());
     let nested = keeper.once("k").run(|_| async move {

@@ -1,5 +1,5 @@
-//! What a guard is worth in a process that has forked, or that has no file descriptor left. Each story is told by a
-//! process of its own: this test program, started again.
+//! Guards in a process that has forked, or that has no file descriptor left. Each test starts this test
+//! program again as a child process.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -8,8 +8,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use lockkeeper::{Clock, Error, Lockkeeper, Release, Result, State, Store, SystemClock, Why};
-use lockkeeper_core::{Acquired, Ask, Claim, Grant, Renewal};
+use lockkeeper::{
+    Clock, Error, LeaseState, Lockkeeper, LossReason, ReleaseOutcome, Result, Store, SystemClock,
+};
+use lockkeeper_core::{AcquireOutcome, Grant, LockRequest, RenewOutcome, RequestKey};
 use lockkeeper_testkit::servers::{TempDir, require};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -183,7 +185,7 @@ fn exhausted_before() {
     let before = getrlimit(Resource::Nofile);
     use_up_descriptors();
     let refused = runtime.block_on(Lockkeeper::open("memory:")).unwrap_err();
-    say(&format!("refused {}: {refused}", refused.outcome().word()));
+    say(&format!("refused {}: {refused}", refused.outcome().as_str()));
     setrlimit(Resource::Nofile, before).unwrap();
     let keeper = runtime.block_on(Lockkeeper::open("memory:")).unwrap();
     drop(runtime.block_on(keeper.lock("x").acquire()).unwrap());
@@ -193,7 +195,7 @@ fn exhausted_before() {
 // The clock's thread used to make its timer when the first lock was asked for, and to end silently when it could not:
 // nothing was renewed, and no deadline was told.
 #[test]
-fn a_guard_is_renewed_and_its_loss_is_told_without_a_descriptor_left() {
+fn a_guard_is_renewed_and_its_loss_is_reported_without_a_free_descriptor() {
     let mut role = Role::start("exhausted-after", "memory:", &[]);
     assert_eq!(role.hear(), "renewed");
     assert_eq!(role.hear(), "lost: Lost(MaxHold)");
@@ -210,13 +212,13 @@ fn exhausted_after() {
     say("renewed");
     let lost = runtime.block_on(guard.lost());
     assert!(matches!(lost, Error::Lost(_)));
-    assert_eq!(guard.state(), State::Lost(Why::MaxHold));
+    assert_eq!(guard.state(), LeaseState::Lost(LossReason::MaxHold));
     say(&format!("lost: {:?}", guard.state()));
     std::process::exit(0);
 }
 
-// The subscriber of a program writes to a pipe that nobody reads. The thread that renews logged its first failure there, and
-// neither renewed anything after that nor reported the loss.
+// The subscriber of a program writes to a pipe that no process reads. The thread that renews logged its
+// first failure there, and neither renewed anything after that nor reported the loss.
 #[test]
 fn a_subscriber_that_blocks_keeps_no_lock_from_being_renewed() {
     let mut role = Role::start("blocked-log", "memory:", &[]);
@@ -253,17 +255,17 @@ struct FailsAtFirst {
 }
 
 lockkeeper_testkit::forward!(FailsAtFirst, {
-    async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
-        self.store.acquire(ask).await
+    async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
+        self.store.acquire(request).await
     }
-    async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
+    async fn renew(&self, grants: &[Grant]) -> Result<Vec<RenewOutcome>> {
         if self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)).is_ok() {
             return Err(Error::Unavailable("not now".into()));
         }
         self.store.renew(grants).await
     }
-    async fn release(&self, claim: &Claim) -> Result<Release> {
-        self.store.release(claim).await
+    async fn release(&self, key: &RequestKey) -> Result<ReleaseOutcome> {
+        self.store.release(key).await
     }
 });
 

@@ -8,7 +8,11 @@ use std::process::Command;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use lockkeeper::Lockkeeper;
+use futures_util::FutureExt;
+use futures_util::future::{LocalBoxFuture, join_all};
+use lockkeeper::{Lockkeeper, Result};
+use lockkeeper_core::{BootInstant, Expect, Fence, Grant, Page, Wait};
+use lockkeeper_testkit::laws::{name, request, with};
 use lockkeeper_testkit::servers::{
     self, EtcdOptions, PostgresOptions, RedisOptions, Server, ZooKeeperOptions,
 };
@@ -18,12 +22,14 @@ use tracing::{Event, Metadata, Subscriber};
 
 /// Letters and digits only, so that it stands in an address as it is.
 const CANARY: &str = "K4n4r13nv0g3l";
-const SCHEMES: [&str; 13] = [
+const SCHEMES: [&str; 15] = [
     "redis",
     "rediss",
     "redis+unix",
     "redis+sentinel",
+    "rediss+sentinel",
     "redis+cluster",
+    "rediss+cluster",
     "redlock",
     "redlocks",
     "postgres",
@@ -151,6 +157,14 @@ async fn addresses_that_are_wrong_are_not_repeated() {
         "me:@C@@h,h,h/x?timeout=never",
         "me:@C@@h,h,h/x?poll=1ms",
         "me:@C@@h/?ca=/nowhere&cert=/nowhere",
+        "me:%2F@C@@h:port",
+        "me:%2F@C@@h,h,h/x?nonsense=1",
+        "h,h,h/x?password=@C@",
+        "h,h,h/x?@C@",
+        "me:1?timeout=@C@@h",
+        "h.invalid/x?sentinel_password=@C@&timeout=100ms",
+        "h/x?sentinel_user=me&sentinel_password=@C@&nonsense=1",
+        "h/x?sentinel_password=@C@%zz",
     ];
     for scheme in SCHEMES {
         for shape in shapes {
@@ -164,8 +178,8 @@ async fn addresses_that_are_wrong_are_not_repeated() {
     }
 }
 
-/// A port at which nobody listens.
-fn nobody() -> SocketAddr {
+/// A port at which no server listens.
+fn closed_port() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
@@ -193,14 +207,14 @@ fn addresses(host: &str) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn servers_that_are_not_there_are_not_told_the_password_in_the_error() {
+async fn the_error_for_an_unreachable_server_has_no_password() {
     let _turn = listen().await;
-    for host in [nobody().to_string(), "host.invalid".to_owned()] {
+    for host in [closed_port().to_string(), "host.invalid".to_owned()] {
         for url in addresses(&host) {
             refused(&url).await;
         }
     }
-    // Somebody is there, and speaks another language.
+    // A server listens, and speaks another protocol.
     let web = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = web.local_addr().unwrap();
     std::thread::spawn(move || {
@@ -220,6 +234,8 @@ async fn options_do_not_show_it() {
     silent("redis", &lockkeeper_redis::Options::from_url(&fill("redis://me:@C@h")).unwrap());
     silent("redis", &lockkeeper_redis::Options::from_url(&fill("redis://me:@C@h")).unwrap().access);
     silent("sentinel", &lockkeeper_redis::Options::from_url(&fill("redis+sentinel://me:@C@h/m")).unwrap());
+    let both = fill("redis+sentinel://me:@C@h/m?sentinel_user=me&sentinel_password=") + CANARY;
+    silent("sentinels", &lockkeeper_redis::Options::from_url(&both).unwrap());
     silent("redlock", &lockkeeper_redlock::Options::from_url(&fill("redlock://me:@C@a,b,c")).unwrap());
     silent("postgres", &lockkeeper_postgres::Options::from_url(&fill("postgres://me:@C@h/db")).unwrap());
     silent("etcd", &lockkeeper_etcd::Options::from_url(&fill("etcd://me:@C@h")).unwrap());
@@ -229,7 +245,51 @@ async fn options_do_not_show_it() {
         "dynamodb",
         &lockkeeper_dynamodb::Options::from_url(&fill("dynamodb://me:@C@region/table")).unwrap(),
     );
-    silent("address", &lockkeeper_core::Address::parse(&fill("redis://me:@C@h")).unwrap());
+    silent("address", &lockkeeper_core::StoreUrl::parse(&fill("redis://me:@C@h")).unwrap());
+}
+
+/// Makes every call, while none can be answered: each ends with an error, or is given up.
+async fn fail(story: &str, keeper: &Lockkeeper) {
+    let store = keeper.store();
+    let (name, asked) =
+        (name("y"), with(request("y"), |request| request.wait = Wait::For(Duration::from_millis(300))));
+    let grant = Grant {
+        key: asked.key.clone(),
+        fence: Fence::MIN,
+        mode: asked.mode,
+        ttl: asked.ttl,
+        sent_at: BootInstant::default(),
+        lease: asked.ttl,
+    };
+    let page = Page::FIRST;
+    let builder = keeper.lock("z").ttl(Duration::from_secs(1)).wait(Duration::from_millis(300));
+    let brief = Duration::from_secs(4);
+    // Of what is no error only that it is none is shown: an answer cannot have the password in it.
+    macro_rules! call {
+        ($($call:expr),+ $(,)?) => {
+            let calls: Vec<LocalBoxFuture<'_, Result<()>>> =
+                vec![$(async { $call.await.map(|_| ()) }.boxed_local()),+];
+            let ends = join_all(calls.into_iter().map(|call| tokio::time::timeout(brief, call))).await;
+            let told = format!("{ends:?}");
+            assert!(told.contains("Err"), "{story}: nothing failed: {told}");
+            silent(story, &told);
+        };
+    }
+    call! {
+        store.acquire(&asked),
+        builder.acquire(),
+        store.renew(std::slice::from_ref(&grant)),
+        store.release(&asked.key),
+        store.inspect(&name),
+        store.list("", &page),
+        store.watch(""),
+        store.revoke(&name, "why not"),
+        store.break_lock(&name, "why not"),
+        store.read(&name),
+        store.write(&name, b"v", Expect::Any, None),
+        store.delete(&name, Expect::Any),
+        store.scan("", &page),
+    }
 }
 
 /// Logs in with the canary, works, and loses the server; then logs in with a canary that is wrong.
@@ -242,11 +302,11 @@ async fn use_up(story: &str, url: &str, server: Option<&mut Server>, wrong: Opti
     silent(story, &guard);
     silent(story, &keeper.profile());
     if let Some(server) = server {
+        server.pause();
+        fail(story, &keeper).await;
+        server.resume();
         tokio::task::block_in_place(|| server.kill9());
-        let asked = keeper.lock("y").ttl(Duration::from_secs(2)).wait(Duration::from_secs(2)).acquire();
-        if let Ok(Err(error)) = tokio::time::timeout(Duration::from_secs(20), asked).await {
-            silent(story, &error);
-        }
+        fail(story, &keeper).await;
         tokio::task::block_in_place(|| server.restart());
     }
     drop(guard);
@@ -272,6 +332,41 @@ async fn redis_and_redlock_log_in_in_silence() {
     let url = format!("redis://:{CANARY}@{}?timeout=500ms", server.addr());
     let wrong = format!("redis://me:{CANARY}x@{}", server.addr());
     use_up("redis", &url, Some(&mut server), Some(wrong)).await;
+}
+
+/// Every node of a cluster, and the sentinels beside the server, are told a password.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clusters_and_sentinels_are_logged_in_to_in_silence() {
+    let _turn = listen().await;
+    let user = |addr: SocketAddr| {
+        let rights = ["~*", "&*", "+@all"];
+        let password = format!(">{CANARY}");
+        let words = ["ACL", "SETUSER", "me", "on", password.as_str()].into_iter().chain(rights);
+        servers::redis_call(addr, &words.collect::<Vec<_>>()).unwrap();
+    };
+    let Ok(mut cluster) = servers::redis_cluster(1) else { return };
+    let node = cluster.addrs()[0];
+    user(node);
+    let url = |password: &str| format!("redis+cluster://me:{password}@{node}?timeout=500ms");
+    let wrong = refused(&url(&format!("{CANARY}x"))).await;
+    assert!(wrong.contains("WRONGPASS"), "{wrong}");
+    use_up("cluster", &url(CANARY), Some(cluster.node_mut(0)), None).await;
+
+    let Ok(mut fleet) = servers::redis_sentinel(RedisOptions::default()) else { return };
+    fleet.sentinels().into_iter().chain([fleet.pair.primary().addr()]).for_each(user);
+    let sentinels: Vec<String> = fleet.sentinels().iter().map(ToString::to_string).collect();
+    let (at, name) = (sentinels.join(","), servers::RedisSentinel::NAME);
+    let url = |server: &str, sentinel: &str| {
+        format!(
+            "redis+sentinel://me:{server}@{at}/{name}?timeout=500ms&sentinel_user=me&sentinel_password={sentinel}"
+        )
+    };
+    let wrong = format!("{CANARY}x");
+    for url in [url(CANARY, &wrong), url(&wrong, CANARY)] {
+        let wrong = refused(&url).await;
+        assert!(wrong.contains("WRONGPASS"), "{wrong}");
+    }
+    use_up("sentinel", &url(CANARY, CANARY), Some(fleet.pair.primary_mut()), None).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -4,8 +4,10 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lockkeeper::{Clock, Error, Guard, Lockkeeper, Release, Result, Store};
-use lockkeeper_core::{Acquired, Ask, Claim, Grant, Moment, Renewal, Wait};
+use lockkeeper::{Clock, Error, Guard, Lockkeeper, ReleaseOutcome, Result, Store};
+use lockkeeper_core::{
+    AcquireOutcome, Attempt, BootInstant, Grant, LockRequest, RenewOutcome, RequestKey, Wait,
+};
 use lockkeeper_host::VirtualClock;
 use lockkeeper_memory::MemoryStore;
 
@@ -18,31 +20,33 @@ struct Broken {
     /// How many calls break, and how long each lasts until then.
     breaks: usize,
     lasts: Duration,
-    calls: Mutex<Vec<(Moment, Wait)>>,
+    calls: Mutex<Vec<(BootInstant, Wait)>>,
+    attempts: Mutex<Vec<Attempt>>,
     /// No release gets through.
-    deaf: AtomicBool,
+    releases_fail: AtomicBool,
 }
 
 lockkeeper_testkit::forward!(Broken, {
-    async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
+    async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
+        self.attempts.lock().unwrap().push(request.key.attempt);
         let before = {
             let mut calls = self.calls.lock().unwrap();
-            calls.push((self.clock.now(), ask.wait));
+            calls.push((self.clock.now(), request.wait));
             calls.len() - 1
         };
         if before < self.breaks {
             self.clock.advance(self.lasts);
             return Err(Error::Unknown("the connection was cut".into()));
         }
-        self.store.acquire(ask).await
+        self.store.acquire(request).await
     }
-    async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
+    async fn renew(&self, grants: &[Grant]) -> Result<Vec<RenewOutcome>> {
         self.store.renew(grants).await
     }
-    async fn release(&self, claim: &Claim) -> Result<Release> {
-        match self.deaf.load(SeqCst) {
+    async fn release(&self, key: &RequestKey) -> Result<ReleaseOutcome> {
+        match self.releases_fail.load(SeqCst) {
             true => Err(Error::Unavailable("no server".into())),
-            false => self.store.release(claim).await,
+            false => self.store.release(key).await,
         }
     }
 });
@@ -55,7 +59,8 @@ fn broken(breaks: usize, lasts: Duration) -> (VirtualClock, Arc<Broken>, Lockkee
         breaks,
         lasts,
         calls: Mutex::default(),
-        deaf: AtomicBool::new(false),
+        attempts: Mutex::default(),
+        releases_fail: AtomicBool::new(false),
     });
     let keeper = Lockkeeper::with_store(broken.clone(), Arc::new(clock.clone()));
     (clock, broken, keeper)
@@ -91,9 +96,22 @@ async fn a_retry_waits_for_what_is_left_of_the_wait() {
     assert!(calls.last().unwrap().0.since(began) <= wait, "{calls:?}");
 }
 
+/// The library gave up a ttl after the first unknown outcome, though the caller was ready to wait for longer: its request lost its
+/// position in the queue, or its grant.
+#[tokio::test]
+async fn a_request_is_retried_until_its_wait_ends() {
+    let (ttl, lasts) = (Duration::from_secs(1), Duration::from_secs(2));
+    let (clock, broken, keeper) = broken(5, lasts);
+    let guard = answered(&clock, keeper.lock("x").ttl(ttl).wait(TTL).acquire()).await.unwrap();
+    assert!(guard.is_held());
+    let attempts = broken.attempts.lock().unwrap().clone();
+    assert_eq!(attempts.len(), 6);
+    assert!(attempts.iter().all(|attempt| *attempt == attempts[0]), "the same attempt each time");
+}
+
 /// The time for retries counted from the beginning of the wait: the first unknown outcome of a waiter older than its ttl was the last.
 #[tokio::test]
-async fn a_waiter_older_than_its_ttl_is_asked_for_again() {
+async fn a_waiter_older_than_its_ttl_is_retried() {
     let (clock, broken, keeper) = broken(1, TTL * 2);
     let guard = answered(&clock, keeper.lock("x").ttl(TTL).acquire()).await.unwrap();
     assert!(guard.is_held());
@@ -101,7 +119,7 @@ async fn a_waiter_older_than_its_ttl_is_asked_for_again() {
 }
 
 #[tokio::test]
-async fn an_outcome_is_asked_for_until_a_ttl_after_it_became_unknown() {
+async fn an_unknown_outcome_is_retried_for_a_ttl() {
     let lasts = Duration::from_secs(1);
     let (clock, broken, keeper) = broken(usize::MAX, lasts);
     let told = answered(&clock, keeper.lock("x").ttl(TTL).acquire()).await;
@@ -123,7 +141,7 @@ async fn a_queued_request_is_withdrawn_however_long_that_takes() {
     while waiting().await == 0 {
         tokio::task::yield_now().await;
     }
-    broken.deaf.store(true, SeqCst);
+    broken.releases_fail.store(true, SeqCst);
     waits.abort();
     assert!(waits.await.is_err());
     let settled = keeper.clone();
@@ -137,7 +155,7 @@ async fn a_queued_request_is_withdrawn_however_long_that_takes() {
         keeper.quiesce().await;
     }
     assert_eq!(waiting().await, 1, "no release got through");
-    broken.deaf.store(false, SeqCst);
+    broken.releases_fail.store(false, SeqCst);
     for _ in 0..50 {
         clock.advance(TTL / 10);
         keeper.quiesce().await;

@@ -179,7 +179,7 @@ mod tests {
         }
         assert!(timeout(TIMEOUT * 100, &mut silence).await.is_err(), "all is answered");
         let _request = line.begin();
-        timeout(TIMEOUT * 2, silence).await.expect("nobody replies");
+        timeout(TIMEOUT * 2, silence).await.expect("the server does not reply");
     }
 
     /// Callers that give up faster than the timeout used to keep a dead connection alive for ever.

@@ -2,7 +2,7 @@
 //!
 //! - [`laws`]: what every store promises, and [`bugs`]: the planted bugs that the laws must catch.
 //! - [`fenced`]: what every resource that checks the fence promises, and the story of the paused process.
-//! - [`Rehearsal`]: a keeper on a clock that you turn, to try loss, pause and expiry in milliseconds in your own tests.
+//! - [`SimulatedKeeper`]: a keeper on a clock that you turn, to try loss, pause and expiry in milliseconds in your own tests.
 //! - [`history`]: a recorder, and checkers that find two holders, a fence that went back, a stale write.
 //! - [`proxy`]: a TCP proxy that cuts, holds, resets, duplicates and throttles at message boundaries.
 //! - [`servers`]: starters for real servers; [`resource`]: things for a lock to protect, fenced and not.
@@ -12,8 +12,8 @@ pub mod fenced;
 pub mod history;
 pub mod laws;
 pub mod proxy;
-mod rehearsal;
 pub mod resource;
 pub mod servers;
+mod simulated_keeper;
 
-pub use rehearsal::Rehearsal;
+pub use simulated_keeper::SimulatedKeeper;

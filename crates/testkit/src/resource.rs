@@ -24,12 +24,12 @@ pub struct Accepted {
 
 /// A file that refuses writes older than one it has taken. Any number of processes may share it.
 #[derive(Clone, Debug)]
-pub struct FencedFile(Log);
+pub struct CheckedFile(Log);
 
-impl FencedFile {
+impl CheckedFile {
     /// The resource at `path`. It is made by the first write.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        FencedFile(Log(path.into()))
+        CheckedFile(Log(path.into()))
     }
 
     /// Writes `value`, unless a higher fence was seen. The fence of the newest write is taken again: a holder may write
@@ -58,14 +58,14 @@ impl FencedFile {
     }
 }
 
-/// The twin of [`FencedFile`] that takes everything: it shows what the fence is there for.
+/// The twin of [`CheckedFile`] that takes everything: it shows what the fence is there for.
 #[derive(Clone, Debug)]
-pub struct UnfencedFile(Log);
+pub struct UncheckedFile(Log);
 
-impl UnfencedFile {
+impl UncheckedFile {
     /// The resource at `path`. It is made by the first write.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        UnfencedFile(Log(path.into()))
+        UncheckedFile(Log(path.into()))
     }
 
     /// Writes `value`, whatever the fence.

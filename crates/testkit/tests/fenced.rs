@@ -7,18 +7,18 @@ use std::sync::{Arc, Mutex, OnceLock};
 use async_trait::async_trait;
 use futures_util::FutureExt;
 use lockkeeper_fenced::Fenced;
-use lockkeeper_testkit::fenced::{Bug, Harness, Table};
+use lockkeeper_testkit::fenced::{FaultyResource, FencedHarness, ResourceBug};
 
 /// The tables of this process by their addresses, since an address is text.
-fn tables() -> &'static Mutex<HashMap<String, Table>> {
-    static TABLES: OnceLock<Mutex<HashMap<String, Table>>> = OnceLock::new();
+fn tables() -> &'static Mutex<HashMap<String, FaultyResource>> {
+    static TABLES: OnceLock<Mutex<HashMap<String, FaultyResource>>> = OnceLock::new();
     TABLES.get_or_init(Mutex::default)
 }
 
 struct InMemory(String);
 
 impl InMemory {
-    fn new(table: Table) -> Self {
+    fn new(table: FaultyResource) -> Self {
         let mut tables = tables().lock().unwrap();
         let address = tables.len().to_string();
         tables.insert(address.clone(), table);
@@ -27,11 +27,11 @@ impl InMemory {
 }
 
 #[async_trait]
-impl Harness for InMemory {
+impl FencedHarness for InMemory {
     const INTERLEAVINGS: u64 = 10_000;
 
     async fn start() -> Option<Self> {
-        Some(InMemory::new(Table::default()))
+        Some(InMemory::new(FaultyResource::default()))
     }
 
     fn address(&self) -> String {
@@ -43,7 +43,7 @@ impl Harness for InMemory {
     }
 
     async fn twin(_: &str) -> Arc<dyn Fenced> {
-        Arc::new(Table::bugged(Bug::CheckRemoved))
+        Arc::new(FaultyResource::bugged(ResourceBug::CheckRemoved))
     }
 }
 
@@ -58,8 +58,8 @@ macro_rules! planted_tests {
         $(
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $law() {
-                for bug in [$(Bug::$bug),*] {
-                    let harness = InMemory::new(Table::bugged(bug));
+                for bug in [$(ResourceBug::$bug),*] {
+                    let harness = InMemory::new(FaultyResource::bugged(bug));
                     let law = lockkeeper_testkit::fenced::$law(harness);
                     let caught = AssertUnwindSafe(law).catch_unwind().await;
                     assert!(caught.is_err(), "the law did not notice {bug:?}");

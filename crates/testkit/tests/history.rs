@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use lockkeeper_core::Fence;
 use lockkeeper_testkit::history::{
-    self, Demand, Event, History, Pause, Recorder, Rule, Verdict, Violation, contended, exclusion, fences,
-    laws, no_signals, owners, residue, resource, signals, stale_writes, verdict,
+    self, Demand, History, HistoryEvent, HistoryRecorder, HistoryVerdict, Pause, Rule, Violation, contended,
+    exclusion, fences, laws, no_signals, owners, residue, resource, signals, stale_writes, verdict,
 };
 use lockkeeper_testkit::resource::Accepted;
 use lockkeeper_testkit::servers::TempDir;
@@ -25,7 +25,7 @@ fn story(text: &str) -> History {
             let text = matches!(key, "lock" | "owner" | "mode" | "error" | "value");
             json[key] = if text { value.into() } else { value.parse::<u64>().unwrap().into() };
         }
-        serde_json::from_value::<Event>(json).unwrap()
+        serde_json::from_value::<HistoryEvent>(json).unwrap()
     }))
 }
 
@@ -175,7 +175,7 @@ fn only_the_owner_renews_and_releases_and_only_once() {
     assert_one(&owners(&story(&stale)), Rule::Owner, "did not hold", &[160, 175]);
     // While the holder changes, both may be told the truth.
     assert_clean(&with("155 p1 renew invoke a1\n168 p1 renew ok a1"));
-    // An ask that was never granted leaves the line while somebody else holds the lock.
+    // A request that was never granted leaves the queue while another client holds the lock.
     assert_clean(&with("162 p2 release invoke a2\n165 p2 release ok a2"));
 }
 
@@ -239,7 +239,7 @@ fn a_resource_takes_writes_in_the_order_of_fences_and_loses_none() {
     assert_one(&check(&[(2, "two"), (1, "one")]), Rule::Resource, "after fence 2", &[40, 20]);
     assert_one(&check(&[(1, "one")]), Rule::Resource, "is lost", &[40]);
     assert_one(&check(&[(1, "one"), (2, "two"), (2, "two")]), Rule::Resource, "taken 2 times", &[]);
-    assert_one(&check(&[(1, "one"), (2, "two"), (9, "who")]), Rule::Resource, "nobody wrote", &[]);
+    assert_one(&check(&[(1, "one"), (2, "two"), (9, "who")]), Rule::Resource, "no client wrote", &[]);
     assert_one(&check(&[(1, "one"), (1, "late"), (2, "two")]), Rule::Resource, "taken all the same", &[60]);
     assert_eq!(stale_writes(&log(&[(1, "a"), (3, "b"), (2, "c"), (3, "d"), (1, "e")])).count(), 2);
 }
@@ -258,13 +258,15 @@ fn a_run_in_which_nothing_happened_is_invalid_and_not_green() {
         (Demand { operations: 0, faults: 3, contended: 0 }, 2, "2 of at least 3 faults"),
         (Demand { operations: 0, faults: 0, contended: 3 }, 0, "2 of at least 3 asks"),
     ] {
-        let Verdict::Invalid(text) = verdict(&history, demand, fired, vec![]) else { panic!("{demand:?}") };
+        let HistoryVerdict::Invalid(text) = verdict(&history, demand, fired, vec![]) else {
+            panic!("{demand:?}")
+        };
         assert!(text.len() == 1 && text[0].contains(missing), "{text:?}");
         let red = verdict(&history, demand, fired, residue(&history, [("x", "a key")]));
-        assert!(matches!(red, Verdict::Red(_)), "a violation counts all the same");
+        assert!(matches!(red, HistoryVerdict::Red(_)), "a violation counts all the same");
     }
     let empty = verdict(&History::default(), Demand { operations: 1, faults: 1, contended: 1 }, 0, vec![]);
-    assert!(matches!(empty, Verdict::Invalid(missing) if missing.len() == 3));
+    assert!(matches!(empty, HistoryVerdict::Invalid(missing) if missing.len() == 3));
 }
 
 #[test]
@@ -273,10 +275,11 @@ fn many_threads_write_one_history_and_no_line_is_torn() {
     let path = dir.join("run.jsonl");
     std::thread::scope(|scope| {
         for n in 0..8 {
-            let recorder = Recorder::new(&path, format!("p{n}")).unwrap();
+            let recorder = HistoryRecorder::new(&path, format!("p{n}")).unwrap();
             scope.spawn(move || {
                 for k in 0..200 {
-                    recorder.record(Event::invoke(history::Op::Write, "x").value("long".repeat(k)));
+                    recorder
+                        .record(HistoryEvent::invoke(history::Operation::Write, "x").value("long".repeat(k)));
                 }
             });
         }
@@ -292,7 +295,7 @@ fn a_correct_lock_breaks_no_rule_and_every_bug_is_caught_by_its_rule() {
     for seed in 0..100 {
         let run = sim::run(seed, None);
         assert!(run.history.events().len() > 200, "seed {seed}: too little happened");
-        assert!(contended(&run.history) > 10, "seed {seed}: nobody had to wait");
+        assert!(contended(&run.history) > 10, "seed {seed}: no client had to wait");
         let found = run.violations();
         assert!(found.is_empty(), "seed {seed}: {}", found[0]);
     }

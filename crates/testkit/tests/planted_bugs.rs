@@ -1,5 +1,6 @@
 //! Every law catches the bug that was planted for it: a law that stays green on a broken store proves nothing.
 
+use std::any::Any;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,8 +51,14 @@ impl<const BUG: u8> Harness for Planted<BUG> {
     }
 }
 
+/// What a panic said.
+fn text_of(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
+}
+
 macro_rules! planted_tests {
-    ([] $($group:ident::$law:ident => $bug:ident,)*) => {
+    ([] $($group:ident::$law:ident => $bug:ident: $text:literal,)*) => {
         pub const ALL: &[Bug] = &[$(Bug::$bug),*];
         $(
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -59,8 +66,14 @@ macro_rules! planted_tests {
                 lockkeeper_testkit::laws::set_patience(Duration::from_secs(3));
                 let harness = Planted::<{ Bug::$bug as u8 }>::start().await.expect("memory is always there");
                 let law = lockkeeper_testkit::laws::$group::$law(harness);
-                let caught = AssertUnwindSafe(law).catch_unwind().await;
-                assert!(caught.is_err(), "the law did not notice {:?}", Bug::$bug);
+                let caught = AssertUnwindSafe(law).catch_unwind().await.err();
+                let failed = caught.map(|panic| text_of(&*panic)).expect("the law did not notice the bug");
+                assert!(
+                    failed.contains($text),
+                    "{:?} was noticed at another assertion than the law's own ({:?}): {failed}",
+                    Bug::$bug,
+                    $text
+                );
             }
         )*
     };

@@ -5,18 +5,18 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use lockkeeper::{Lockkeeper, Page};
-use lockkeeper_testkit::history::{self, Demand, Event, History, Op, Recorder};
-use lockkeeper_testkit::resource::{Accepted, CounterFile, FencedFile, UnfencedFile};
+use lockkeeper_testkit::history::{self, Demand, History, HistoryEvent, HistoryRecorder, Operation};
+use lockkeeper_testkit::resource::{Accepted, CheckedFile, CounterFile, UncheckedFile};
 use lockkeeper_testkit::servers::TempDir;
 use rustix::process::{Pid, Signal, kill_process};
 
-struct Place {
+struct ServerSite {
     dir: TempDir,
 }
 
-impl Place {
+impl ServerSite {
     fn new() -> Self {
-        Place { dir: TempDir::new("processes") }
+        ServerSite { dir: TempDir::new("processes") }
     }
 
     fn store(&self) -> String {
@@ -54,7 +54,7 @@ struct Late {
 }
 
 impl Late {
-    fn start(place: &Place, ttl: Duration) -> Self {
+    fn start(place: &ServerSite, ttl: Duration) -> Self {
         let file = |key: &str| format!("{key}={}", place.dir.join(key).display());
         let mut child = place
             .contender("late", &[format!("ttl_ms={}", ttl.as_millis()), file("fenced"), file("unfenced")]);
@@ -79,7 +79,7 @@ impl Late {
 async fn forty_processes_count_to_twenty_thousand_and_lose_none() {
     const PROCESSES: usize = 40;
     let times = 500;
-    let place = Place::new();
+    let place = ServerSite::new();
     let counter = CounterFile::new(place.dir.join("counter"));
     let more = [format!("times={times}"), format!("counter={}", counter.path().display())];
     let children: Vec<Child> = (0..PROCESSES).map(|_| place.contender("count", &more)).collect();
@@ -101,7 +101,7 @@ async fn forty_processes_count_to_twenty_thousand_and_lose_none() {
 #[tokio::test]
 async fn without_the_lock_the_same_counting_loses_some() {
     // The twin that shows that the test above can fail: each process has a lock of its own.
-    let place = Place::new();
+    let place = ServerSite::new();
     let counter = CounterFile::new(place.dir.join("counter"));
     let children: Vec<Child> = (0..8)
         .map(|i| {
@@ -121,7 +121,7 @@ async fn without_the_lock_the_same_counting_loses_some() {
 #[tokio::test]
 async fn a_killed_holder_frees_its_lock_at_once() {
     // A ttl so long that waiting for it would be noticed.
-    let place = Place::new();
+    let place = ServerSite::new();
     let mut holder = Late::start(&place, Duration::from_secs(3600));
     let keeper = Lockkeeper::open(&place.store()).await.unwrap();
     let waiting = keeper.clone();
@@ -140,20 +140,20 @@ async fn a_killed_holder_frees_its_lock_at_once() {
 
 #[tokio::test]
 async fn a_holder_stopped_past_its_ttl_knows_it_and_its_write_is_refused() {
-    let place = Place::new();
+    let place = ServerSite::new();
     let mut late = Late::start(&place, Duration::from_secs(2));
     late.signal(Signal::STOP);
 
-    // Somebody else gets the lock once the ttl is over, and writes.
+    // Another process gets the lock once the ttl is over, and writes.
     let keeper = Lockkeeper::open(&place.store()).await.unwrap();
     let rival = keeper.lock("orders/42").acquire().await.unwrap();
-    let recorder = Recorder::new(place.dir.join("history.jsonl"), "rival").unwrap();
+    let recorder = HistoryRecorder::new(place.dir.join("history.jsonl"), "rival").unwrap();
     let (fenced, unfenced) =
-        (FencedFile::new(place.dir.join("fenced")), UnfencedFile::new(place.dir.join("unfenced")));
-    recorder.record(Event::invoke(Op::Write, "orders/42").fence(rival.fence()).value("rival"));
+        (CheckedFile::new(place.dir.join("fenced")), UncheckedFile::new(place.dir.join("unfenced")));
+    recorder.record(HistoryEvent::invoke(Operation::Write, "orders/42").fence(rival.fence()).value("rival"));
     fenced.write(rival.fence(), "rival").unwrap();
     unfenced.write(rival.fence(), "rival").unwrap();
-    recorder.record(Event::ok(Op::Write, "orders/42").fence(rival.fence()).value("rival"));
+    recorder.record(HistoryEvent::ok(Operation::Write, "orders/42").fence(rival.fence()).value("rival"));
 
     late.signal(Signal::CONT);
     writeln!(late.input, "go on").unwrap();

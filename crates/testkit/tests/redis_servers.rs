@@ -102,9 +102,9 @@ fn sentinels_name_the_replica_when_the_primary_is_killed() {
 
     fleet.sentinel_mut(0).restart();
     let late = fleet.sentinels()[0];
-    let ask = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster"];
+    let request = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "mymaster"];
     let said = format!("{}\n{}", replica.ip(), replica.port());
-    eventually("the one that slept learns of it", || call(late, &ask) == said);
+    eventually("the one that slept learns of it", || call(late, &request) == said);
     let all = fleet.sentinels();
     drop(fleet);
     assert!(all.into_iter().all(gone));

@@ -5,7 +5,7 @@ use std::sync::Barrier;
 
 use lockkeeper_core::{Error, Fence};
 use lockkeeper_testkit::history::stale_writes;
-use lockkeeper_testkit::resource::{CounterFile, FencedFile, Ledger, UnfencedFile};
+use lockkeeper_testkit::resource::{CheckedFile, CounterFile, Ledger, UncheckedFile};
 use lockkeeper_testkit::servers::TempDir;
 
 fn fence(n: u64) -> Fence {
@@ -15,7 +15,7 @@ fn fence(n: u64) -> Fence {
 #[test]
 fn a_late_writer_is_told_what_was_seen() {
     let dir = TempDir::new("fenced");
-    let file = FencedFile::new(dir.join("f"));
+    let file = CheckedFile::new(dir.join("f"));
     assert!(file.read().unwrap().is_none());
     file.write(fence(5), "five").unwrap();
     file.write(fence(5), "five again").unwrap();
@@ -41,7 +41,7 @@ fn a_late_writer_is_told_what_was_seen() {
 fn child_writes() {
     let dir = std::path::PathBuf::from(std::env::var("TEST_DIR").unwrap());
     let me: u64 = std::env::var("TEST_ME").unwrap().parse().unwrap();
-    let (fenced, unfenced) = (FencedFile::new(dir.join("fenced")), UnfencedFile::new(dir.join("unfenced")));
+    let (fenced, unfenced) = (CheckedFile::new(dir.join("fenced")), UncheckedFile::new(dir.join("unfenced")));
     let counter = CounterFile::new(dir.join("counter"));
     let mut refused = 0;
     for n in 1..=300 {
@@ -76,10 +76,10 @@ fn processes_that_overtake_each_other_are_kept_in_order_by_the_fence_only() {
         let text = String::from_utf8(output.stdout).unwrap();
         refused += text.lines().find_map(|l| l.strip_prefix("refused=")).unwrap().parse::<usize>().unwrap();
     }
-    let fenced = FencedFile::new(dir.join("fenced")).accepted().unwrap();
+    let fenced = CheckedFile::new(dir.join("fenced")).accepted().unwrap();
     assert_eq!(stale_writes(&fenced).count(), 0);
     assert_eq!(fenced.len() + refused, 4 * 300);
-    let unfenced = UnfencedFile::new(dir.join("unfenced")).accepted().unwrap();
+    let unfenced = UncheckedFile::new(dir.join("unfenced")).accepted().unwrap();
     assert_eq!(unfenced.len(), 4 * 300, "it takes everything, and loses nothing");
     assert!(stale_writes(&unfenced).count() > 0, "the twin has to show the harm");
 }
@@ -87,7 +87,7 @@ fn processes_that_overtake_each_other_are_kept_in_order_by_the_fence_only() {
 #[test]
 fn threads_are_kept_in_order_too() {
     let dir = TempDir::new("fenced");
-    let file = FencedFile::new(dir.join("f"));
+    let file = CheckedFile::new(dir.join("f"));
     std::thread::scope(|scope| {
         for me in 0..4 {
             let file = &file;
@@ -144,7 +144,7 @@ fn who_looked_and_was_stopped_cannot_enter_what_its_successor_has() {
             taken => assert!(!fenced && taken.is_ok()),
         }
         assert_eq!(ledger.entries("k").unwrap().len(), entries);
-        // Whoever died after its entry is found out by the next one, who enters nothing.
+        // The next process finds the entry of a process that died after it, and enters nothing.
         assert_eq!(ledger.look("k", fence(12)).unwrap().as_deref(), Some("successor"));
         assert_eq!(ledger.look("other", fence(1)).unwrap(), None);
     }

@@ -1,4 +1,4 @@
-//! The servers of the tests are real, start where nobody is in their way, and are gone afterwards.
+//! The servers of the tests are real, start on free ports, and are gone afterwards.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use lockkeeper_testkit::servers::{
-    self, AppendOnly, EtcdOptions, Launch, Place, PostgresOptions, Program, RedisOptions, Server, Signal,
-    ZooKeeperOptions, redis_call, redis_socket,
+    self, AppendOnly, EtcdOptions, Launch, PostgresOptions, Program, RedisOptions, Server, ServerSite,
+    Signal, ZooKeeperOptions, redis_call, redis_socket,
 };
 
 fn alive(pid: u32) -> bool {
@@ -33,7 +33,7 @@ fn redis_keeps_its_data_and_its_port_over_kill_and_restart_if_told_to() {
     let first = redis.pid().unwrap();
     redis.kill9();
     assert!(!alive(first) && redis.pid().is_none());
-    assert!(redis_call(addr, &["GET", "k"]).is_err(), "nobody is there");
+    assert!(redis_call(addr, &["GET", "k"]).is_err(), "no server is there");
     redis.restart();
     assert_eq!(redis.addr(), addr);
     assert_eq!(redis_call(addr, &["GET", "k"]).unwrap(), "v");
@@ -103,7 +103,7 @@ impl Session {
         session
     }
 
-    fn ask(&mut self, sql: &str) {
+    fn request(&mut self, sql: &str) {
         let length = (sql.len() as u32 + 5).to_be_bytes();
         self.0.write_all(&[b"Q", &length[..], sql.as_bytes(), b"\0"].concat()).unwrap();
     }
@@ -132,7 +132,7 @@ fn postgres_starts_stops_and_its_sessions_are_paused_and_killed_with_it() {
     let addr = postgres.addr();
     let mut session = Session::open(&postgres);
     postgres.pause();
-    session.ask("select 'awake' || current_setting('max_connections')");
+    session.request("select 'awake' || current_setting('max_connections')");
     assert!(!session.hears("awake10", Duration::from_millis(300)), "it was not paused with its server");
     postgres.resume();
     assert!(session.hears("awake10", Duration::from_secs(20)));
@@ -172,17 +172,17 @@ fn etcd_starts_again_after_a_kill() {
 #[test]
 fn zookeeper_starts_again_after_a_kill() {
     let Ok(mut zookeeper) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
-    let ask = |server: &Server| {
+    let request = |server: &Server| {
         let mut stream = TcpStream::connect(server.addr()).unwrap();
         stream.write_all(b"srvr").unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         answer
     };
-    assert!(ask(&zookeeper).contains("Mode: standalone"));
+    assert!(request(&zookeeper).contains("Mode: standalone"));
     zookeeper.kill9();
     zookeeper.restart();
-    assert!(ask(&zookeeper).contains("Mode: standalone"));
+    assert!(request(&zookeeper).contains("Mode: standalone"));
 }
 
 /// A program that says something and ends.
@@ -195,16 +195,16 @@ impl Program for Broken {
     fn ports(&self) -> usize {
         1
     }
-    fn prepare(&self, _place: &Place) -> std::io::Result<()> {
+    fn prepare(&self, _place: &ServerSite) -> std::io::Result<()> {
         Ok(())
     }
-    fn launch(&self, _place: &Place) -> Launch {
+    fn launch(&self, _place: &ServerSite) -> Launch {
         Launch::new("/bin/sh", ["-c", "echo the disk is on fire; exit 3"])
     }
     fn stop_signal(&self) -> Signal {
         Signal::TERM
     }
-    fn ping(&self, _place: &Place, _pid: u32) -> std::io::Result<()> {
+    fn ping(&self, _place: &ServerSite, _pid: u32) -> std::io::Result<()> {
         Err(std::io::Error::other("no answer"))
     }
 }

@@ -1,181 +1,155 @@
-//! Asking once: what is there, what the rule says about it, and what is written then.
+//! Acquiring a lock: one try, and then polling in no order until the lock is granted or the wait ends.
 
 use std::time::Duration;
 
-use lockkeeper_core::rules::{Verdict, judge, judge_all};
-use lockkeeper_core::{Busy, Error, Fence, LockView, Mode, Result};
+use lockkeeper_core::{AcquireOutcome, BootInstant, Busy, Error, Grant, LockRequest, Mode, Result, Wait};
+use lockkeeper_host::sleep_until;
 
-use crate::book::{Hold, Intent, millis, millis_up};
-use crate::layout::owner_mark;
-use crate::revoke::refuse_revoked;
-use crate::sight::Phase;
-use crate::step::{Slot, Step, after};
-use crate::store::Shared;
-use crate::wait::Asking;
+use crate::admission::TryOutcome;
+use crate::backoff::jitter;
+use crate::cas::{CasDecision, WorkingCopy};
+use crate::codec::millis_up;
+use crate::keys::attempt_hash;
+use crate::pending_request::{PendingRequest, cancelled_error};
+use crate::store::DynamoInner;
 
-/// What came of asking once.
-pub enum Got {
-    Granted {
-        fence: Fence,
-        mode: Mode,
-        ttl: Duration,
-    },
-    /// Who is in the way, and for how long at most if they stay silent.
-    Busy(Busy, Duration),
+/// One call of `acquire`.
+pub struct AcquireCall<'a> {
+    pub request: &'a LockRequest,
+    pub attempt_hash: String,
+    until: BootInstant,
+    /// The first try was blocked, and the caller waits.
+    pub waits: bool,
 }
 
-impl Shared {
-    pub fn decide(&self, asking: &Asking<'_>, slots: &mut [Slot]) -> Result<Step<Got>> {
-        if let Some(got) = self.again(&asking.mark, slots)? {
-            return Ok(Step::Write(got));
-        }
-        let ask = asking.ask;
-        let owner = ask.owner.as_ref().map(owner_mark);
-        let verdicts: Vec<Verdict> = slots
-            .iter()
-            .map(|slot| {
-                let held = slot.page.book.holds.iter();
-                let held = held.filter(|hold| matches!(slot.sight.phase(hold), Phase::Held(_)));
-                match judge(owner, ask.mode, held.map(Hold::stake)) {
-                    Verdict::Free if slot.is_held_back() || slot.is_wanted(ask.mode) => Verdict::Blocked,
-                    verdict => verdict,
-                }
-            })
-            .collect();
-        match judge_all(ask, asking.waits, verdicts.iter().copied().map(Ok))? {
-            Verdict::Free => {
-                let fence = self.next_fence(slots)?;
-                Ok(Step::Write(self.admit(asking, slots, fence)))
-            }
-            Verdict::Reenter(fence) => {
-                refuse_revoked(slots, |hold| hold.fence == fence)?;
-                Ok(Step::Write(self.admit(asking, slots, fence)))
-            }
-            Verdict::Upgrade => Err(Error::Deadlock(ask.claim.names.iter().cloned().collect())),
-            Verdict::Blocked => {
-                let first = verdicts.iter().position(|verdict| *verdict != Verdict::Free).unwrap_or(0);
-                self.want(asking, slots);
-                let busy = Got::Busy(slots[first].busy(), slots[first].lasts());
-                Ok(if slots.iter().any(|slot| slot.dirty) { Step::Write(busy) } else { Step::Tell(busy) })
-            }
-        }
-    }
-
-    /// The same attempt again is the same ask, if it has all of its names still; its lease counts anew. Else what is left of it
-    /// goes, and it asks like any other.
-    fn again(&self, mark: &str, slots: &mut [Slot]) -> Result<Option<Got>> {
-        let first = slots[0].page.book.find(mark).cloned();
-        let alive = |slot: &Slot| {
-            let hold = slot.page.book.find(mark)?;
-            (first.as_ref().is_some_and(|first| first.fence == hold.fence) && self.lives(slot, hold))
-                .then_some(())
+impl DynamoInner {
+    pub async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
+        let clock = &*self.options.clock;
+        let until = match request.wait {
+            Wait::No => clock.now(),
+            Wait::For(time) => clock.now() + time,
+            Wait::Forever => BootInstant::NEVER,
         };
-        if let (Some(first), Some(())) = (&first, slots.iter().map(alive).collect::<Option<()>>()) {
-            refuse_revoked(slots, |hold| hold.mark == mark)?;
-            slots.iter_mut().for_each(|slot| slot.renew(mark));
-            let ttl = Duration::from_millis(first.span.ms);
-            return Ok(Some(Got::Granted { fence: first.fence, mode: first.mode, ttl }));
-        }
-        for slot in slots {
-            match slot.page.book.find(mark) {
-                Some(hold) if self.lives(slot, hold) => slot.end(mark),
-                Some(_) => slot.end_uncleanly(mark),
-                None => {}
+        let pending = self.pending.begin(request.key.attempt);
+        let attempt_hash = attempt_hash(&request.key.attempt);
+        let mut call = AcquireCall { request, attempt_hash, until, waits: false };
+        let busy = match self.try_acquire(&call).await? {
+            Ok(grant) => return self.return_grant(&pending, grant).await,
+            Err((busy, _)) if request.wait == Wait::No => busy,
+            Err(first) => {
+                call.waits = true;
+                match self.wait(&call, &pending, first).await? {
+                    Ok(grant) => return self.return_grant(&pending, grant).await,
+                    Err(busy) => busy,
+                }
             }
-        }
-        Ok(None)
+        };
+        self.share_observation(request).await;
+        Ok(AcquireOutcome::Busy(busy))
     }
 
-    fn admit(&self, asking: &Asking<'_>, slots: &mut [Slot], fence: Fence) -> Got {
-        let ask = asking.ask;
-        let several = ask.claim.names.count() > 1;
-        for slot in slots {
-            slot.tidy();
-            if ask.mode == Mode::Exclusive {
-                // Others who still want it alone will say so again.
-                slot.page.book.intent = None;
-            }
-            slot.page.fence = slot.page.fence.max(Some(fence));
-            let hold = Hold {
-                mark: asking.mark.clone(),
-                owner: ask.owner.as_ref().map(|owner| owner_mark(owner).to_hex()),
-                mode: ask.mode,
-                fence,
-                span: slot.span(millis_up(ask.ttl)),
-                lock_delay_ms: millis(ask.lock_delay),
-                min_hold_ms: millis(ask.min_hold),
-                since: slot.sight.wall,
-                holder: (*ask.holder).clone(),
-                names: if several { ask.claim.names.iter().cloned().collect() } else { Vec::new() },
-                revoked: None,
-            };
-            slot.page.book.add(hold);
+    /// Returns a grant to the caller, or releases it if the request was cancelled meanwhile.
+    async fn return_grant(&self, pending: &PendingRequest, grant: Grant) -> Result<AcquireOutcome> {
+        if !pending.is_cancelled() {
+            return Ok(AcquireOutcome::Granted(grant));
         }
-        Got::Granted { fence, mode: ask.mode, ttl: ask.ttl }
+        _ = self.release_holds(&grant.key).await;
+        Err(cancelled_error())
     }
 
-    /// Whoever waits to have a lock alone says so, or those who share it could go on for ever.
-    fn want(&self, asking: &Asking<'_>, slots: &mut [Slot]) {
-        if asking.ask.mode != Mode::Exclusive || !asking.waits {
+    async fn wait(
+        &self,
+        call: &AcquireCall<'_>,
+        pending: &PendingRequest,
+        (mut busy, mut lasts): (Busy, Duration),
+    ) -> Result<Result<Grant, Busy>> {
+        let clock = &*self.options.clock;
+        let queue = self.locks.queues.get(call.request.key.names.first());
+        let mut poller = None;
+        let mut tried = false;
+        loop {
+            if poller.is_none() {
+                tokio::select! {
+                    permit = queue.become_poller() => poller = Some(permit),
+                    () = pending.cancelled() => return Err(cancelled_error()),
+                    () = sleep_until(clock, call.until) => {}
+                }
+                // The poller before this waiter has just been granted the lock or given up, so a new poller tries at once.
+                lasts = if tried { lasts } else { Duration::ZERO };
+            }
+            if poller.is_some() && !lasts.is_zero() {
+                let poll = self.options.poll / 2 + jitter(self.options.poll / 2);
+                let at = clock.now() + poll.min(lasts + Duration::from_millis(1));
+                tokio::select! {
+                    () = queue.released() => {}
+                    () = pending.cancelled() => return Err(cancelled_error()),
+                    () = sleep_until(clock, at.min(call.until)) => {}
+                }
+            }
+            tried = true;
+            let last = clock.now() >= call.until;
+            match self.try_acquire(call).await {
+                Ok(Ok(grant)) => return Ok(Ok(grant)),
+                Ok(Err(now)) => (busy, lasts) = now,
+                // A waiter keeps waiting while DynamoDB is unreachable or throttles.
+                Err(error @ (Error::Unavailable(_) | Error::Unknown(_) | Error::Limited(_)))
+                    if !last && !pending.is_cancelled() =>
+                {
+                    tracing::debug!(%error, "a try failed; the waiter tries again after the poll interval");
+                    lasts = self.options.poll;
+                }
+                Err(error) => return Err(error),
+            }
+            if pending.is_cancelled() {
+                return Err(cancelled_error());
+            }
+            if last {
+                self.clear_own_intent(call).await;
+                return Ok(Err(busy));
+            }
+        }
+    }
+
+    async fn try_acquire(&self, call: &AcquireCall<'_>) -> Result<Result<Grant, (Busy, Duration)>> {
+        let request = call.request;
+        let decide = |copies: &mut [WorkingCopy]| self.decide_acquire(call, copies);
+        let (outcome, sent_at) = self.locks.update(&request.key.names, decide).await?;
+        match outcome {
+            TryOutcome::Busy(busy, lasts) => Ok(Err((busy, lasts))),
+            TryOutcome::Granted { fence, mode, ttl } => {
+                // The item stores whole milliseconds; the holder keeps the ttl of its request.
+                let same = ttl == Duration::from_millis(millis_up(request.ttl));
+                let ttl = if same { request.ttl } else { ttl };
+                self.own_leases.record(&call.attempt_hash, sent_at, ttl);
+                let key = request.key.clone();
+                Ok(Ok(Grant { key, fence, mode, ttl, sent_at, lease: ttl }))
+            }
+        }
+    }
+
+    async fn clear_own_intent(&self, call: &AcquireCall<'_>) {
+        if call.request.mode != Mode::Exclusive {
             return;
         }
-        let lasts = (self.options.poll * 4).max(Duration::from_secs(2));
-        for slot in slots {
-            let soon = after(slot.sight.wall, lasts / 2);
-            let shared = slot.page.book.holds.iter().any(|hold| hold.mode != Mode::Exclusive);
-            if shared && slot.page.book.intent.as_ref().is_none_or(|intent| intent.ends_us < soon) {
-                let ends_us = after(slot.sight.wall, lasts);
-                slot.page.book.intent = Some(Intent { mark: asking.mark.clone(), ends_us });
-                slot.dirty = true;
-            }
+        let clear = |copies: &mut [WorkingCopy]| {
+            copies.iter_mut().for_each(|copy| copy.clear_intent(&call.attempt_hash));
+            Ok(CasDecision::write_if_changed(copies, ()))
+        };
+        if let Err(error) = self.locks.update(&call.request.key.names, clear).await {
+            tracing::debug!(%error, "an exclusive intent was not cleared; it expires by itself");
         }
     }
-}
 
-impl Slot {
-    /// A lock-delay keeps everybody from it.
-    fn is_held_back(&self) -> bool {
-        let book = &self.page.book;
-        book.delay.as_ref().is_some_and(|delay| !self.sight.left(delay, 0).is_zero())
-            || book.holds.iter().any(|hold| matches!(self.sight.phase(hold), Phase::Delayed(_)))
-    }
-
-    /// Somebody else waits to have it alone.
-    fn is_wanted(&self, mode: Mode) -> bool {
-        let wall = self.sight.wall.as_micros();
-        mode != Mode::Exclusive && self.page.book.intent.as_ref().is_some_and(|intent| intent.ends_us > wall)
-    }
-
-    /// The lease of a hold counts from our write.
-    pub fn renew(&mut self, mark: &str) {
-        let Some(i) = self.page.book.holds.iter().position(|hold| hold.mark == mark) else { return };
-        self.page.book.holds[i].span = self.span(self.page.book.holds[i].span.ms);
-        self.dirty = true;
-    }
-
-    /// Takes back that somebody wants it alone.
-    pub fn unwant(&mut self, mark: &str) {
-        self.dirty |= self.page.book.intent.take_if(|intent| intent.mark == mark).is_some();
-    }
-
-    fn busy(&self) -> Busy {
-        let mut held = self.held();
-        held.truncate(LockView::BUSY);
-        Busy { name: self.name.clone(), held, waiting: 0 }
-    }
-
-    /// How long it takes until something here is over, if nobody does anything.
-    fn lasts(&self) -> Duration {
-        let holds = self.page.book.holds.iter().map(|hold| match self.sight.phase(hold) {
-            Phase::Held(left) | Phase::Delayed(left) => left,
-            Phase::Over => Duration::MAX,
-        });
-        let delay = self.page.book.delay.iter().map(|delay| self.sight.left(delay, 0));
-        holds
-            .chain(delay)
-            .filter(|left| !left.is_zero())
-            .min()
-            .unwrap_or(Duration::MAX / 4)
-            .min(Duration::MAX / 4)
+    /// Writes into the item what this process has observed, for the next process of this machine: a job that never waits
+    /// would otherwise never observe a lock for long enough.
+    async fn share_observation(&self, request: &LockRequest) {
+        let share = |copies: &mut [WorkingCopy]| {
+            let observer = self.locks.observer();
+            copies.iter_mut().for_each(|copy| copy.dirty |= observer.share(&mut copy.item));
+            Ok(CasDecision::write_if_changed(copies, ()))
+        };
+        if let Err(error) = self.locks.update(&request.key.names, share).await {
+            tracing::debug!(%error, "an observation was not shared; the next process of this machine starts its own");
+        }
     }
 }

@@ -1,7 +1,9 @@
+//! The options of the store, and its URL.
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{Address, Error, Result, Secret};
+use lockkeeper_core::{Error, Result, Secret, StoreUrl};
 use lockkeeper_host::{Clock, SystemClock};
 
 /// How to open a store.
@@ -18,15 +20,15 @@ pub struct Options {
     pub region: String,
     /// The table.
     pub table: String,
-    /// Where to ask, if not at Amazon's own address for the region: `http://127.0.0.1:8000`.
+    /// The server, if it is not Amazon's endpoint of the region: `http://127.0.0.1:8000`.
     pub endpoint: Option<String>,
-    /// An access key and its secret. Without them the usual places are searched: environment, profile, SSO, web identity, ECS, EC2.
+    /// An access key and its secret. Without them the SDK searches its usual sources: environment, profile, SSO, web identity, ECS, EC2.
     pub login: Option<(String, Secret)>,
-    /// How long an answer may take.
+    /// How long a reply may take.
     pub timeout: Duration,
-    /// How often whoever waits looks again, at least.
+    /// The longest time between two polls of a waiter.
     pub poll: Duration,
-    /// Where time comes from.
+    /// The source of time.
     pub clock: Arc<dyn Clock>,
 }
 
@@ -43,17 +45,14 @@ const OPTIONS: [&str; 3] = ["endpoint", "timeout", "poll"];
 const SHAPE: &str = "dynamodb://[KEY:SECRET@]REGION/TABLE";
 
 impl Options {
-    /// From an address: `dynamodb://[KEY:SECRET@]REGION/TABLE[?endpoint=…&timeout=…&poll=…]`.
+    /// Parses a URL: `dynamodb://[KEY:SECRET@]REGION/TABLE[?endpoint=…&timeout=…&poll=…]`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with what is wrong.
+    /// [`Error::Invalid`] that says which part is wrong.
     pub fn from_url(url: &str) -> Result<Self> {
-        let mut address = Address::parse(url)?;
+        let mut address = StoreUrl::parse(url)?;
         if address.scheme != "dynamodb" {
-            return Err(Error::invalid(format!(
-                "{}:// is not the address of a DynamoDB store",
-                address.scheme
-            )));
+            return Err(Error::invalid(format!("{}:// is not the URL of a DynamoDB store", address.scheme)));
         }
         let login = match (address.user.take(), address.password.take()) {
             (None, None) => None,
@@ -74,7 +73,7 @@ impl Options {
         Ok(options)
     }
 
-    /// This table, and everything else as usual.
+    /// This table, with the defaults for everything else.
     pub fn new(region: &str, table: &str) -> Self {
         Options {
             region: region.into(),
@@ -114,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn half_given_addresses_are_refused() {
+    fn incomplete_urls_are_refused() {
         for bad in [
             "dynamodb://",
             "dynamodb://eu-central-1",

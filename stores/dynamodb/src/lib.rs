@@ -1,8 +1,8 @@
 //! Locks in DynamoDB: one item for each lock, conditional writes, a fence that outlives every release, and no shared clock.
 //!
-//! DynamoDB does not tell the time to a condition, so nobody can ask it whether a lease is over. Whoever wants a lock watches
-//! it instead: a hold that has not changed for its whole ttl, on the watcher's own clock, is over. What is promised, and
-//! what is not, is in `docs/stores/dynamodb.md`.
+//! A condition of DynamoDB cannot compare with the current time, so the table cannot decide whether a lease has expired. A
+//! client that wants the lock observes the item instead: a hold that has not changed for its whole ttl, on the client's own
+//! clock, has expired. `docs/stores/dynamodb.md` has the promises, `DESIGN.md` in the crate's folder the decisions.
 //!
 //! ```no_run
 //! # async fn example() -> lockkeeper_core::Result<()> {
@@ -14,26 +14,30 @@
 #![deny(missing_docs)]
 
 mod acquire;
-mod book;
+mod admission;
+mod backoff;
+mod break_lock;
+mod cas;
+mod codec;
 mod config;
-mod errand;
-mod fault;
-mod hold;
-mod init;
-mod layout;
-mod link;
-mod open;
-mod parts;
+mod connection;
+mod create_table;
+mod error;
+mod inspect;
+mod keys;
+mod local_queue;
+mod observation;
+mod own_leases;
+mod pending_request;
+mod profile;
+mod record_chunks;
 mod records;
-mod revoke;
-mod script;
-mod sight;
-mod step;
+mod release;
+mod renew;
+mod server_clock;
+mod statements;
 mod store;
-mod view;
-mod wait;
-mod wall;
 
 pub use config::Options;
-pub use init::{Init, init};
+pub use create_table::{TableInit as Init, init};
 pub use store::DynamoStore;

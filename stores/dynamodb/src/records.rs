@@ -1,141 +1,160 @@
+//! The trait `Records`: reads, and writes by compare-and-swap.
+
 use std::time::Duration;
 
 use async_trait::async_trait;
 use lockkeeper_core::{
-    Delete, Expect, Fence, LockName, Page, Record, RecordPage, Records, Result, Version, Write,
+    DeleteOutcome, Expect, Fence, LockName, Page, Record, RecordPage, Records, Result, Version, WriteOutcome,
 };
 use lockkeeper_host::sleep_until;
 
-use crate::fault::Failure;
-use crate::layout::{self, RECORDS};
-use crate::parts::Head;
-use crate::script::{KEY, Op};
-use crate::step::{Backoff, after, jitter};
-use crate::store::{DynamoStore, Shared};
+use crate::backoff::{ThrottleBackoff, jitter, retry_throttled};
+use crate::cas::after;
+use crate::config::Options;
+use crate::error::Failure;
+use crate::inspect::scan_items;
+use crate::keys::{self, RECORDS};
+use crate::record_chunks::RecordItem;
+use crate::server_clock::DynamoClock;
+use crate::statements::{KEY, TableClient, TableWrite};
+use crate::store::DynamoStore;
 
-/// What a write or a delete comes to.
-enum Change<T> {
-    Do(Vec<Op>, T),
-    No,
+/// The items of the records.
+pub struct RecordTable {
+    options: Options,
+    client: TableClient,
+    clock: DynamoClock,
 }
 
-impl Shared {
-    async fn head(&self, key: &LockName) -> Result<Head> {
-        let mut backoff = Backoff::new(self);
-        loop {
-            match self.script.get(&layout::record(key)).await {
-                Ok(item) => return Ok(Head::read(item.as_ref())),
-                Err(failure) => backoff.pause(self, failure).await?,
-            }
-        }
+/// The decision on a write or a delete.
+enum RecordChange<T> {
+    Write(Vec<TableWrite>, T),
+    /// The record does not have the expected version.
+    Refused,
+}
+
+impl RecordTable {
+    pub fn new(options: Options, client: TableClient, clock: DynamoClock) -> Self {
+        RecordTable { options, client, clock }
     }
 
-    /// The record that begins with this head; `None` if there is none.
-    async fn load(&self, key: &LockName, mut head: Head) -> Result<Option<Record>> {
-        let mut backoff = Backoff::new(self);
+    async fn first_item(&self, key: &LockName) -> Result<RecordItem> {
+        let record = keys::record(key);
+        let item = retry_throttled(&self.options, || self.client.get(&record)).await?;
+        RecordItem::decode(item.as_ref())
+    }
+
+    async fn read(&self, key: &LockName) -> Result<Option<Record>> {
+        let first = self.first_item(key).await?;
+        self.load(key, first).await
+    }
+
+    /// Loads the record that begins with this item; `None` if it does not exist.
+    async fn load(&self, key: &LockName, mut first: RecordItem) -> Result<Option<Record>> {
+        let mut backoff = ThrottleBackoff::new(&self.options);
         loop {
-            if !head.lives(self.wall.now()) {
+            if !first.exists(self.clock.now()) {
                 return Ok(None);
             }
-            let Some(keys) = head.keys(key) else { return head.record(key, &[]) };
-            match self.script.get_all(&keys).await {
+            let Some(keys) = first.all_keys(key) else { return first.into_record(key, &[]) };
+            match self.client.get_all(&keys).await {
                 Ok(items) => {
-                    let found = Head::read(items.first().and_then(Option::as_ref));
-                    if found.rev == head.rev {
-                        return found.record(key, &items[1..]);
+                    let found = RecordItem::decode(items.first().and_then(Option::as_ref))?;
+                    if found.revision == first.revision {
+                        return found.into_record(key, &items[1..]);
                     }
-                    // Written anew meanwhile.
-                    head = found;
+                    // A writer replaced the record meanwhile.
+                    first = found;
                 }
-                Err(Failure::Conflict(_)) => self.breathe().await,
-                Err(failure) => backoff.pause(self, failure).await?,
+                Err(Failure::Conflict(_)) => self.pause_after_conflict().await,
+                Err(failure) => backoff.pause(failure).await?,
             }
         }
     }
 
-    async fn breathe(&self) {
+    async fn pause_after_conflict(&self) {
         let clock = &*self.options.clock;
         sleep_until(clock, clock.now() + jitter(Duration::from_millis(10))).await;
     }
 
-    /// Changes a record over what was read, again and again until nobody was faster. `Err`: what is there does not allow it.
+    /// Changes a record by compare-and-swap, and repeats after every conflict. `Err`: the record does not have the expected version.
     async fn change<T>(
         &self,
         key: &LockName,
-        decide: impl Fn(&Head) -> Result<Change<T>>,
-    ) -> Result<Result<T, Head>> {
-        let mut backoff = Backoff::new(self);
+        decide: impl Fn(&RecordItem) -> Result<RecordChange<T>>,
+    ) -> Result<Result<T, RecordItem>> {
+        let mut backoff = ThrottleBackoff::new(&self.options);
         let mut known = None;
         loop {
-            let head = match known.take() {
-                Some(head) => head,
-                None => self.head(key).await?,
+            let first = match known.take() {
+                Some(first) => first,
+                None => self.first_item(key).await?,
             };
-            let (ops, answer) = match decide(&head)? {
-                Change::Do(ops, answer) => (ops, answer),
-                Change::No => return Ok(Err(head)),
+            let (writes, answer) = match decide(&first)? {
+                RecordChange::Write(writes, answer) => (writes, answer),
+                RecordChange::Refused => return Ok(Err(first)),
             };
-            match self.script.write(ops).await {
+            match self.client.write(writes).await {
                 Ok(()) => return Ok(Ok(answer)),
                 Err(Failure::Conflict(found)) => {
-                    known = found.map(|item| Head::read(item.as_ref()));
-                    self.breathe().await;
+                    known = found.map(|item| RecordItem::decode(item.as_ref())).transpose()?;
+                    self.pause_after_conflict().await;
                 }
-                Err(failure) => backoff.pause(self, failure).await?,
+                Err(failure) => backoff.pause(failure).await?,
             }
         }
     }
 
-    /// The version after this head's: also one that was deleted is not repeated.
-    fn next_version(&self, head: &Head) -> Result<u64> {
-        let last = head.rev.map(Fence::new).transpose()?;
-        Ok(Fence::after(last, self.wall.now())?.get())
+    /// The next version. The version of a deleted record is not used again either.
+    fn next_version(&self, first: &RecordItem) -> Result<u64> {
+        let last = first.revision.map(Fence::new).transpose()?;
+        Ok(Fence::after(last, self.clock.now())?.get())
     }
 
-    async fn write_record(
+    async fn write(
         &self,
         key: &LockName,
         value: &[u8],
         expect: Expect,
         ttl: Option<Duration>,
-    ) -> Result<Write> {
-        let decide = |head: &Head| {
-            let wall = self.wall.now();
-            if !expect.met_by(head.version(wall)) {
-                return Ok(Change::No);
+    ) -> Result<WriteOutcome> {
+        let decide = |first: &RecordItem| {
+            let wall = self.clock.now();
+            if !expect.met_by(first.version(wall)) {
+                return Ok(RecordChange::Refused);
             }
-            let version = self.next_version(head)?;
-            let ops = head.put(key, version, value, ttl.map(|ttl| after(wall, ttl)));
-            Ok(Change::Do(ops, Version(version)))
+            let version = self.next_version(first)?;
+            let writes = first.put(key, version, value, ttl.map(|ttl| after(wall, ttl)));
+            Ok(RecordChange::Write(writes, Version(version)))
         };
         match self.change(key, decide).await? {
-            Ok(version) => Ok(Write::Written(version)),
-            Err(head) => Ok(Write::Conflict(self.load(key, head).await?)),
+            Ok(version) => Ok(WriteOutcome::Written(version)),
+            Err(first) => Ok(WriteOutcome::Conflict(self.load(key, first).await?)),
         }
     }
 
-    async fn delete_record(&self, key: &LockName, expect: Expect) -> Result<Delete> {
+    async fn delete(&self, key: &LockName, expect: Expect) -> Result<DeleteOutcome> {
         loop {
-            let decide = |head: &Head| match head.version(self.wall.now()) {
+            let decide = |first: &RecordItem| match first.version(self.clock.now()) {
                 Some(version) if expect.met_by(Some(version)) => {
-                    Ok(Change::Do(head.clear(key, self.next_version(head)?), ()))
+                    Ok(RecordChange::Write(first.delete(key, self.next_version(first)?), ()))
                 }
-                _ => Ok(Change::No),
+                _ => Ok(RecordChange::Refused),
             };
-            let Err(head) = self.change(key, decide).await? else { return Ok(Delete::Deleted) };
-            match self.load(key, head).await? {
-                None => return Ok(Delete::Absent),
+            let Err(first) = self.change(key, decide).await? else { return Ok(DeleteOutcome::Deleted) };
+            match self.load(key, first).await? {
+                None => return Ok(DeleteOutcome::Absent),
                 Some(record) if expect.met_by(Some(record.version)) => {}
-                Some(record) => return Ok(Delete::Conflict(record)),
+                Some(record) => return Ok(DeleteOutcome::Conflict(record)),
             }
         }
     }
 
-    async fn scan_records(&self, prefix: &str, page: &Page) -> Result<RecordPage> {
+    async fn scan(&self, prefix: &str, page: &Page) -> Result<RecordPage> {
         let mut records: Vec<Record> = Vec::new();
-        for key in self.walk(RECORDS, prefix, &page.after, &[KEY]).await?.into_keys() {
-            let head = self.head(&key).await?;
-            let Some(record) = self.load(&key, head).await? else { continue };
+        let items = scan_items(&self.client, &self.options, RECORDS, prefix, &page.after, &[KEY]).await?;
+        for key in items.into_keys() {
+            let Some(record) = self.read(&key).await? else { continue };
             if records.len() == page.size() {
                 let next = records.last().map(|last| last.key.clone());
                 return Ok(RecordPage { records, next });
@@ -149,11 +168,7 @@ impl Shared {
 #[async_trait]
 impl Records for DynamoStore {
     async fn read(&self, key: &LockName) -> Result<Option<Record>> {
-        self.run(async {
-            let head = self.shared.head(key).await?;
-            self.shared.load(key, head).await
-        })
-        .await
+        self.run(self.inner.records.read(key)).await
     }
 
     async fn write(
@@ -162,16 +177,16 @@ impl Records for DynamoStore {
         value: &[u8],
         expect: Expect,
         ttl: Option<Duration>,
-    ) -> Result<Write> {
+    ) -> Result<WriteOutcome> {
         Record::check(value, ttl)?;
-        self.run(self.shared.write_record(key, value, expect, ttl)).await
+        self.run(self.inner.records.write(key, value, expect, ttl)).await
     }
 
-    async fn delete(&self, key: &LockName, expect: Expect) -> Result<Delete> {
-        self.run(self.shared.delete_record(key, expect)).await
+    async fn delete(&self, key: &LockName, expect: Expect) -> Result<DeleteOutcome> {
+        self.run(self.inner.records.delete(key, expect)).await
     }
 
     async fn scan(&self, prefix: &str, page: &Page) -> Result<RecordPage> {
-        self.run(self.shared.scan_records(prefix, page)).await
+        self.run(self.inner.records.scan(prefix, page)).await
     }
 }

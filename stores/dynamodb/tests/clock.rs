@@ -1,4 +1,4 @@
-//! Time: there is no clock that all share, and none that can be believed.
+//! Clocks: no clock is shared between clients, and every wall clock may be wrong.
 
 mod common;
 
@@ -7,24 +7,24 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use common::{moto, open, table, url};
-use lockkeeper_core::{Error, Fence, Moment, Renewal, Store, Wait, Wall};
+use lockkeeper_core::{BootInstant, Error, Fence, RenewOutcome, Store, Wait, WallTime};
 use lockkeeper_dynamodb::{DynamoStore, Options};
 use lockkeeper_host::{Clock, SystemClock, Timer};
-use lockkeeper_testkit::laws::{ask, give_back, refused, take, with};
+use lockkeeper_testkit::laws::{give_back, refused, request, take, with};
 
 const TTL: Duration = Duration::from_secs(1);
 const YEAR: i64 = 365 * 86_400 * 1_000_000;
 
-/// A machine whose wall clock is off. Its boot-time clock runs like every other.
+/// The clock of a machine whose wall clock is wrong. Its boot-time clock is right.
 #[derive(Clone, Debug, Default)]
-struct Off(Arc<AtomicI64>);
+struct WrongWallClock(Arc<AtomicI64>);
 
-impl Clock for Off {
-    fn now(&self) -> Moment {
+impl Clock for WrongWallClock {
+    fn now(&self) -> BootInstant {
         SystemClock.now()
     }
-    fn wall(&self) -> Wall {
-        Wall::from_micros(
+    fn wall(&self) -> WallTime {
+        WallTime::from_micros(
             SystemClock.wall().as_micros().saturating_add_signed(self.0.load(Ordering::Relaxed)),
         )
     }
@@ -32,36 +32,36 @@ impl Clock for Off {
         SystemClock.start()
     }
 
-    fn call_at(&self, at: Moment, then: Box<dyn FnOnce() + Send>) -> Timer {
+    fn call_at(&self, at: BootInstant, then: Box<dyn FnOnce() + Send>) -> Timer {
         SystemClock.call_at(at, then)
     }
 }
 
-async fn open_off(url: &str, off: &Off) -> Arc<dyn Store> {
+async fn open_with_clock(url: &str, clock: &WrongWallClock) -> Arc<dyn Store> {
     let mut options = Options::from_url(url).unwrap();
-    options.clock = Arc::new(off.clone());
+    options.clock = Arc::new(clock.clone());
     Arc::new(DynamoStore::open(options).await.unwrap())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_has_just_arrived_watches_for_a_whole_ttl() {
+async fn a_new_waiter_observes_the_lock_for_a_whole_ttl() {
     let Some(server) = moto().await else { return };
     let address = url(server.addr(), &table(server.addr()).await);
     let (holder, rival) = (open(&address).await, open(&address).await);
-    let late = take(&holder, &with(ask("x"), |ask| ask.ttl = TTL)).await;
-    // Long over, but nobody has watched.
+    let late = take(&holder, &with(request("x"), |request| request.ttl = TTL)).await;
+    // The lease has expired, but no other client has observed it.
     tokio::time::sleep(TTL * 2).await;
     let began = SystemClock.now();
-    let patient = with(ask("x"), |ask| ask.wait = Wait::Forever);
-    let next = take(&rival, &patient).await;
-    assert!(SystemClock.now().since(began) >= TTL, "it was taken over without being watched");
+    let waiting = with(request("x"), |request| request.wait = Wait::Forever);
+    let next = take(&rival, &waiting).await;
+    assert!(SystemClock.now().since(began) >= TTL, "the lock was taken over without an observation of a ttl");
     assert!(next.fence > late.fence);
-    assert_eq!(holder.renew(&[late]).await.unwrap(), [Renewal::Lost]);
+    assert_eq!(holder.renew(&[late]).await.unwrap(), [RenewOutcome::Lost]);
 }
 
-/// The promise that survives a pause: the holder sleeps past its ttl, wakes up believing, and writes. The item says no.
+/// A holder is paused past its ttl and then writes to its resource. The resource checks the fence and rejects the write.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_paused_holder_is_refused_by_the_item_that_it_writes_to() {
+async fn a_fenced_item_rejects_the_write_of_a_paused_holder() {
     use lockkeeper_fenced::{Fenced, dynamodb::DynamoFenced};
     let Some(server) = moto().await else { return };
     let address = url(server.addr(), &table(server.addr()).await);
@@ -69,59 +69,59 @@ async fn a_paused_holder_is_refused_by_the_item_that_it_writes_to() {
     common::foreign_table(&client, "orders").await;
     let orders = DynamoFenced::new(client, "orders", "id");
     let (holder, rival) = (open(&address).await, open(&address).await);
-    let late = take(&holder, &with(ask("x"), |ask| ask.ttl = TTL)).await;
+    let late = take(&holder, &with(request("x"), |request| request.ttl = TTL)).await;
     orders.put("42", late.fence, b"first").await.unwrap();
-    let live = take(&rival, &with(ask("x"), |ask| ask.wait = Wait::Forever)).await;
+    let live = take(&rival, &with(request("x"), |request| request.wait = Wait::Forever)).await;
     orders.put("42", live.fence, b"second").await.unwrap();
     let refused = orders.put("42", late.fence, b"late").await;
     assert!(matches!(refused, Err(Error::Stale { seen, .. }) if seen == live.fence), "{refused:?}");
     assert_eq!(orders.read("42").await.unwrap().unwrap().value, Some(b"second".to_vec()));
 }
 
-/// A holder that renews is never taken for dead, however long a rival watches.
+/// A holder that renews keeps the lock, however long a waiter observes it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_beating_heart_is_seen() {
+async fn a_waiter_does_not_take_over_from_a_holder_that_renews() {
     let Some(server) = moto().await else { return };
     let address = url(server.addr(), &table(server.addr()).await);
     let (holder, rival) = (open(&address).await, open(&address).await);
-    // A ttl that a busy machine keeps.
-    let held = take(&holder, &with(ask("x"), |ask| ask.ttl = TTL * 3)).await;
-    let patient = with(ask("x"), |ask| ask.wait = Wait::For(TTL * 5));
-    let waiter = tokio::spawn(async move { rival.acquire(&patient).await });
+    // Long enough for a busy machine to renew in time.
+    let held = take(&holder, &with(request("x"), |request| request.ttl = TTL * 3)).await;
+    let waiting = with(request("x"), |request| request.wait = Wait::For(TTL * 5));
+    let waiter = tokio::spawn(async move { rival.acquire(&waiting).await });
     while !waiter.is_finished() {
-        assert_eq!(holder.renew(std::slice::from_ref(&held)).await.unwrap(), [Renewal::Renewed]);
+        assert_eq!(holder.renew(std::slice::from_ref(&held)).await.unwrap(), [RenewOutcome::Renewed]);
         tokio::time::sleep(TTL / 2).await;
     }
-    assert!(matches!(waiter.await.unwrap(), Ok(lockkeeper_core::Acquired::Busy(_))));
+    assert!(matches!(waiter.await.unwrap(), Ok(lockkeeper_core::AcquireOutcome::Busy(_))));
 }
 
-/// Clocks that are an hour apart do no harm: a lease is over by the clock of whoever watches it.
+/// Wall clocks that are hours apart do no harm: a lease ends by the observer's own boot-time clock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clocks_that_are_far_apart_do_no_harm() {
+async fn wall_clocks_that_are_hours_apart_do_no_harm() {
     let Some(server) = moto().await else { return };
     let address = url(server.addr(), &table(server.addr()).await);
-    let (early, late) = (Off::default(), Off::default());
+    let (early, late) = (WrongWallClock::default(), WrongWallClock::default());
     early.0.store(3_600_000_000, Ordering::Relaxed);
     late.0.store(-3_600_000_000, Ordering::Relaxed);
-    let (early, late) = (open_off(&address, &early).await, open_off(&address, &late).await);
-    let long = |name: &str| with(ask(name), |ask| ask.ttl = Duration::from_secs(60));
+    let (early, late) = (open_with_clock(&address, &early).await, open_with_clock(&address, &late).await);
+    let long = |name: &str| with(request(name), |request| request.ttl = Duration::from_secs(60));
     take(&late, &long("x")).await;
-    refused(&early, &ask("x")).await;
+    refused(&early, &request("x")).await;
     take(&early, &long("y")).await;
-    refused(&late, &ask("y")).await;
+    refused(&late, &request("y")).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fences_grow_while_clocks_jump() {
+async fn fences_grow_while_wall_clocks_jump() {
     let Some(server) = moto().await else { return };
     let address = url(server.addr(), &table(server.addr()).await);
-    let off = Off::default();
-    let (store, other) = (open_off(&address, &off).await, open(&address).await);
+    let clock = WrongWallClock::default();
+    let (store, other) = (open_with_clock(&address, &clock).await, open(&address).await);
     let mut last: Option<Fence> = None;
     for jump in [0, 5 * YEAR, -30 * YEAR, 250 * YEAR, -60 * YEAR, 0] {
-        off.0.store(jump, Ordering::Relaxed);
+        clock.0.store(jump, Ordering::Relaxed);
         for store in [&store, &other] {
-            let grant = take(store, &ask("x")).await;
+            let grant = take(store, &request("x")).await;
             assert!(Some(grant.fence) > last, "{} after {last:?} at {jump}", grant.fence);
             let broken =
                 store.break_lock(&lockkeeper_core::LockName::new("x").unwrap(), "to see").await.unwrap();
@@ -129,7 +129,7 @@ async fn fences_grow_while_clocks_jump() {
             last = Some(broken);
         }
     }
-    // One broken clock has not used up the fences of this lock.
+    // One wrong clock has not used up the fences of this lock.
     assert!(last < Some(Fence::new(1 << 52).unwrap()), "{last:?}");
-    give_back(&store, &take(&store, &ask("x")).await.claim).await;
+    give_back(&store, &take(&store, &request("x")).await.key).await;
 }

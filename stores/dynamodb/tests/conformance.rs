@@ -1,5 +1,4 @@
-//! The laws, on the stand-in for DynamoDB. Every client is another open store with connections of its own; each law has a
-//! table of its own.
+//! The laws, on moto in place of DynamoDB. Every client is an open store with connections of its own; each law has its own table.
 
 mod common;
 
@@ -41,7 +40,7 @@ impl Harness for Table {
         true
     }
 
-    /// There is no clock but that of whoever looks: time passes for those who have looked before.
+    /// A lease ends for a client that has observed it before the time passes, so every client observes all locks first.
     async fn pass(&self, time: Duration) {
         let clients: Vec<_> = self.clients.lock().unwrap().iter().filter_map(Weak::upgrade).collect();
         join_all(clients.iter().map(|client| client.list("", &Page::FIRST))).await;

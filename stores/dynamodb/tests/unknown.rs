@@ -1,5 +1,5 @@
-//! Requests that may have happened. One client talks through a proxy that breaks its connection at the first request, at
-//! the second, and so on until nothing is left to break; another looks at what that leaves behind.
+//! Unknown outcomes. One client uses a proxy that breaks its connection at the first request, at the second, and so on until
+//! every request was broken once; another client checks the state that this leaves.
 
 mod common;
 
@@ -8,13 +8,15 @@ use std::time::Duration;
 
 use common::{moto, open, table, try_open, url};
 use lockkeeper::{Lockkeeper, SystemClock};
-use lockkeeper_core::{Error, Expect, Fence, Release, Result, Store, Write};
-use lockkeeper_testkit::laws::{self, ask, ask_all, eventually, give_back, is_free, name, soon, take};
+use lockkeeper_core::{Error, Expect, Fence, ReleaseOutcome, Result, Store, WriteOutcome};
+use lockkeeper_testkit::laws::{
+    self, eventually, give_back, is_free, name, request, request_all, soon, take,
+};
 use lockkeeper_testkit::proxy::{At, Fault, Framing, Pick, Proxy, every_point};
 
 const TTL: Duration = Duration::from_secs(60);
 
-/// Does it again while nothing has happened.
+/// Repeats work for as long as it fails with `Unavailable`: then nothing was executed.
 async fn until_done<T>(what: &str, mut work: impl AsyncFnMut() -> Result<T>) -> T {
     soon(what, async {
         loop {
@@ -28,17 +30,17 @@ async fn until_done<T>(what: &str, mut work: impl AsyncFnMut() -> Result<T>) -> 
     .await
 }
 
-/// What an unlucky client does, from its first word to its last. Everything must come out as if nothing had happened.
-async fn story(address: &str, other: &Arc<dyn Store>) {
+/// All operations of a client whose connection is broken once. Every outcome must be as without the fault.
+async fn run_all_operations(address: &str, other: &Arc<dyn Store>) {
     let store = until_done("it is opened", async || try_open(address).await).await;
     let keeper = Lockkeeper::with_store(store.clone(), Arc::new(SystemClock));
-    // A free lock: granted once, whatever was heard of it.
+    // A free lock is granted once, also if the reply was lost.
     let guard =
         until_done("a free lock is granted", async || keeper.lock("x").ttl(TTL).acquire().await).await;
     let seen = other.inspect(&name("x")).await.unwrap().unwrap();
     assert_eq!(seen.held.iter().map(|held| held.fence).collect::<Vec<_>>(), [guard.fence()]);
-    // A lock that is waited for: handed over once, to the one that waits.
-    let held = take(other, &ask("y")).await;
+    // A lock that is released is granted once, to the waiter.
+    let held = take(other, &request("y")).await;
     let keeper2 = keeper.clone();
     let waiter = tokio::spawn(async move {
         loop {
@@ -48,12 +50,12 @@ async fn story(address: &str, other: &Arc<dyn Store>) {
             }
         }
     });
-    laws::in_line(other, &name("y"), 1).await;
-    give_back(other, &held.claim).await;
-    let next = soon("the waiter is served", waiter).await.unwrap();
-    let next = next.unwrap_or_else(|error| panic!("the waiter was let down: {error}"));
+    laws::queue_reaches(other, &name("y"), 1).await;
+    give_back(other, &held.key).await;
+    let next = soon("the waiter is granted the lock", waiter).await.unwrap();
+    let next = next.unwrap_or_else(|error| panic!("the waiter failed: {error}"));
     assert!(next.fence() > held.fence);
-    // Two at once: both or none.
+    // Two names are granted together or not at all.
     let both =
         until_done("both are granted", async || keeper.lock_all(["m", "n"]).ttl(TTL).acquire().await).await;
     for one in ["m", "n"] {
@@ -61,27 +63,30 @@ async fn story(address: &str, other: &Arc<dyn Store>) {
         assert_eq!(seen.held.iter().map(|held| held.fence).collect::<Vec<_>>(), [both.fence()]);
     }
     record(&store, other).await;
-    // A release that may have happened is a release in the end.
+    // A release with an unknown outcome is carried out in the end.
     match soon("a release ends", guard.release()).await {
-        Ok(Release::Released | Release::AlreadyGone) | Err(Error::Unknown(_) | Error::Unavailable(_)) => {}
+        Ok(ReleaseOutcome::Released | ReleaseOutcome::AlreadyGone)
+        | Err(Error::Unknown(_) | Error::Unavailable(_)) => {}
         Err(error) => panic!("{error}"),
     }
     drop((next, both));
-    soon("what is left is given back", keeper.settle()).await;
+    soon("the rest is released", keeper.settle()).await;
     for one in ["x", "y", "m", "n"] {
         is_free(other, one).await;
     }
 }
 
-/// A write that may have happened did so once or not at all.
+/// A write with an unknown outcome was executed once or not at all.
 async fn record(store: &Arc<dyn Store>, other: &Arc<dyn Store>) {
     let before = other.read(&name("r")).await.unwrap();
     let expect = before.as_ref().map_or(Expect::Absent, |record| Expect::Version(record.version));
     let written = store.write(&name("r"), b"new", expect, None).await;
     let after = other.read(&name("r")).await.unwrap();
     match written {
-        Ok(Write::Written(version)) => assert_eq!(after.unwrap().version, version),
-        Err(Error::Unavailable(_)) => assert_eq!(after, before, "it was to have not happened"),
+        Ok(WriteOutcome::Written(version)) => assert_eq!(after.unwrap().version, version),
+        Err(Error::Unavailable(_)) => {
+            assert_eq!(after, before, "a write that failed with Unavailable was executed")
+        }
         Err(Error::Unknown(_)) => {
             let newer =
                 |record: &lockkeeper_core::Record| before.as_ref().is_none_or(|b| record.version > b.version);
@@ -92,16 +97,37 @@ async fn record(store: &Arc<dyn Store>, other: &Arc<dyn Store>) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_server_is_noticed_while_callers_come_and_go() {
+    let Some(server) = moto().await else { return };
+    let table = table(server.addr()).await;
+    let address = |at| format!("dynamodb://test:secret@eu-central-1/{table}?endpoint=http://{at}&timeout=1s");
+    let open = async |at| open(&address(at)).await;
+    laws::silence::a_silent_server_is_noticed_while_callers_come_and_go(server.addr(), Framing::Http1, open)
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dead_clients_cost_no_more_than_declared() {
     let Some(server) = moto().await else { return };
     let table = table(server.addr()).await;
-    // The usual times: what is declared is made of them.
+    // The default times, because the declared wake time follows from them.
     let address = |at| format!("dynamodb://test:secret@eu-central-1/{table}?endpoint=http://{at}");
     let open = async |at| open(&address(at)).await;
     laws::wake::dead_clients_cost_no_more_than_declared(server.addr(), Framing::Http1, open).await;
 }
 
-async fn break_everywhere(kind: &str, fault: fn(At) -> Fault) {
+/// No waiter has a queue entry in this store, and a cancelled request leaves nothing else either.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_that_was_given_up_leaves_nothing() {
+    let Some(server) = moto().await else { return };
+    let table = table(server.addr()).await;
+    let proxy = Proxy::start(server.addr(), Framing::Http1);
+    let address = url(proxy.addr(), &table).replace("timeout=10s", "timeout=1s");
+    let (store, other) = (open(&address).await, open(&url(server.addr(), &table)).await);
+    laws::unknown::a_release_that_was_given_up_leaves_nothing(&proxy, &store, &other).await;
+}
+
+async fn break_every_request(kind: &str, fault: fn(At) -> Fault) {
     let Some(server) = moto().await else { return };
     let table = table(server.addr()).await;
     let other = open(&url(server.addr(), &table)).await;
@@ -109,30 +135,29 @@ async fn break_everywhere(kind: &str, fault: fn(At) -> Fault) {
     let points = every_point(400, async |n| {
         let proxy = Proxy::start(server.addr(), Framing::Http1);
         let injected = proxy.inject(fault(Fault::at_request(n)));
-        story(&url(proxy.addr(), &table), &other).await;
-        let grant = take(&other, &ask("x")).await;
+        run_all_operations(&url(proxy.addr(), &table), &other).await;
+        let grant = take(&other, &request("x")).await;
         assert!(Some(grant.fence) > last, "the fence went back");
         last = Some(grant.fence);
-        give_back(&other, &grant.claim).await;
+        give_back(&other, &grant.key).await;
         injected.fired()
     })
     .await;
     println!("{kind}: {points} points");
-    assert!(points > 10, "the story has more than {points} requests");
+    assert!(points > 10, "only {points} requests were broken");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reply_that_never_comes() {
-    break_everywhere("answered, and cut before the reply", At::cut_before_reply).await;
+    break_every_request("answered, and cut before the reply", At::cut_before_reply).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_that_never_arrives() {
-    break_everywhere("reset before the request is passed on", At::reset).await;
+    break_every_request("reset before the request is passed on", At::reset).await;
 }
 
-/// A request that nobody waits for any more, and that arrives when its ask has been taken back: it must not take the lock for
-/// somebody who is gone.
+/// A write that arrives after its lock request was released must not take the lock: its caller is gone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_that_arrives_after_the_release() {
     let Some(server) = moto().await else { return };
@@ -143,20 +168,20 @@ async fn a_request_that_arrives_after_the_release() {
         let address = url(proxy.addr(), &table).replace("timeout=10s", "timeout=1s");
         let store = until_done("it is opened", async || try_open(&address).await).await;
         let held = proxy.inject(Fault::at_request(1).on(Pick::sent(kind)).hold());
-        let ask = ask_all(names);
-        let answer = store.acquire(&ask).await;
+        let request = request_all(names);
+        let answer = store.acquire(&request).await;
         assert!(held.fired() && matches!(answer, Err(Error::Unknown(_))), "{answer:?}");
-        soon("it is taken back", async {
-            while let Err(error) = store.release(&ask.claim).await {
+        soon("the request is released", async {
+            while let Err(error) = store.release(&request.key).await {
                 assert!(matches!(error, Error::Unknown(_) | Error::Unavailable(_)), "{error}");
             }
         })
         .await;
         let before = proxy.count().replies;
         held.release();
-        eventually("it arrives and is answered", || async { proxy.count().replies > before }).await;
+        eventually("the late write arrives", || async { proxy.count().replies > before }).await;
         for one in names {
-            assert_eq!(other.inspect(&name(one)).await.unwrap(), None, "it is held by nobody");
+            assert_eq!(other.inspect(&name(one)).await.unwrap(), None, "the late write took the lock");
         }
     }
 }

@@ -1,272 +1,322 @@
-//! Asking. A free lock is one transaction: if nobody is there, the key is written as granted. Otherwise the same
-//! transaction writes it as waiting, and reads the line.
+//! Acquiring. On a free lock one transaction writes the request's key as granted. On a contended lock the same
+//! transaction writes it as waiting instead, and reads the queue.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{Acquired, Ask, Error, Grant, Result, Wait};
+use lockkeeper_core::{AcquireOutcome, Busy, Error, Grant, LockRequest, Result, Wait};
 use lockkeeper_host::sleep_until;
 
-use crate::base::fence_at;
-use crate::book::{Caller, Entered};
-use crate::entry::{Line, State};
-use crate::fault::Failure;
-use crate::hold::Search;
-use crate::judge::{self, Said};
-use crate::layout::Mark;
-use crate::lease::Lease;
-use crate::order::Answer;
-use crate::store::Shared;
+use crate::admission::{self, RequestVerdict};
+use crate::codec::EntryState;
+use crate::error::Failure;
+use crate::fence_base::fence_at;
+use crate::hold_registry::{CancelSignal, RequestGuard};
+use crate::keys::KeyId;
+use crate::lease::EtcdLease;
+use crate::queue::QueueSnapshot;
+use crate::release::SearchScope;
+use crate::store::EtcdShared;
+use crate::txn_batch::TxnReply;
 
-/// How long somebody in line waits after a failure before it looks again.
-pub const PAUSE: Duration = Duration::from_millis(100);
+/// How long a queued request waits after a failure before it reads the queue again.
+pub const RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// An ask on its way.
-pub struct Asking<'a> {
-    pub shared: &'a Shared,
-    pub ask: &'a Ask,
-    pub mark: Mark,
-    /// It stands in line, as far as we know.
-    pub joined: bool,
-    /// Asks that may wait write themselves down at once.
-    pub joins: bool,
-    /// When its place in line was made.
+/// How many times a request reads the queue again at least when others change it between a read and a write. Without a
+/// wait time there is no other limit.
+const MAX_RETRIES: u32 = 8;
+
+/// One call of `acquire`, from its first transaction to its outcome.
+pub struct AcquireCall<'a> {
+    pub shared: &'a EtcdShared,
+    pub request: &'a LockRequest,
+    pub attempt: KeyId,
+    /// The request has a queue entry, as far as this process knows.
+    pub queued: bool,
+    /// Whether the request may wait. If so, its first contended transaction also writes a queue entry.
+    pub enqueues: bool,
+    /// The revision that created its queue entry.
     pub created: i64,
-    /// The line is long, and its two ends are not enough.
-    pub all: bool,
-    /// It was refused for want of room, and may have happened.
-    pub no_room: bool,
-    /// The outcome of an earlier call is unknown: it may be queued though it was not read.
-    pub doubted: bool,
+    /// The queue is long, and its two ends did not decide the request.
+    pub read_all: bool,
+    /// etcd rejected a transaction because its database is full, and may have applied it.
+    pub out_of_space: bool,
+    /// The outcome of an earlier call with this attempt is unknown: the request may be queued although the read did
+    /// not show it.
+    pub outcome_unknown: bool,
 }
 
-/// What one look at the lines has come to.
-pub enum Step {
+/// What one read of the queues led to.
+pub enum AcquireStep {
     Granted(Grant),
     Blocked {
-        lines: Vec<Line>,
+        queues: Vec<QueueSnapshot>,
         revision: i64,
     },
-    /// Something changed meanwhile: look again.
-    Again,
+    /// Another client changed a queue meanwhile: read it again.
+    Retry,
 }
 
-impl Shared {
-    pub async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
-        let mark = crate::layout::mark(&ask.claim.attempt);
-        let mut entered = Entered::new(self, mark, &ask.claim.names, ask.ttl);
-        let joins = ask.wait != Wait::No;
-        // What it is known to have is looked at; it does not stand in line behind itself.
-        let (joined, doubted) = {
-            let pages = self.book.open();
-            let hold = pages.holds.get(&mark);
-            (hold.is_some_and(|hold| hold.known.is_some()), hold.is_some_and(|hold| hold.doubted))
+impl EtcdShared {
+    pub async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
+        let attempt = crate::keys::hash_attempt(&request.key.attempt);
+        let mut guard = RequestGuard::new(self, attempt, &request.key.names, request.ttl);
+        let enqueues = request.wait != Wait::No;
+        // If this attempt already holds a grant, re-read the grant instead of enqueuing again.
+        let (queued, outcome_unknown) = {
+            let registry = self.registry.lock();
+            let hold = registry.holds.get(&attempt);
+            (hold.is_some_and(|hold| hold.grant.is_some()), hold.is_some_and(|hold| hold.outcome_unknown))
         };
-        let (created, all, no_room) = (0, false, false);
-        let mut asking = Asking { shared: self, ask, mark, joined, joins, created, all, no_room, doubted };
-        // Nearly all that is ever asked is over with this. The rest is a future many times as large, which is made only then.
-        let answer = match asking.try_first().await {
-            Ok(Step::Granted(grant)) => Ok(Acquired::Granted(grant)),
-            Ok(_) => Box::pin(asking.run(&entered.caller)).await,
+        let (created, read_all, out_of_space) = (0, false, false);
+        let mut call = AcquireCall {
+            shared: self,
+            request,
+            attempt,
+            queued,
+            enqueues,
+            created,
+            read_all,
+            out_of_space,
+            outcome_unknown,
+        };
+        // Nearly every call ends here. The rest is a future many times as large, so it is created only when it is
+        // needed.
+        let reply = match call.try_uncontended().await {
+            Ok(AcquireStep::Granted(grant)) => Ok(AcquireOutcome::Granted(grant)),
+            Ok(_) => Box::pin(call.run(&guard.caller)).await,
             Err(error) => Err(error),
         };
-        if matches!(answer, Err(Error::Lost(_))) {
-            // It was revoked: asking again does not count its lease anew.
-            entered.restore();
+        if matches!(reply, Err(Error::Lost(_))) {
+            // The grant was revoked: asking again does not extend its lease.
+            guard.restore_expiry();
         }
-        let open = asking.joined || matches!(answer, Ok(Acquired::Granted(_)) | Err(Error::Unknown(_)));
-        entered.nothing = !open;
-        if asking.no_room && !matches!(answer, Ok(_) | Err(Error::Unknown(_))) {
-            // It has been answered, so nothing is on its way any more: what is there is taken out at once.
-            let gone = Box::pin(self.take_out(&ask.claim.names, &mark, Search::Everywhere)).await;
-            entered.nothing = gone.is_ok();
+        let open = call.queued || matches!(reply, Ok(AcquireOutcome::Granted(_)) | Err(Error::Unknown(_)));
+        guard.got_nothing = !open;
+        if call.out_of_space && !matches!(reply, Ok(_) | Err(Error::Unknown(_))) {
+            // etcd has replied, so no transaction of this call is in flight: remove what it may have written now.
+            let gone = Box::pin(self.end_attempt(&request.key.names, &attempt, SearchScope::WithSlots)).await;
+            guard.got_nothing = gone.is_ok();
         }
-        match answer {
-            // The request is queued, whatever became of the last call.
-            Err(Error::Unavailable(why)) if asking.joined => Err(Error::Unknown(why)),
-            answer => answer,
+        match reply {
+            // The request is queued, whatever the outcome of the last transaction.
+            Err(Error::Unavailable(why)) if call.queued => Err(Error::Unknown(why)),
+            reply => reply,
         }
     }
 }
 
-impl Asking<'_> {
-    async fn run(&mut self, caller: &Caller) -> Result<Acquired> {
+impl AcquireCall<'_> {
+    async fn run(&mut self, caller: &CancelSignal) -> Result<AcquireOutcome> {
         let clock = &self.shared.clock;
-        let patience = self.ask.wait.deadline(clock.now());
-        let mut since_failure = None;
+        let wait_until = self.request.wait.deadline(clock.now());
+        let (mut failing_since, mut retries) = (None, 0);
         loop {
-            if caller.has_left() {
-                // Whoever took it back may have looked before it stood in line.
-                if self.joined {
-                    caller.gives_place_up();
+            if caller.is_canceled() {
+                // The canceling call may have read the queue before this request was in it.
+                if self.queued {
+                    caller.note_left_queue();
                 }
-                self.leave().await?;
-                return Err(Error::Unavailable("the ask was taken back".into()));
+                self.leave_queue().await?;
+                return Err(Error::Unavailable("another call has released this request".into()));
             }
-            let step = self.step().await;
-            let (lines, revision) = match step {
-                Ok(Step::Granted(grant)) => return Ok(Acquired::Granted(grant)),
-                Ok(Step::Again) => continue,
-                Ok(Step::Blocked { lines, revision }) => (lines, revision),
-                // In line already: a server that is away for a while is no reason to leave it.
+            let run_step = self.run_step().await;
+            let (queues, revision) = match run_step {
+                Ok(AcquireStep::Granted(grant)) => return Ok(AcquireOutcome::Granted(grant)),
+                Ok(AcquireStep::Retry) => {
+                    retries += 1;
+                    if retries < MAX_RETRIES || clock.now() < wait_until + self.shared.connection.timeout() {
+                        continue;
+                    }
+                    // The wait is over, and other clients have written between every read and write.
+                    self.queued |= self.outcome_unknown;
+                    self.leave_queue().await?;
+                    let name = self.request.key.names.first().clone();
+                    return Ok(AcquireOutcome::Busy(Busy { name, held: Vec::new(), waiting: 0 }));
+                }
+                Ok(AcquireStep::Blocked { queues, revision }) => (queues, revision),
+                // Already queued: keep the position while the server is unreachable for a short time.
                 Err(Error::Unknown(_) | Error::Unavailable(_))
-                    if self.joined
-                        && clock.now() < patience
-                        && clock.now() < *since_failure.get_or_insert(clock.now()) + self.ask.ttl =>
+                    if self.queued
+                        && clock.now() < wait_until
+                        && clock.now() < *failing_since.get_or_insert(clock.now()) + self.request.ttl =>
                 {
                     tokio::select! {
-                        () = tokio::time::sleep(PAUSE) => {}
-                        () = caller.taken_back() => {}
+                        () = tokio::time::sleep(RETRY_DELAY) => {}
+                        () = caller.canceled() => {}
                     }
                     continue;
                 }
                 Err(error) => return Err(error),
             };
-            since_failure = None;
-            if clock.now() >= patience {
-                self.joined |= self.doubted;
-                self.leave().await?;
-                return Ok(Acquired::Busy(judge::busy(self.ask, &self.mark, &lines, self.shared.base())));
+            (failing_since, retries) = (None, 0);
+            if clock.now() >= wait_until {
+                self.queued |= self.outcome_unknown;
+                self.leave_queue().await?;
+                return Ok(AcquireOutcome::Busy(admission::busy(
+                    self.request,
+                    &self.attempt,
+                    &queues,
+                    self.shared.base(),
+                )));
             }
             tokio::select! {
-                () = self.news(&lines, revision) => {}
+                () = self.wait_for_change(&queues, revision) => {}
                 () = tokio::time::sleep(self.shared.options.poll) => {}
-                () = sleep_until(&**clock, patience) => {}
-                () = caller.taken_back() => {}
+                () = sleep_until(&**clock, wait_until) => {}
+                () = caller.canceled() => {}
             }
         }
     }
 
-    async fn lease(&self) -> Result<Arc<Lease>, Failure> {
-        self.shared.lease(self.ask.ttl + self.ask.lock_delay).await
+    async fn lease(&self) -> Result<Arc<EtcdLease>, Failure> {
+        self.shared.lease(self.request.ttl + self.request.lock_delay).await
     }
 
-    /// What a failure to get it means.
-    pub fn failed(&mut self, failure: Failure) -> Error {
-        self.no_room |= matches!(failure, Failure::Refused(..)) && failure.may_have_happened();
+    /// Converts a failure, and remembers whether it may have left a key behind.
+    pub fn note_failure(&mut self, failure: Failure) -> Error {
+        self.out_of_space |= matches!(failure, Failure::Rejected(..)) && failure.may_be_applied();
         failure.into()
     }
 
-    /// Asks for what is thought to be free, and for nothing else. Where somebody was met lately, that is not worth a try.
-    async fn try_first(&mut self) -> Result<Step> {
-        if self.joined || self.shared.crowded.has(&self.ask.claim.names) {
-            return Ok(Step::Again);
+    /// Acquires a lock that is expected to be free, and does nothing else. Skipped for names that were contended a
+    /// short time ago.
+    async fn try_uncontended(&mut self) -> Result<AcquireStep> {
+        if self.queued || self.shared.recently_contended.has(&self.request.key.names) {
+            return Ok(AcquireStep::Retry);
         }
         let lease = self.lease().await?;
-        let (floor, base) = (self.shared.floor(), self.shared.base());
-        match self.try_seat(&lease, base).await {
-            Ok((answer, Some(seat))) => {
-                let fence = fence_at(base, answer.revision)?;
-                self.granted(&lease, seat.into(), &answer, fence, floor, None).await
+        let (highest_fence_seen, base) = (self.shared.highest_fence_seen(), self.shared.base());
+        match self.try_slot(&lease, base).await {
+            Ok((reply, Some(slot))) => {
+                let fence = fence_at(base, reply.revision)?;
+                self.record_grant(&lease, slot.into(), &reply, fence, highest_fence_seen, None).await
             }
             Ok((_, None)) => {
-                self.shared.crowded.add(&self.ask.claim.names);
-                Ok(Step::Again)
+                self.shared.recently_contended.add(&self.request.key.names);
+                Ok(AcquireStep::Retry)
             }
             Err(failure) if failure.lease_is_gone() => {
                 Box::pin(self.shared.check_leases(&lease)).await?;
-                Ok(Step::Again)
+                Ok(AcquireStep::Retry)
             }
-            Err(failure) => Err(self.failed(failure)),
+            Err(failure) => Err(self.note_failure(failure)),
         }
     }
 
-    /// Asks, or looks, and takes the lock if it may be had.
-    async fn step(&mut self) -> Result<Step> {
-        let ask = self.ask;
+    /// Tries the lock or enqueues, or reads the queues, and takes the lock if admission allows it.
+    async fn run_step(&mut self) -> Result<AcquireStep> {
+        let request = self.request;
         let lease = self.lease().await?;
-        let (floor, base) = (self.shared.floor(), self.shared.base());
-        let answer = match self.joined {
-            true => self.look().await?,
-            false => match self.try_or_join(&lease, base).await {
-                Ok((answer, Some(seat))) => {
-                    _ = self.shared.crowded.remove(&ask.claim.names);
-                    let fence = fence_at(base, answer.revision)?;
-                    return self.granted(&lease, seat.into(), &answer, fence, floor, None).await;
+        let (highest_fence_seen, base) = (self.shared.highest_fence_seen(), self.shared.base());
+        let reply = match self.queued {
+            true => self.read_queues().await?,
+            false => match self.try_or_enqueue(&lease, base).await {
+                Ok((reply, Some(slot))) => {
+                    _ = self.shared.recently_contended.remove(&request.key.names);
+                    let fence = fence_at(base, reply.revision)?;
+                    return self
+                        .record_grant(&lease, slot.into(), &reply, fence, highest_fence_seen, None)
+                        .await;
                 }
-                Ok((answer, None)) => answer,
+                Ok((reply, None)) => reply,
                 Err(failure) if failure.lease_is_gone() => {
                     self.shared.check_leases(&lease).await?;
-                    return Ok(Step::Again);
+                    return Ok(AcquireStep::Retry);
                 }
-                Err(failure) => return Err(self.failed(failure)),
+                Err(failure) => return Err(self.note_failure(failure)),
             },
         };
-        let revision = answer.revision;
-        let mut ranges = answer.txn.clone().ranges().into_iter();
+        let revision = reply.revision;
+        let mut ranges = reply.txn.clone().into_ranges().into_iter();
         let found = ranges.next().and_then(|range| range.kvs.into_iter().next());
-        let learned = self.shared.learn_base(found.as_ref(), revision, floor).await;
-        // It stands in line by now, whatever becomes of this.
-        self.joined |= self.joins && learned.is_err();
+        let learned = self.shared.update_base(found.as_ref(), revision, highest_fence_seen).await;
+        // The request is queued by now, whatever happens next.
+        self.queued |= self.enqueues && learned.is_err();
         learned?;
         if base != self.shared.base() {
-            return Ok(Step::Again);
+            return Ok(AcquireStep::Retry);
         }
-        let mut lines = Vec::new();
-        for name in &ask.claim.names {
-            let mut line = Line::read(&self.shared.layout, name, ranges.next().unwrap_or_default());
-            line.add(&self.shared.layout, ranges.next().unwrap_or_default());
-            lines.push(line);
+        let mut queues = Vec::new();
+        for name in &request.key.names {
+            let mut queue = QueueSnapshot::read(&self.shared.keys, name, ranges.next().unwrap_or_default());
+            queue.add(&self.shared.keys, ranges.next().unwrap_or_default());
+            queues.push(queue);
         }
-        if !self.all && lines.iter().any(|line| !judge::is_enough(ask, &self.mark, line)) {
-            self.all = true;
-            self.joined |= lines.iter().all(|line| line.mine(&self.mark).is_some());
-            return Ok(Step::Again);
+        if !self.read_all
+            && queues.iter().any(|queue| !admission::is_sufficient(request, &self.attempt, queue))
+        {
+            self.read_all = true;
+            self.queued |= queues.iter().all(|queue| queue.entry_of(&self.attempt).is_some());
+            return Ok(AcquireStep::Retry);
         }
-        // The next look at a long line needs only a part of it again.
-        self.all &= !judge::is_simple(ask);
-        self.judge(&lease, &answer, lines, floor).await
+        // The next read of a long queue needs only a part of it again.
+        self.read_all &= !admission::is_simple(request);
+        self.decide(&lease, &reply, queues, highest_fence_seen).await
     }
 
-    async fn judge(
+    async fn decide(
         &mut self,
-        lease: &Arc<Lease>,
-        answer: &Answer,
-        lines: Vec<Line>,
-        floor: u64,
-    ) -> Result<Step> {
-        let revision = answer.revision;
-        let mine: Vec<_> = lines.iter().filter_map(|line| line.mine(&self.mark)).collect();
-        if mine.iter().any(|one| one.is(State::Lingering) || one.is(State::Delayed)) {
-            // What this very attempt had and gave back is still in the way.
-            self.joined = false;
-            return Ok(Step::Blocked { lines, revision });
+        lease: &Arc<EtcdLease>,
+        reply: &TxnReply,
+        queues: Vec<QueueSnapshot>,
+        highest_fence_seen: u64,
+    ) -> Result<AcquireStep> {
+        let revision = reply.revision;
+        let own: Vec<_> = queues.iter().filter_map(|queue| queue.entry_of(&self.attempt)).collect();
+        if own.iter().any(|entry| entry.is(EntryState::Lingering) || entry.is(EntryState::Delayed)) {
+            // A hold that this same attempt has released still lingers, or delays the lock.
+            self.queued = false;
+            return Ok(AcquireStep::Blocked { queues, revision });
         }
-        let granted = mine.iter().filter(|one| one.is(State::Granted)).count();
-        // Granted together, they stand under one place.
-        let apart = mine.iter().any(|one| one.place != mine[0].place);
-        if granted == lines.len() && !apart {
-            let fence = mine[0].fence(self.shared.base());
-            return self.resume(lease, answer, &lines, fence).await;
+        let record_grant = own.iter().filter(|entry| entry.is(EntryState::Granted)).count();
+        // A grant writes all of its keys with one key id.
+        let apart = own.iter().any(|entry| entry.key_id != own[0].key_id);
+        if record_grant == queues.len() && !apart {
+            let fence = own[0].fence(self.shared.base());
+            return self.resume_grant(lease, reply, &queues, fence).await;
         }
-        if granted > 0 || apart || (!mine.is_empty() && mine.len() < lines.len()) {
-            // Somebody deleted a part of it: what is left is worth nothing.
-            self.joined = false;
-            self.shared.take_out(&self.ask.claim.names, &self.mark, Search::Everywhere).await?;
-            return Ok(Step::Again);
+        if record_grant > 0 || apart || (!own.is_empty() && own.len() < queues.len()) {
+            // Another client deleted a part of the grant: the rest of it is worthless.
+            self.queued = false;
+            self.shared.end_attempt(&self.request.key.names, &self.attempt, SearchScope::WithSlots).await?;
+            return Ok(AcquireStep::Retry);
         }
-        let was_joined = std::mem::replace(&mut self.joined, !mine.is_empty());
-        self.created =
-            lines.iter().filter_map(|line| line.mine(&self.mark)).map(|one| one.created).max().unwrap_or(0);
-        if was_joined && !self.joined {
-            // The place in line is lost, with its lease or by somebody's hand. Nothing may be granted to what is not there.
-            return Ok(Step::Again);
+        let was_joined = std::mem::replace(&mut self.queued, !own.is_empty());
+        self.created = queues
+            .iter()
+            .filter_map(|queue| queue.entry_of(&self.attempt))
+            .map(|entry| entry.created)
+            .max()
+            .unwrap_or(0);
+        if was_joined && !self.queued {
+            // The queue entry is gone, with its lease or by an administrator. A request without an entry is granted
+            // nothing.
+            return Ok(AcquireStep::Retry);
         }
-        match judge::say(self.ask, &self.mark, &lines, self.shared.base(), self.joined) {
-            Ok(Said::Yes(fence)) => self.take(lease, &lines, revision, fence, floor).await,
-            Ok(Said::No) => Ok(Step::Blocked { lines, revision }),
+        match admission::evaluate_request(
+            self.request,
+            &self.attempt,
+            &queues,
+            self.shared.base(),
+            self.queued,
+        ) {
+            Ok(RequestVerdict::Grant(fence)) => {
+                self.take_lock(lease, &queues, revision, fence, highest_fence_seen).await
+            }
+            Ok(RequestVerdict::Wait) => Ok(AcquireStep::Blocked { queues, revision }),
             Err(error) => {
-                self.leave().await?;
+                self.leave_queue().await?;
                 Err(error)
             }
         }
     }
 
-    /// Gives its place in line up.
-    async fn leave(&mut self) -> Result<(), Failure> {
-        if self.joined {
-            self.shared.take_out(&self.ask.claim.names, &self.mark, Search::Line).await?;
-            self.joined = false;
+    /// Gives the queue position up.
+    async fn leave_queue(&mut self) -> Result<(), Failure> {
+        if self.queued {
+            self.shared.end_attempt(&self.request.key.names, &self.attempt, SearchScope::OwnKey).await?;
+            self.queued = false;
         }
         Ok(())
     }

@@ -1,15 +1,18 @@
+//! Options and the URL of an etcd store.
+
 use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{Address, Error, Result, Secret};
+use lockkeeper_core::{Error, Result, Secret, StoreUrl};
 use lockkeeper_host::{Clock, SystemClock};
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
-/// The shortest claim: etcd keeps nothing for less than two seconds.
+/// The shortest claim. etcd gives no lease below two seconds, or below one and a half election timeouts if that is
+/// longer.
 pub(crate) const CLAIM_MIN: Duration = Duration::from_secs(2);
 
-/// How to open a store.
+/// The options of an etcd store.
 ///
 /// ```
 /// # use lockkeeper_etcd::Options;
@@ -20,27 +23,26 @@ pub(crate) const CLAIM_MIN: Duration = Duration::from_secs(2);
 /// ```
 #[derive(Clone)]
 pub struct Options {
-    /// Where the members of the cluster listen for clients, as `host:port`. One that answers is enough.
+    /// The client addresses of the cluster's members, as `host:port`. One that replies is enough.
     pub servers: Vec<String>,
     /// User and password.
     pub login: Option<(String, Secret)>,
-    /// How to encrypt, and whom to believe.
+    /// The TLS configuration, with the certificate authorities to trust.
     pub tls: Option<ClientTlsConfig>,
-    /// What stands before the name in the keys of a lock: `lock/` by default. `etcdctl lock` needs the same before its
-    /// name.
+    /// The prefix of all keys: `lock/` by default. `etcdctl lock` needs the same prefix before its name.
     pub prefix: String,
-    /// How long a server may be silent before another one is asked.
+    /// How long a member may be silent before the client fails over to the next one.
     pub timeout: Duration,
-    /// How often a waiter looks for itself, whatever it is told: a lost notification costs this much at most.
+    /// How often a waiter reads the queue without a notification: the most that a lost notification can cost.
     pub poll: Duration,
-    /// How long the queue entry of a silent process is kept: this long, or as long as the ttl of its request if that is shorter, but at
-    /// least two seconds.
+    /// How long the queue entry of a dead process stays. An entry whose request has a shorter ttl stays for that ttl,
+    /// but at least two seconds, or one and a half election timeouts of etcd if that is longer.
     pub claim: Duration,
-    /// Where time comes from.
+    /// The source of time.
     pub clock: Arc<dyn Clock>,
 }
 
-// The password must not be shown.
+// Never prints the password.
 impl std::fmt::Debug for Options {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let user = self.login.as_ref().map(|(user, _)| user);
@@ -52,16 +54,16 @@ impl std::fmt::Debug for Options {
 const OPTIONS: [&str; 6] = ["timeout", "poll", "claim", "ca", "cert", "key"];
 
 impl Options {
-    /// From an address: `etcd://[USER:PASSWORD@]HOST[:PORT],…[/PREFIX]`, or `etcds://…` for TLS.
+    /// Parses a URL: `etcd://[USER:PASSWORD@]HOST[:PORT],…[/PREFIX]`, or `etcds://…` for TLS.
     ///
     /// # Errors
     /// [`Error::Invalid`] with what is wrong.
     pub fn from_url(url: &str) -> Result<Self> {
-        let mut address = Address::parse(url)?;
+        let mut address = StoreUrl::parse(url)?;
         let encrypted = match address.scheme.as_str() {
             "etcd" => false,
             "etcds" => true,
-            other => return Err(Error::invalid(format!("{other}:// is not the address of an etcd store"))),
+            other => return Err(Error::invalid(format!("{other}:// is not the URL of an etcd store"))),
         };
         let login = match (address.user.take(), address.password.take()) {
             (None, None) => None,
@@ -88,7 +90,7 @@ impl Options {
         Ok(options)
     }
 
-    /// These servers, and everything else as usual.
+    /// These servers, and the defaults for everything else.
     pub fn new(servers: Vec<String>) -> Self {
         Options {
             servers,
@@ -104,7 +106,7 @@ impl Options {
 
     pub(crate) fn check(&self) -> Result<()> {
         if self.servers.is_empty() {
-            return Err(Error::invalid("a host is missing in the address: etcd://HOST[:PORT],…[/PREFIX]"));
+            return Err(Error::invalid("the URL has no host: etcd://HOST[:PORT],…[/PREFIX]"));
         }
         if self.prefix.len() > 256 || !self.prefix.ends_with('/') || self.prefix.chars().any(char::is_control)
         {
@@ -114,18 +116,18 @@ impl Options {
             )));
         }
         if self.timeout < Duration::from_millis(50) || self.poll < Duration::from_millis(50) {
-            return Err(Error::invalid("timeout and poll are at least 50ms"));
+            return Err(Error::invalid("timeout and poll must be at least 50ms"));
         }
         if self.claim < CLAIM_MIN || self.claim > Duration::from_secs(600) {
-            return Err(Error::invalid("claim is 2s to 10m: etcd keeps nothing for less than 2s"));
+            return Err(Error::invalid("claim must be 2s to 10m: etcd gives no lease below 2s"));
         }
         Ok(())
     }
 }
 
-type Files = (Option<String>, Option<String>, Option<String>);
+type TlsPaths = (Option<String>, Option<String>, Option<String>);
 
-fn tls(encrypted: bool, (ca, cert, key): Files) -> Result<Option<ClientTlsConfig>> {
+fn tls(encrypted: bool, (ca, cert, key): TlsPaths) -> Result<Option<ClientTlsConfig>> {
     let identity = match (cert, key) {
         (None, None) => None,
         (Some(cert), Some(key)) => Some((cert, key)),
@@ -163,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn half_given_addresses_are_refused() {
+    fn incomplete_urls_are_rejected() {
         for bad in [
             "etcd://",
             "etcd://me@h",
@@ -180,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_password_is_never_shown() {
+    fn debug_output_hides_the_password() {
         let options = Options::from_url("etcd://me:secret@h,[::1]:7/a/b/").unwrap();
         assert_eq!(
             (options.servers.as_slice(), &*options.prefix),

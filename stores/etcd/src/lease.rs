@@ -1,155 +1,175 @@
-//! The leases of this process: one for each length, shared by all locks and all queue entries of that length.
-//! All are kept alive over one stream.
+//! The etcd leases of this process: one for each length, shared by all locks and queue entries of that length. One
+//! stream keeps all of them alive.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use lockkeeper_core::Moment;
+use lockkeeper_core::BootInstant;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::StreamExt;
 use tonic::Streaming;
 
-use crate::fault::Failure;
-use crate::link::Link;
+use crate::connection::Connection;
+use crate::error::Failure;
 use crate::proto::{
     LeaseGrantRequest, LeaseGrantResponse, LeaseKeysRequest, LeaseRequest, LeaseResponse, LeaseRevokeResponse,
 };
-use crate::store::Shared;
-use crate::turns::Turns;
+use crate::single_flight::SingleFlight;
+use crate::store::EtcdShared;
 
-/// How long a lease that nobody needs is kept for the next who does: with it, a free lock costs one round trip.
-const IDLE: Duration = Duration::from_secs(60);
+/// How long an unused lease is kept alive, so that the next grant of that length costs one round trip.
+const KEEP_IDLE: Duration = Duration::from_secs(60);
 const TICK: Duration = Duration::from_millis(200);
-const PAUSE: Duration = Duration::from_millis(50);
+const RECONNECT_DELAY: Duration = Duration::from_millis(50);
 
-/// A lease of this process.
+/// An etcd lease of this process.
 #[derive(Debug)]
-pub struct Lease {
+pub struct EtcdLease {
     pub id: i64,
     ttl: Duration,
-    /// How much longer it lasts than what its locks need.
+    /// How much longer it lasts than its locks need.
     slack: Duration,
-    /// It lasts until then, whatever happens: counted from the moment at which the keep-alive was sent.
-    until: watch::Sender<Moment>,
-    dead: AtomicBool,
-    /// When it was needed last, in nanoseconds.
+    /// The lease lasts at least until then: counted from when the keep-alive was sent.
+    valid_until: watch::Sender<BootInstant>,
+    expired: AtomicBool,
+    /// When it was last used, in nanoseconds.
     used: AtomicU64,
 }
 
-impl Lease {
-    pub fn is_dead(&self) -> bool {
-        self.dead.load(Ordering::Relaxed)
+impl EtcdLease {
+    pub fn is_expired(&self) -> bool {
+        self.expired.load(Ordering::Relaxed)
     }
 
-    pub fn touch(&self, now: Moment) {
+    pub fn touch(&self, now: BootInstant) {
         self.used.fetch_max(now.as_nanos(), Ordering::Relaxed);
     }
 
-    fn die(&self) {
-        self.dead.store(true, Ordering::Relaxed);
-        self.until.send_modify(|_| {});
+    fn expire(&self) {
+        self.expired.store(true, Ordering::Relaxed);
+        self.valid_until.send_modify(|_| {});
     }
 }
 
-pub struct Leases {
-    /// One for each length.
-    places: Mutex<HashMap<u64, Arc<Turns<Arc<Lease>>>>>,
-    /// All that live, to be kept alive.
-    living: Mutex<HashMap<i64, Arc<Lease>>>,
-    wishes: mpsc::UnboundedSender<i64>,
+pub struct LeasePool {
+    /// One for each length in seconds.
+    by_length: Mutex<HashMap<u64, Arc<SingleFlight<Arc<EtcdLease>>>>>,
+    /// The leases to keep alive.
+    living: Mutex<HashMap<i64, Arc<EtcdLease>>>,
+    requests: mpsc::UnboundedSender<i64>,
 }
 
-pub struct Wishes(mpsc::UnboundedReceiver<i64>);
+pub struct KeepAliveRequests(mpsc::UnboundedReceiver<i64>);
 
-pub fn leases() -> (Leases, Wishes) {
-    let (wishes, asked) = mpsc::unbounded_channel();
-    (Leases { places: Mutex::default(), living: Mutex::default(), wishes }, Wishes(asked))
+pub fn pool() -> (LeasePool, KeepAliveRequests) {
+    let (requests, receiver) = mpsc::unbounded_channel();
+    (
+        LeasePool { by_length: Mutex::default(), living: Mutex::default(), requests },
+        KeepAliveRequests(receiver),
+    )
 }
 
-/// A little longer than what is needed, so that not every grant needs a keep-alive of its own first.
+/// The extra time, so that not every grant needs a keep-alive first.
 fn slack(needed: Duration) -> Duration {
     (needed / 8).max(Duration::from_secs(1))
 }
 
-impl Shared {
-    /// The lease for locks that need `needed`. It lasts at least that long from when it was last kept alive.
-    pub async fn lease(&self, needed: Duration) -> Result<Arc<Lease>, Failure> {
+impl EtcdShared {
+    /// The lease for locks that need `needed`. It lasts at least that long after its last keep-alive.
+    pub async fn lease(&self, needed: Duration) -> Result<Arc<EtcdLease>, Failure> {
         let slack = slack(needed);
         let seconds = (needed + slack).as_millis().div_ceil(1000) as u64;
-        let place = {
-            let mut places = self.leases.places.lock().unwrap_or_else(PoisonError::into_inner);
-            places.entry(seconds).or_default().clone()
+        let single_flight = {
+            let mut by_length = self.leases.by_length.lock().unwrap_or_else(PoisonError::into_inner);
+            by_length.entry(seconds).or_default().clone()
         };
-        let lease = place.get(|lease| !lease.is_dead(), || Box::pin(self.new_lease(seconds, slack))).await?;
+        let lease = single_flight
+            .get(|lease| !lease.is_expired(), || Box::pin(self.new_lease(seconds, slack)))
+            .await?;
         lease.touch(self.clock.now());
         Ok(lease)
     }
 
-    async fn new_lease(&self, seconds: u64, slack: Duration) -> Result<Arc<Lease>, Failure> {
+    async fn new_lease(&self, seconds: u64, slack: Duration) -> Result<Arc<EtcdLease>, Failure> {
         let sent_at = self.clock.now();
-        let (id, ttl) = self.link.grant_lease(seconds).await?;
-        let lease = Arc::new(Lease {
+        let (id, ttl) = self.connection.grant_lease(seconds).await?;
+        let lease = Arc::new(EtcdLease {
             id,
             ttl,
             slack,
-            until: watch::Sender::new(sent_at + ttl),
-            dead: AtomicBool::new(false),
+            valid_until: watch::Sender::new(sent_at + ttl),
+            expired: AtomicBool::new(false),
             used: AtomicU64::new(sent_at.as_nanos()),
         });
         self.living().insert(id, lease.clone());
         Ok(lease)
     }
 
-    fn living(&self) -> std::sync::MutexGuard<'_, HashMap<i64, Arc<Lease>>> {
+    fn living(&self) -> std::sync::MutexGuard<'_, HashMap<i64, Arc<EtcdLease>>> {
         self.leases.living.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it is a lease of ours: any other ends without us.
+    /// Whether this process keeps the lease alive. Any other lease ends by itself.
     pub fn keeps_alive(&self, id: i64) -> bool {
         self.living().contains_key(&id)
     }
 
-    /// Makes sure that the lease lasts until then at least. False: it is gone.
-    pub async fn cover(&self, lease: &Lease, until: Moment) -> Result<bool, Failure> {
-        if !lease.is_dead() && *lease.until.borrow() >= until {
+    /// Sends keep-alives until the lease lasts until `until`. False: the lease does not exist any more.
+    pub async fn ensure_valid_until(
+        &self,
+        lease: &EtcdLease,
+        valid_until: BootInstant,
+    ) -> Result<bool, Failure> {
+        if !lease.is_expired() && *lease.valid_until.borrow() >= valid_until {
             return Ok(true);
         }
-        let mut told = lease.until.subscribe();
+        let mut valid = lease.valid_until.subscribe();
         let wait = async {
             loop {
-                if lease.is_dead() {
+                if lease.is_expired() {
                     return false;
                 }
-                if *told.borrow_and_update() >= until {
+                if *valid.borrow_and_update() >= valid_until {
                     return true;
                 }
-                _ = self.leases.wishes.send(lease.id);
-                _ = told.changed().await;
+                _ = self.leases.requests.send(lease.id);
+                _ = valid.changed().await;
             }
         };
-        match Box::pin(tokio::time::timeout(self.link.timeout(), wait)).await {
-            Ok(covered) => Ok(covered),
-            Err(_) => {
-                Err(Failure::Unheard(format!("no keep-alive was answered within {:?}", self.link.timeout())))
-            }
+        match Box::pin(tokio::time::timeout(self.connection.timeout(), wait)).await {
+            Ok(valid) => Ok(valid),
+            Err(_) => Err(Failure::NoReply(format!(
+                "no reply to a keep-alive within {:?}",
+                self.connection.timeout()
+            ))),
         }
     }
 
-    /// A request that named this lease was refused, because it is gone.
-    pub fn bury(&self, lease: &Lease) {
-        lease.die();
+    /// etcd rejected a request because this lease does not exist.
+    pub fn mark_expired(&self, lease: &EtcdLease) {
+        lease.expire();
         self.living().remove(&lease.id);
     }
 }
 
-impl Link {
-    /// A lease of its own: its number, and how long it really lasts.
+/// Rounds up to whole seconds, the unit of etcd's leases.
+pub fn whole_seconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis().div_ceil(1000)).unwrap_or(u64::MAX).max(1)
+}
+
+impl Connection {
+    /// Creates a lease. Returns its id, and how long it really lasts.
     pub async fn grant_lease(&self, seconds: u64) -> Result<(i64, Duration), Failure> {
-        let ask = LeaseGrantRequest { ttl: i64::try_from(seconds).unwrap_or(i64::MAX) };
-        let answer: LeaseGrantResponse = self.call("/etcdserverpb.Lease/LeaseGrant", &ask).await?;
-        Ok((answer.id, Duration::from_secs(answer.ttl.max(0) as u64)))
+        let request = LeaseGrantRequest { ttl: i64::try_from(seconds).unwrap_or(i64::MAX) };
+        let reply: LeaseGrantResponse = self.call("/etcdserverpb.Lease/LeaseGrant", &request).await?;
+        let given = reply.ttl.max(0) as u64;
+        if given > seconds {
+            // etcd gives no lease below one and a half election timeouts.
+            self.shortest_lease.fetch_max(given, Ordering::Relaxed);
+        }
+        Ok((reply.id, Duration::from_secs(given)))
     }
 
     pub async fn revoke_lease(&self, id: i64) -> Result<(), Failure> {
@@ -161,140 +181,144 @@ impl Link {
         }
     }
 
-    /// How much longer a lease lasts if it is left alone, and what hangs on it. `None`: it is gone.
-    pub async fn look_at_lease(
+    /// How long a lease lasts without a keep-alive, and the keys attached to it. `None`: the lease does not exist.
+    pub async fn lease_time_left(
         &self,
         id: i64,
         keys: bool,
     ) -> Result<Option<(Duration, Vec<Vec<u8>>)>, Failure> {
-        let ask = LeaseKeysRequest { id, keys };
-        let answer: LeaseResponse = self.call("/etcdserverpb.Lease/LeaseTimeToLive", &ask).await?;
-        Ok(u64::try_from(answer.ttl).ok().map(|ttl| (Duration::from_secs(ttl), answer.keys)))
+        let request = LeaseKeysRequest { id, keys };
+        let reply: LeaseResponse = self.call("/etcdserverpb.Lease/LeaseTimeToLive", &request).await?;
+        Ok(u64::try_from(reply.ttl).ok().map(|ttl| (Duration::from_secs(ttl), reply.keys)))
     }
 }
 
-/// Keeps alive what is needed, for as long as the store is open.
-pub async fn attend(shared: Arc<Shared>, Wishes(mut wishes): Wishes) {
-    let mut dropped = shared.link.dropped();
+/// Keeps the leases in use alive while the store is open.
+pub async fn run(shared: Arc<EtcdShared>, KeepAliveRequests(mut requests): KeepAliveRequests) {
+    let mut failed_channels = shared.connection.failed_channels();
     loop {
-        let Some(first) = next_wish(&shared, &mut wishes).await else { return };
-        // Whatever happens, whoever waits for this one is told: it asks again.
-        let (send, asks) = mpsc::unbounded_channel();
-        let mut stream = Alive { shared: &shared, send, sent: HashMap::new() };
-        stream.ask(first);
-        if stream.sent.is_empty() {
-            // The lease is gone by now. A stream on which nothing is said would be taken for a server that is silent.
+        let Some(first) = next_request(&shared, &mut requests).await else { return };
+        // Whatever happens to this stream, the callers that wait for a keep-alive are woken below, and request it
+        // again.
+        let (send, to_send) = mpsc::unbounded_channel();
+        let mut stream = KeepAliveStream { shared: &shared, send, sent_at: HashMap::new() };
+        stream.request(first);
+        if stream.sent_at.is_empty() {
+            // The lease has ended. A stream without a request would look like a silent server.
             continue;
         }
-        dropped.mark_unchanged();
-        if let Ok(session) = shared.link.session().await {
-            let asks = tokio_stream::wrappers::UnboundedReceiverStream::new(asks);
-            match shared.link.stream(&session, "/etcdserverpb.Lease/LeaseKeepAlive", asks).await {
-                Ok(mut answers) => stream.run(&mut wishes, &mut answers, &mut dropped).await,
-                Err(failure) => tracing::debug!(?failure, "no stream for keep-alives, will try again"),
+        failed_channels.mark_unchanged();
+        if let Ok(channel) = shared.connection.channel().await {
+            let to_send = tokio_stream::wrappers::UnboundedReceiverStream::new(to_send);
+            match shared.connection.stream(&channel, "/etcdserverpb.Lease/LeaseKeepAlive", to_send).await {
+                Ok(mut replies) => stream.run(&mut requests, &mut replies, &mut failed_channels).await,
+                Err(failure) => tracing::debug!(
+                    ?failure,
+                    "the keep-alive stream could not be opened; failing over to the next member"
+                ),
             }
-            // Whatever ended it: another member, and another login, may do better.
-            shared.link.give_up(&session).await;
-            shared.link.forget_login();
+            // Whatever ended the stream: another member, or a new login, may succeed.
+            shared.connection.fail_over(&channel).await;
+            shared.connection.forget_login();
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(RECONNECT_DELAY).await;
         for lease in shared.living().values() {
-            lease.until.send_modify(|_| {});
+            lease.valid_until.send_modify(|_| {});
         }
     }
 }
 
-async fn next_wish(shared: &Shared, wishes: &mut mpsc::UnboundedReceiver<i64>) -> Option<i64> {
+async fn next_request(shared: &EtcdShared, requests: &mut mpsc::UnboundedReceiver<i64>) -> Option<i64> {
     loop {
         tokio::select! {
-            wish = wishes.recv() => return wish,
+            request = requests.recv() => return request,
             () = tokio::time::sleep(TICK) => {
-                if let Some(due) = due(shared).into_iter().next() {
-                    return Some(due);
+                if let Some(leases_due) = leases_due(shared).into_iter().next() {
+                    return Some(leases_due);
                 }
             }
         }
     }
 }
 
-/// The leases that are to be kept alive now. Those that nobody needed for a while are left to their end.
-fn due(shared: &Shared) -> Vec<i64> {
+/// The leases that need a keep-alive now. Leases that were not used for a while are left to expire.
+fn leases_due(shared: &EtcdShared) -> Vec<i64> {
     let now = shared.clock.now();
     let mut living = shared.living();
     living.retain(|_, lease| {
-        if *lease.until.borrow() <= now {
-            lease.die();
+        if *lease.valid_until.borrow() <= now {
+            lease.expire();
         }
-        !lease.is_dead()
+        !lease.is_expired()
     });
-    let lines = shared.lines_in_use();
-    let due = living.values().filter(|lease| {
-        let fresh = *lease.until.borrow();
-        let used = Moment::from_nanos(lease.used.load(Ordering::Relaxed));
-        // Before the slack is used up a grant would have to wait for it.
-        (lines.contains(&lease.id) && now + lease.ttl * 2 / 3 >= fresh)
-            || (now.since(used) < IDLE && now + lease.ttl >= fresh + lease.slack / 2)
+    let queue_leases = shared.queue_leases_in_use();
+    let leases_due = living.values().filter(|lease| {
+        let valid_until = *lease.valid_until.borrow();
+        let used = BootInstant::from_nanos(lease.used.load(Ordering::Relaxed));
+        // Renew before the slack is used up: a grant would have to wait for the keep-alive.
+        (queue_leases.contains(&lease.id) && now + lease.ttl * 2 / 3 >= valid_until)
+            || (now.since(used) < KEEP_IDLE && now + lease.ttl >= valid_until + lease.slack / 2)
     });
-    due.map(|lease| lease.id).collect()
+    leases_due.map(|lease| lease.id).collect()
 }
 
-struct Alive<'a> {
-    shared: &'a Shared,
+struct KeepAliveStream<'a> {
+    shared: &'a EtcdShared,
     send: mpsc::UnboundedSender<LeaseRequest>,
-    /// When the keep-alive that is not answered yet was sent.
-    sent: HashMap<i64, Moment>,
+    /// When the keep-alives without a reply were sent.
+    sent_at: HashMap<i64, BootInstant>,
 }
 
-impl Alive<'_> {
-    fn ask(&mut self, id: i64) {
-        if !self.sent.contains_key(&id) && self.shared.living().contains_key(&id) {
-            self.sent.insert(id, self.shared.clock.now());
+impl KeepAliveStream<'_> {
+    fn request(&mut self, id: i64) {
+        if !self.sent_at.contains_key(&id) && self.shared.living().contains_key(&id) {
+            self.sent_at.insert(id, self.shared.clock.now());
             _ = self.send.send(LeaseRequest { id });
         }
     }
 
-    fn heard(&mut self, answer: &LeaseResponse) {
-        let Some(sent_at) = self.sent.remove(&answer.id) else { return };
-        let Some(lease) = self.shared.living().get(&answer.id).cloned() else { return };
-        match u64::try_from(answer.ttl) {
+    fn handle_reply(&mut self, reply: &LeaseResponse) {
+        let Some(sent_at) = self.sent_at.remove(&reply.id) else { return };
+        let Some(lease) = self.shared.living().get(&reply.id).cloned() else { return };
+        match u64::try_from(reply.ttl) {
             Ok(seconds) if seconds > 0 => {
-                let until = sent_at + Duration::from_secs(seconds);
-                lease.until.send_modify(|now| *now = until.max(*now));
+                let valid_until = sent_at + Duration::from_secs(seconds);
+                lease.valid_until.send_modify(|now| *now = valid_until.max(*now));
             }
-            _ => self.shared.bury(&lease),
+            _ => self.shared.mark_expired(&lease),
         }
     }
 
     async fn run(
         &mut self,
-        wishes: &mut mpsc::UnboundedReceiver<i64>,
-        answers: &mut Streaming<LeaseResponse>,
-        dropped: &mut watch::Receiver<u64>,
+        requests: &mut mpsc::UnboundedReceiver<i64>,
+        replies: &mut Streaming<LeaseResponse>,
+        failed_channels: &mut watch::Receiver<u64>,
     ) {
         let mut tick = tokio::time::interval(TICK);
         loop {
             tokio::select! {
-                wish = wishes.recv() => match wish {
-                    Some(id) => self.ask(id),
+                request = requests.recv() => match request {
+                    Some(id) => self.request(id),
                     None => return,
                 },
-                answer = answers.next() => match answer {
-                    Some(Ok(answer)) => self.heard(&answer),
+                reply = replies.next() => match reply {
+                    Some(Ok(reply)) => self.handle_reply(&reply),
                     other => {
-                        tracing::debug!(?other, "the stream for keep-alives has ended");
+                        tracing::debug!(?other, "the keep-alive stream has ended; reopening it on the next member");
                         return;
                     }
                 },
                 _ = tick.tick() => {
-                    for id in due(self.shared) {
-                        self.ask(id);
+                    for id in leases_due(self.shared) {
+                        self.request(id);
                     }
                     let now = self.shared.clock.now();
-                    if self.sent.values().any(|sent| now.since(*sent) > self.shared.link.timeout()) {
+                    if self.sent_at.values().any(|sent_at| now.since(*sent_at) > self.shared.connection.timeout()) {
                         return;
                     }
                 }
-                _ = dropped.changed() => return,
+                _ = failed_channels.changed() => return,
             }
         }
     }

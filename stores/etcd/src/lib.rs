@@ -1,8 +1,8 @@
-//! Locks in etcd, for when it must be right: kept by consensus, fenced, first come, first served.
+//! A store that keeps locks in etcd: by consensus, with a fence (the fencing token) for every grant and a fair queue.
 //!
-//! A lock's keys are those of `etcdctl lock`, so that both keep each other out. Every grant is one transaction, whose
-//! revision makes the fence; waiters watch the one before them and nobody else; one lease per process and length holds
-//! all of its locks. What is promised, and what is not, is in `docs/stores/etcd.md`.
+//! A lock uses the keys of `etcdctl lock`, so Lockkeeper and `etcdctl` exclude each other. Every grant is one
+//! transaction, and its revision makes the fence. A waiter watches its predecessor only. All locks of a process with the
+//! same lease length share one etcd lease. `docs/stores/etcd.md` has the guarantees, `DESIGN.md` the decisions.
 //!
 //! ```no_run
 //! # async fn example() -> lockkeeper_core::Result<()> {
@@ -14,32 +14,35 @@
 #![deny(missing_docs)]
 
 mod acquire;
-mod base;
-mod book;
-mod breaking;
+mod acquire_txn;
+mod admission;
+mod batch;
+mod break_lock;
+mod codec;
 mod config;
-mod entry;
-mod fault;
-mod grant;
-mod hold;
-mod judge;
-mod lane;
-mod layout;
+mod connection;
+mod error;
+mod events;
+mod fence_base;
+mod hold_registry;
+mod inspect;
+mod key_slots;
+mod keys;
 mod lease;
-mod link;
-mod open;
-mod order;
+mod profile;
 mod proto;
+mod queue;
 mod records;
+mod release;
+mod renew;
 mod revoke;
-mod script;
-mod seat;
-mod spy;
+mod single_flight;
+mod statements;
 mod store;
-mod turns;
-mod view;
-mod wait;
-mod watch;
+mod txn_batch;
+mod unknown;
+mod waiters;
+mod watcher;
 
 pub use config::Options;
 pub use store::EtcdStore;

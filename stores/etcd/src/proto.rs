@@ -1,5 +1,5 @@
-//! The few messages of etcd that we send and read, written by hand after its public `rpc.proto` and `kv.proto`: a field's
-//! number is all that counts on the wire. Nobody who builds this needs `protoc`.
+//! The etcd messages that the client uses, written by hand after etcd's `rpc.proto` and `kv.proto`. Only the field
+//! numbers matter on the wire, and the build needs no `protoc`.
 
 use prost::{Message, Oneof};
 
@@ -33,10 +33,10 @@ pub struct RangeRequest {
     pub limit: i64,
     #[prost(int64, tag = "4")]
     pub revision: i64,
-    /// 1: the smallest first; 2: the largest first.
+    /// 1: ascending; 2: descending.
     #[prost(int32, tag = "5")]
     pub sort_order: i32,
-    /// 2: by the revision of creation; 4: by value.
+    /// 2: by creation revision; 4: by value.
     #[prost(int32, tag = "6")]
     pub sort_target: i32,
     #[prost(bool, tag = "8")]
@@ -94,14 +94,14 @@ pub struct Compare {
     /// 0: equal; 1: greater; 2: less; 3: not equal.
     #[prost(int32, tag = "1")]
     pub result: i32,
-    /// Must go with the side of [`Against`].
+    /// Must match the variant of [`Against`].
     #[prost(int32, tag = "2")]
     pub target: i32,
     #[prost(bytes = "vec", tag = "3")]
     pub key: Vec<u8>,
     #[prost(oneof = "Against", tags = "5, 6, 7")]
     pub against: Option<Against>,
-    /// If there is one, every key in the range is compared; an empty range is like a key that is not there.
+    /// If set, every key in the range is compared. An empty range compares like a key that does not exist.
     #[prost(bytes = "vec", tag = "64")]
     pub range_end: Vec<u8>,
 }
@@ -118,12 +118,12 @@ pub enum Against {
 
 #[derive(Clone, PartialEq, Message)]
 pub struct RequestOp {
-    #[prost(oneof = "Request", tags = "1, 2, 3, 4")]
-    pub request: Option<Request>,
+    #[prost(oneof = "OpRequest", tags = "1, 2, 3, 4")]
+    pub request: Option<OpRequest>,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
-pub enum Request {
+pub enum OpRequest {
     #[prost(message, tag = "1")]
     Range(RangeRequest),
     #[prost(message, tag = "2")]
@@ -203,7 +203,8 @@ pub struct LeaseKeysRequest {
 #[derive(Clone, PartialEq, Message)]
 pub struct LeaseRevokeResponse {}
 
-/// To a keep-alive: how long it lasts now, or zero if it is gone. To a look: how long it still lasts, or −1.
+/// The reply to a keep-alive has the new ttl, or zero if the lease is gone. The reply to a ttl query has the time
+/// left, or −1.
 #[derive(Clone, PartialEq, Message)]
 pub struct LeaseResponse {
     #[prost(int64, tag = "2")]
@@ -216,12 +217,12 @@ pub struct LeaseResponse {
 
 #[derive(Clone, PartialEq, Message)]
 pub struct WatchRequest {
-    #[prost(oneof = "WatchAsk", tags = "1, 2")]
-    pub ask: Option<WatchAsk>,
+    #[prost(oneof = "WatchRequestKind", tags = "1, 2")]
+    pub request: Option<WatchRequestKind>,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
-pub enum WatchAsk {
+pub enum WatchRequestKind {
     #[prost(message, tag = "1")]
     Create(WatchCreate),
     #[prost(message, tag = "2")]
@@ -264,11 +265,11 @@ pub struct WatchResponse {
     #[prost(int64, tag = "5")]
     pub compact_revision: i64,
     #[prost(message, repeated, tag = "11")]
-    pub events: Vec<Event>,
+    pub events: Vec<KeyEvent>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub struct Event {
+pub struct KeyEvent {
     /// 0: put; 1: delete.
     #[prost(int32, tag = "1")]
     pub kind: i32,

@@ -1,28 +1,30 @@
+//! Records: small values with a version, stored beside the locks.
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use lockkeeper_core::{
-    Delete, Error, Expect, LockName, Page, Record, RecordPage, Records, Result, Version, Write,
+    DeleteOutcome, Error, Expect, LockName, Page, Record, RecordPage, Records, Result, Version, WriteOutcome,
 };
 
-use crate::base::base_stands;
-use crate::hold::seconds;
-use crate::order::{Answer, Topic};
+use crate::fence_base::base_unchanged;
+use crate::lease::whole_seconds;
 use crate::proto::{Compare, Kv, RequestOp};
-use crate::script::{created, delete, get, put, txn, written};
-use crate::store::{EtcdStore, Shared};
+use crate::statements::{created_at, delete, get, modified_at, put, txn};
+use crate::store::{EtcdShared, EtcdStore};
+use crate::txn_batch::{ConflictKey, TxnReply};
 
-/// What a step on a record has come to.
-enum Done {
-    Yes(Answer),
-    /// The expectation was not met.
-    No(Option<Record>),
+/// The outcome of one operation on a record.
+enum RecordStep {
+    Applied(TxnReply),
+    /// The record is not as the caller expected.
+    Conflict(Option<Record>),
 }
 
-impl Shared {
+impl EtcdShared {
     fn record(&self, kv: Kv) -> Option<Record> {
-        let key = self.layout.record_name(&kv.key)?;
+        let key = self.keys.parse_record_key(&kv.key)?;
         Some(Record { key, value: kv.value, version: self.version(kv.mod_revision) })
     }
 
@@ -30,54 +32,60 @@ impl Shared {
         Version(self.base().saturating_add(revision.unsigned_abs()))
     }
 
-    /// One transaction: what is wanted, if the expectation is met; and what is there in any case.
-    async fn step(&self, key: &LockName, expect: Expect, wish: RequestOp) -> Result<Done> {
-        let at = self.layout.record(key);
+    /// Applies `op` in one transaction if the expectation is met, and reads the record in any case.
+    async fn apply_record_op(&self, key: &LockName, expect: Expect, op: RequestOp) -> Result<RecordStep> {
+        let stored_key = self.keys.record(key);
         loop {
-            let (base, floor) = (self.base(), self.floor());
-            let mut compare: Vec<Compare> = vec![base_stands(&self.layout, base)];
+            let (base, highest_fence_seen) = (self.base(), self.highest_fence_seen());
+            let mut compare: Vec<Compare> = vec![base_unchanged(&self.keys, base)];
             match expect {
                 Expect::Any => {}
-                Expect::Absent => compare.push(created(&at, 0)),
-                // A number that no write of this store can have had is met by none.
+                Expect::Absent => compare.push(created_at(&stored_key, 0)),
+                // A version that no write of this store can have: nothing matches it.
                 Expect::Version(Version(version)) => {
                     let revision = version.checked_sub(base).and_then(|n| i64::try_from(n).ok());
-                    compare.push(written(&at, revision.filter(|n| *n > 0).unwrap_or(i64::MAX)));
+                    compare.push(modified_at(&stored_key, revision.filter(|n| *n > 0).unwrap_or(i64::MAX)));
                 }
             }
-            let order = txn(compare, vec![get(&at), wish.clone()], vec![get(&self.layout.base()), get(&at)]);
-            let answer = self.lane.send(order, vec![Topic::new(&at)]).await?;
-            if answer.txn.succeeded {
-                return Ok(Done::Yes(answer));
+            let request = txn(
+                compare,
+                vec![get(&stored_key), op.clone()],
+                vec![get(&self.keys.fence_base()), get(&stored_key)],
+            );
+            let reply = self.batch.send(request, vec![ConflictKey::new(&stored_key)]).await?;
+            if reply.txn.succeeded {
+                return Ok(RecordStep::Applied(reply));
             }
-            let revision = answer.revision;
-            let mut found = answer.txn.ranges().into_iter().map(|range| range.kvs.into_iter().next());
-            self.learn_base(found.next().flatten().as_ref(), revision, floor).await?;
-            let there = found.next().flatten().and_then(|kv| self.record(kv));
+            let revision = reply.revision;
+            let mut found = reply.txn.into_ranges().into_iter().map(|range| range.kvs.into_iter().next());
+            self.update_base(found.next().flatten().as_ref(), revision, highest_fence_seen).await?;
+            let found_record = found.next().flatten().and_then(|kv| self.record(kv));
             if base == self.base() {
-                return Ok(Done::No(there));
+                return Ok(RecordStep::Conflict(found_record));
             }
         }
     }
 
-    /// Written with a ttl: etcd's leases are whole seconds, and two of them at least, so where that is much too long the process looks
-    /// after it too. Not elsewhere: what waits for the end of a month would pile up.
-    fn forget_later(self: &Arc<Self>, at: Vec<u8>, revision: i64, lease: i64, ttl: Duration) {
+    /// Deletes a record at the end of its ttl. etcd's leases are whole seconds, and at least two, so for a short ttl
+    /// the lease alone would be much too long. Records with a long ttl are left to their lease: tasks that wait for
+    /// the end of a month would pile up.
+    fn delete_after(self: &Arc<Self>, stored_key: Vec<u8>, revision: i64, lease: i64, ttl: Duration) {
         let shared = self.clone();
         tokio::spawn(async move {
             tokio::time::sleep(ttl).await;
-            let gone = txn(vec![written(&at, revision)], vec![delete(&at)], Vec::new());
-            if shared.lane.send(gone, vec![Topic::new(&at)]).await.is_ok() {
-                _ = shared.link.revoke_lease(lease).await;
+            let deletion =
+                txn(vec![modified_at(&stored_key, revision)], vec![delete(&stored_key)], Vec::new());
+            if shared.batch.send(deletion, vec![ConflictKey::new(&stored_key)]).await.is_ok() {
+                _ = shared.connection.revoke_lease(lease).await;
             }
         });
     }
 
-    /// A lease that has nothing to end, or nothing any more: etcd would keep it until its time is over.
-    fn let_go(self: &Arc<Self>, lease: i64) {
+    /// Revokes a lease that no record uses. etcd would keep it until its ttl ends.
+    fn revoke_in_background(self: &Arc<Self>, lease: i64) {
         if lease != 0 {
             let shared = self.clone();
-            tokio::spawn(async move { shared.link.revoke_lease(lease).await });
+            tokio::spawn(async move { shared.connection.revoke_lease(lease).await });
         }
     }
 
@@ -87,62 +95,62 @@ impl Shared {
         value: Vec<u8>,
         expect: Expect,
         ttl: Option<Duration>,
-    ) -> Result<Write> {
+    ) -> Result<WriteOutcome> {
         let (lease, lasts) = match ttl {
-            Some(ttl) => self.link.grant_lease(seconds(ttl)).await?,
+            Some(ttl) => self.connection.grant_lease(whole_seconds(ttl)).await?,
             None => (0, Duration::ZERO),
         };
-        let at = self.layout.record(key);
-        let answer = match self.step(key, expect, put(&at, value, lease)).await {
-            Ok(Done::Yes(answer)) => answer,
-            Ok(Done::No(found)) => {
-                self.let_go(lease);
-                return Ok(Write::Conflict(found));
+        let stored_key = self.keys.record(key);
+        let reply = match self.apply_record_op(key, expect, put(&stored_key, value, lease)).await {
+            Ok(RecordStep::Applied(reply)) => reply,
+            Ok(RecordStep::Conflict(found)) => {
+                self.revoke_in_background(lease);
+                return Ok(WriteOutcome::Conflict(found));
             }
-            // It may have been written: then the lease is in use.
+            // The record may have been written, and then it uses the lease.
             Err(error @ (Error::Unknown(_) | Error::Limited(_))) => return Err(error),
             Err(error) => {
-                self.let_go(lease);
+                self.revoke_in_background(lease);
                 return Err(error);
             }
         };
-        let version = self.version(answer.revision);
+        let version = self.version(reply.revision);
         if let Some(ttl) = ttl.filter(|ttl| lasts > *ttl + *ttl / 8) {
-            self.forget_later(at, answer.revision, lease, ttl);
+            self.delete_after(stored_key, reply.revision, lease, ttl);
         }
-        // The lease of the value before has nothing to end any more.
-        self.let_go(answer.txn.one().map_or(0, |kv| kv.lease));
-        Ok(Write::Written(version))
+        // The lease of the previous value is not used any more.
+        self.revoke_in_background(reply.txn.into_first_kv().map_or(0, |kv| kv.lease));
+        Ok(WriteOutcome::Written(version))
     }
 
     async fn read_record(&self, key: &LockName) -> Result<Option<Record>> {
-        let floor = self.floor();
-        let look = vec![get(&self.layout.base()), get(&self.layout.record(key))];
-        let answer = self.lane.send(txn(Vec::new(), look, Vec::new()), Vec::new()).await?;
-        let revision = answer.revision;
-        let mut found = answer.txn.ranges().into_iter().map(|range| range.kvs.into_iter().next());
-        self.learn_base(found.next().flatten().as_ref(), revision, floor).await?;
+        let highest_fence_seen = self.highest_fence_seen();
+        let reads = vec![get(&self.keys.fence_base()), get(&self.keys.record(key))];
+        let reply = self.batch.send(txn(Vec::new(), reads, Vec::new()), Vec::new()).await?;
+        let revision = reply.revision;
+        let mut found = reply.txn.into_ranges().into_iter().map(|range| range.kvs.into_iter().next());
+        self.update_base(found.next().flatten().as_ref(), revision, highest_fence_seen).await?;
         Ok(found.next().flatten().and_then(|kv| self.record(kv)))
     }
 
-    async fn delete_record(self: &Arc<Self>, key: &LockName, expect: Expect) -> Result<Delete> {
-        let at = self.layout.record(key);
-        match self.step(key, expect, delete(&at)).await? {
-            Done::Yes(answer) => Ok(match answer.txn.one() {
-                Some(gone) => {
-                    self.let_go(gone.lease);
-                    Delete::Deleted
+    async fn delete_record(self: &Arc<Self>, key: &LockName, expect: Expect) -> Result<DeleteOutcome> {
+        let stored_key = self.keys.record(key);
+        match self.apply_record_op(key, expect, delete(&stored_key)).await? {
+            RecordStep::Applied(reply) => Ok(match reply.txn.into_first_kv() {
+                Some(deleted) => {
+                    self.revoke_in_background(deleted.lease);
+                    DeleteOutcome::Deleted
                 }
-                None => Delete::Absent,
+                None => DeleteOutcome::Absent,
             }),
-            Done::No(None) => Ok(Delete::Absent),
-            Done::No(Some(found)) => Ok(Delete::Conflict(found)),
+            RecordStep::Conflict(None) => Ok(DeleteOutcome::Absent),
+            RecordStep::Conflict(Some(found)) => Ok(DeleteOutcome::Conflict(found)),
         }
     }
 
     async fn scan_records(&self, prefix: &str, page: &Page) -> Result<RecordPage> {
         self.refresh_base().await?;
-        let found = self.walk(&self.layout.records()).await?;
+        let found = self.read_prefix(&self.keys.records()).await?;
         let mut records: Vec<Record> = found.into_iter().filter_map(|kv| self.record(kv)).collect();
         records.retain(|record| {
             record.key.as_str().starts_with(prefix)
@@ -168,12 +176,12 @@ impl Records for EtcdStore {
         value: &[u8],
         expect: Expect,
         ttl: Option<Duration>,
-    ) -> Result<Write> {
+    ) -> Result<WriteOutcome> {
         Record::check(value, ttl)?;
         self.run(self.shared.write_record(key, value.to_vec(), expect, ttl)).await
     }
 
-    async fn delete(&self, key: &LockName, expect: Expect) -> Result<Delete> {
+    async fn delete(&self, key: &LockName, expect: Expect) -> Result<DeleteOutcome> {
         self.run(self.shared.delete_record(key, expect)).await
     }
 

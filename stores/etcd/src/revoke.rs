@@ -1,94 +1,104 @@
-//! Asking the holders of a lock to give it back. The reason is written into the keys of every grant, which stay on the lease that they hang on: the
-//! next renewal finds the reason instead of the grant that it knows, and the holder's process ends the grant when its time is over.
+//! Revoking a lock: an operator tells its holders to release it. The reason is written into the keys of every grant, which stay
+//! attached to their lease. The holder's next renewal finds the reason, and the holder's process ends the grant when
+//! its lease is over.
 
 use std::collections::BTreeSet;
 
-use lockkeeper_core::lease::Why as Loss;
+use lockkeeper_core::lease::LossReason;
 use lockkeeper_core::{Error, Fence, LockName, Names, Result};
 
-use crate::breaking::{Whole, names_of};
-use crate::entry::{Entry, One, State};
-use crate::fault::Failure;
-use crate::layout::Mark;
+use crate::break_lock::{GrantKeys, names_of};
+use crate::codec::{EntryState, EntryValue};
+use crate::error::Failure;
+use crate::events::ChangeCause;
+use crate::keys::KeyId;
 use crate::proto::RequestOp;
-use crate::script::{delete, get, nested, put, txn};
-use crate::store::Shared;
-use crate::watch::Why;
+use crate::queue::QueueEntry;
+use crate::statements::{delete, get, nested, put, txn};
+use crate::store::EtcdShared;
+use crate::txn_batch::ConflictKey;
 
-/// Why a revoked grant cannot be had once more.
-pub fn lost(reason: &str) -> Error {
-    Error::Lost(Loss::Revoked(reason.into()).to_string())
+/// The error for a request whose grant was revoked.
+pub fn revoked_error(reason: &str) -> Error {
+    Error::Lost(LossReason::Revoked(reason.into()).to_string())
 }
 
-impl One {
-    /// Why its holder is to give it back, if it is.
+impl QueueEntry {
+    /// Why the hold was revoked, if it was.
     pub fn revoked(&self) -> Option<&str> {
-        self.entry.as_ref().filter(|entry| entry.state == State::Granted)?.revoked.as_deref()
+        self.value.as_ref().filter(|value| value.state == EntryState::Granted)?.revoked.as_deref()
     }
 }
 
-impl Shared {
-    /// Marks all grants of a lock. A hold that only lingers ends, and a lock that is only held back is freed.
+impl EtcdShared {
+    /// Marks all grants of a lock as revoked. A lingering hold and a lock-delay are ended.
     pub async fn revoke(&self, name: &LockName, reason: &str) -> Result<Fence> {
         let mut touched = BTreeSet::from([name.clone()]);
         loop {
-            let mut holds = self.holds_of(name).await?;
-            if holds.wholes.iter().flat_map(|whole| &whole.keys).any(One::is_foreign) {
+            let mut holds = self.read_holds(name).await?;
+            if holds.grants.iter().flat_map(|grant| &grant.keys).any(QueueEntry::is_foreign) {
                 return Err(Error::Unsupported(format!(
-                    "{name} is held by a client that is not Lockkeeper's, which cannot be told to give it back: break it without \
-                     waiting for the holder"
+                    "a foreign client holds {name}, and cannot be told to release it: break the lock without waiting for the \
+                     holder"
                 )));
             }
-            // Marked before, also by an earlier part of this.
-            let is_marked = |whole: &Whole| whole.keys.iter().all(|one| one.revoked() == Some(reason));
-            let (marked, rest): (Vec<_>, Vec<_>) = holds.wholes.drain(..).partition(is_marked);
+            // Marked before, perhaps by an earlier part of this call.
+            let is_marked =
+                |grant: &GrantKeys| grant.keys.iter().all(|entry| entry.revoked() == Some(reason));
+            let (marked, rest): (Vec<_>, Vec<_>) = holds.grants.drain(..).partition(is_marked);
             touched = names_of(&touched, &marked);
-            holds.wholes = rest;
-            let some = &holds.wholes[..holds.portion()];
-            let marks = some.iter().flat_map(|whole| &whole.keys).map(|one| mark(one, holds.base, reason));
-            let (names, part) = (names_of(&touched, some), some.len() < holds.wholes.len());
-            let told = Why::Revoked { names: names.iter().cloned().collect(), reason: reason.into(), part };
-            let done = self.change(&holds, some, marks.collect(), &names, &told).await?;
+            holds.grants = rest;
+            let selected = &holds.grants[..holds.fitting_count()];
+            let ops = selected
+                .iter()
+                .flat_map(|grant| &grant.keys)
+                .map(|entry| mark_revoked(entry, holds.base, reason));
+            let (names, part) = (names_of(&touched, selected), selected.len() < holds.grants.len());
+            let cause =
+                ChangeCause::Revoked { names: names.iter().cloned().collect(), reason: reason.into(), part };
+            let done = self.apply_change(&holds, selected, ops.collect(), &names, &cause).await?;
             if let Some(fence) = done.filter(|_| !part) {
                 return Ok(fence);
             }
         }
     }
 
-    /// The keys of a grant that was revoked, if it is still there: which write of each it is, and the reason. `None`: it is not there, or was
-    /// not revoked.
+    /// The keys of a revoked grant: the revision that wrote each of them, and the reason. `None`: the grant does not
+    /// exist, or was not revoked.
     pub async fn find_revoked(
         &self,
         names: &Names,
-        place: &Mark,
-        attempt: &Mark,
+        key_id: &KeyId,
+        hash: &KeyId,
     ) -> Result<Option<(Vec<i64>, String)>, Failure> {
-        // Each a transaction of its own, so that many names are not too many operations.
+        // One nested transaction per name: 64 names would exceed etcd's limit of operations otherwise.
         let each = names
             .iter()
-            .map(|name| nested(txn(Vec::new(), vec![get(&self.layout.key(name, place))], Vec::new())));
-        let look = txn(Vec::new(), each.collect(), Vec::new());
-        let ranges = self.lane.send(look, self.about(names)).await?.txn.ranges();
+            .map(|name| nested(txn(Vec::new(), vec![get(&self.keys.entry_key(name, key_id))], Vec::new())));
+        let request = txn(Vec::new(), each.collect(), Vec::new());
+        let ranges = self.batch.send(request, ConflictKey::of_names(names)).await?.txn.into_ranges();
         let mut found = Vec::new();
         for (name, range) in names.iter().zip(ranges) {
-            let one = range.kvs.into_iter().next().and_then(|kv| One::read(&self.layout, name, kv));
-            found.extend(one.filter(|one| one.mark.as_ref() == Some(attempt) && one.revoked().is_some()));
+            let entry = range.kvs.into_iter().next().and_then(|kv| QueueEntry::read(&self.keys, name, kv));
+            found.extend(
+                entry.filter(|entry| entry.attempt.as_ref() == Some(hash) && entry.revoked().is_some()),
+            );
         }
         if found.len() != names.count() {
             return Ok(None);
         }
         let reason = found[0].revoked().unwrap_or_default().to_owned();
-        Ok(Some((found.iter().map(|one| one.written).collect(), reason)))
+        Ok(Some((found.iter().map(|entry| entry.modified).collect(), reason)))
     }
 }
 
-/// What becomes of one key of a revoked lock.
-fn mark(one: &One, base: u64, reason: &str) -> RequestOp {
-    match &one.entry {
-        Some(entry) if entry.state == State::Granted => {
-            let (fence, revoked) = (Some(one.fence(base)), Some(reason.to_owned()));
-            put(&one.key, Entry { fence, revoked, ..entry.clone() }.to_bytes(), one.lease)
+/// The operation that revokes one key.
+fn mark_revoked(entry: &QueueEntry, base: u64, reason: &str) -> RequestOp {
+    match &entry.value {
+        Some(value) if value.state == EntryState::Granted => {
+            let (fence, revoked) = (Some(entry.fence(base)), Some(reason.to_owned()));
+            put(&entry.key, EntryValue { fence, revoked, ..value.clone() }.to_bytes(), entry.lease)
         }
-        _ => delete(&one.key),
+        _ => delete(&entry.key),
     }
 }

@@ -1,5 +1,5 @@
-//! The laws, on real servers. Every client is another open store with a connection of its own; what they share are the
-//! servers. Laws share the servers too, under different prefixes, as different programs would.
+//! The laws on real servers. Every client is an open store with its own connection. The laws share the servers under
+//! different prefixes, as different programs would.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -12,7 +12,7 @@ use lockkeeper_host::{Clock, SystemClock};
 use lockkeeper_testkit::laws::Harness;
 use lockkeeper_testkit::servers::{self, Cluster, EtcdOptions, Server};
 
-/// One of the laws' servers: it lives for as long as a law uses it.
+/// A server that all laws share, while any law uses it.
 fn share<T>(shared: &Mutex<Weak<T>>, start: impl FnOnce() -> Option<T>) -> Option<Arc<T>> {
     let mut shared = shared.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if let Some(running) = shared.upgrade() {
@@ -45,7 +45,7 @@ macro_rules! harness {
 
             async fn client(&self) -> Arc<dyn Store> {
                 let hosts: fn(&$server) -> String = $hosts;
-                // Slow disks of a busy machine are not what the laws are about.
+                // With a long timeout, because slow disks of a busy machine are not the subject of the laws.
                 let url = format!("etcd://{}/{}?timeout=20s", hosts(&self.server), self.prefix);
                 Arc::new(EtcdStore::open(Options::from_url(&url).unwrap()).await.unwrap())
             }

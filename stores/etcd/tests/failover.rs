@@ -1,5 +1,4 @@
-//! Members that die and members that hang, in the middle of it: a counter loses nothing, fences grow, and nobody has to
-//! restart a client.
+//! Members that die or hang under load: a counter loses nothing, fences grow, and no client must be restarted.
 
 mod common;
 
@@ -8,16 +7,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use common::{Counter, keeper, try_open};
-use lockkeeper_core::{Error, Renewal, Store};
-use lockkeeper_testkit::laws::{ask, eventually, give_back, granted, soon, stand_in_line, take, with};
+use lockkeeper_core::{Error, RenewOutcome, Store};
+use lockkeeper_testkit::laws::{eventually, give_back, granted, join_queue, request, soon, take, with};
 use lockkeeper_testkit::servers::{self, Cluster, EtcdOptions, TempDir};
 
-/// With the patience for a silent member that it has by default: that is what these tests are about.
+/// With the default timeout for a silent member, which is the subject of these tests.
 async fn open(cluster: &Cluster) -> Arc<dyn Store> {
     try_open(&format!("etcd://{}", cluster.hosts())).await.expect("it opens")
 }
 
-/// Contends from several clients while `faults` happen to the cluster, then checks what came of it.
+/// Contends from several clients while `faults` run on the cluster, then checks the counter and the fences.
 async fn contend(mut cluster: Cluster, faults: impl FnOnce(&mut Cluster) + Send + 'static) {
     let dir = TempDir::new("failover");
     let counter = Arc::new(Counter::new(dir.path()));
@@ -62,7 +61,7 @@ async fn contend(mut cluster: Cluster, faults: impl FnOnce(&mut Cluster) + Send 
     for worker in workers {
         soon("a worker ends", worker).await.unwrap();
     }
-    assert_eq!(counter.get(), sum.load(Ordering::SeqCst), "two were in at once");
+    assert_eq!(counter.get(), sum.load(Ordering::SeqCst), "two clients held the lock at once");
     drop(cluster);
 }
 
@@ -96,13 +95,13 @@ async fn the_leader_is_paused() {
 async fn without_a_majority_nothing_is_granted_and_it_comes_back() {
     let Ok(mut cluster) = servers::etcd_cluster(3, EtcdOptions::default()) else { return };
     let store = open(&cluster).await;
-    let held = take(&store, &ask("x")).await;
+    let held = take(&store, &request("x")).await;
     cluster.node_mut(0).kill9();
     cluster.node_mut(1).kill9();
-    let refused = store.acquire(&ask("y")).await;
+    let refused = store.acquire(&request("y")).await;
     assert!(matches!(refused, Err(Error::Unknown(_) | Error::Unavailable(_))), "{refused:?}");
     let cluster = tokio::task::spawn_blocking(move || {
-        // The first cannot answer before the second is there.
+        // The first member cannot serve before the second is up.
         std::thread::scope(|scope| {
             let mut nodes = cluster.nodes_mut().iter_mut();
             let (first, second) = (nodes.next().unwrap(), nodes.next().unwrap());
@@ -114,20 +113,20 @@ async fn without_a_majority_nothing_is_granted_and_it_comes_back() {
     .await
     .unwrap();
     eventually("it comes back by itself", || async {
-        let again = with(ask("z"), |_| {});
-        matches!(store.acquire(&again).await, Ok(lockkeeper_core::Acquired::Granted(_)))
+        let again = with(request("z"), |_| {});
+        matches!(store.acquire(&again).await, Ok(lockkeeper_core::AcquireOutcome::Granted(_)))
     })
     .await;
     eventually("it is still held", || async {
-        // Those that have come back may not have found each other for good yet.
-        store.renew(std::slice::from_ref(&held)).await.is_ok_and(|renewed| renewed == [Renewal::Renewed])
+        // The restarted members may not have elected a stable leader yet.
+        store.renew(std::slice::from_ref(&held)).await.is_ok_and(|renewed| renewed == [RenewOutcome::Renewed])
     })
     .await;
     drop(cluster);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn away_wrong_password_and_missing_rights_are_told_apart() {
+async fn unreachable_wrong_password_and_missing_permission_differ() {
     let Ok(mut server) = servers::etcd(EtcdOptions::default()) else { return };
     let addr = server.addr();
     let ctl = |args: &[&str]| _ = common::ctl(addr, args);
@@ -147,43 +146,43 @@ async fn away_wrong_password_and_missing_rights_are_told_apart() {
     denied(format!("etcd://app:wrong@{addr}/jobs")).await;
     denied(format!("etcd://app:pass@{addr}/other")).await;
     let store: Arc<dyn Store> = try_open(&format!("etcd://app:pass@{addr}/jobs?timeout=1s")).await.unwrap();
-    let held = take(&store, &ask("x")).await;
-    // A restart forgets who had logged in, and nobody notices.
+    let held = take(&store, &request("x")).await;
+    // The restarted server does not know the login token, and the store logs in again.
     tokio::task::block_in_place(|| server.restart());
     eventually("it is renewed after a restart", || async {
-        store.renew(std::slice::from_ref(&held)).await.is_ok_and(|renewed| renewed == [Renewal::Renewed])
+        store.renew(std::slice::from_ref(&held)).await.is_ok_and(|renewed| renewed == [RenewOutcome::Renewed])
     })
     .await;
-    give_back(&store, &held.claim).await;
+    give_back(&store, &held.key).await;
     server.kill9();
-    let away = store.acquire(&ask("x")).await;
+    let away = store.acquire(&request("x")).await;
     assert!(matches!(away, Err(Error::Unavailable(_) | Error::Unknown(_))), "{away:?}");
     let away = try_open(&format!("etcd://{addr}")).await;
     assert!(matches!(away.err(), Some(Error::Unavailable(_))));
 }
 
-/// A member that has lost the others does not know what became of a grant meanwhile, so it cannot renew it.
+/// A member without the others cannot know what became of a grant, so it must not renew it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_member_without_a_majority_renews_nothing() {
     let Ok(cluster) = servers::etcd_cluster(3, EtcdOptions::default()) else { return };
     let leader = tokio::task::block_in_place(|| cluster.leader());
     let alone = (leader + 1) % 3;
     let store = try_open(&format!("etcd://{}", cluster.nodes()[alone].addr())).await.unwrap();
-    // The lease lasts for ten seconds more than the grant needs: no keep-alive is needed for the next renewal.
-    let held = take(&store, &with(ask("x"), |ask| ask.ttl = Duration::from_secs(80))).await;
+    // The lease lasts for ten seconds more than the grant needs: the next renewal needs no keep-alive.
+    let held = take(&store, &with(request("x"), |request| request.ttl = Duration::from_secs(80))).await;
     let others = || cluster.nodes().iter().enumerate().filter(|(nth, _)| *nth != alone).map(|(_, node)| node);
     others().for_each(|node| node.pause());
     let renewed = store.renew(std::slice::from_ref(&held)).await;
     others().for_each(|node| node.resume());
-    assert!(!matches!(&renewed, Ok(renewed) if renewed[0] == Renewal::Renewed), "{renewed:?}");
+    assert!(!matches!(&renewed, Ok(renewed) if renewed[0] == RenewOutcome::Renewed), "{renewed:?}");
     eventually("it is renewed by a majority", || async {
-        store.renew(std::slice::from_ref(&held)).await.is_ok_and(|renewed| renewed == [Renewal::Renewed])
+        store.renew(std::slice::from_ref(&held)).await.is_ok_and(|renewed| renewed == [RenewOutcome::Renewed])
     })
     .await;
 }
 
-/// A new leader gives every lease its whole time again. That is declared, and the lock of a dead holder is free that long after the last
-/// change of leader.
+/// A new leader restarts every lease with its full ttl. The profile declares that, and the lock of a dead holder is
+/// free that long after the last change of leader.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dead_holder_costs_a_lease_after_the_last_leader() {
     let Ok(mut cluster) = servers::etcd_cluster(3, EtcdOptions::default()) else { return };
@@ -191,8 +190,8 @@ async fn a_dead_holder_costs_a_lease_after_the_last_leader() {
     let notes = store.profile().notes;
     assert!(notes.iter().any(|note| note.contains("leader")), "it is not declared: {notes:?}");
     let ttl = Duration::from_secs(8);
-    let held = take(&dies, &with(ask("x"), |ask| ask.ttl = ttl)).await;
-    let waiter = stand_in_line(&store, &ask("x"), 1).await;
+    let held = take(&dies, &with(request("x"), |request| request.ttl = ttl)).await;
+    let waiter = join_queue(&store, &request("x"), 1).await;
     drop(dies);
     for _ in 0..2 {
         tokio::time::sleep(Duration::from_secs(4)).await;

@@ -5,14 +5,14 @@ mod common;
 use std::time::Duration;
 
 use common::{ctl, open};
-use lockkeeper_core::{Delete, Expect, Page, Write};
-use lockkeeper_testkit::laws::{ask, eventually, name, take};
+use lockkeeper_core::{DeleteOutcome, Expect, Page, WriteOutcome};
+use lockkeeper_testkit::laws::{eventually, name, request, take};
 use lockkeeper_testkit::servers::{self, EtcdOptions, etcd_get};
 
 const MONTH: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// A record that lasts for a month has a lease of its own. One that was not written after all, or is gone, has none: etcd would keep
-/// each of them for the rest of the month.
+/// A record with a ttl of a month has its own lease. A record that was not written, or was deleted, leaves none: etcd
+/// would keep it for the rest of the month.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_ends_with_its_record() {
     let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
@@ -24,19 +24,19 @@ async fn a_lease_ends_with_its_record() {
         })
         .await;
     };
-    assert!(matches!(write(b"one", Expect::Absent).await.unwrap(), Write::Written(_)));
+    assert!(matches!(write(b"one", Expect::Absent).await.unwrap(), WriteOutcome::Written(_)));
     are_there(1).await;
-    assert!(matches!(write(b"two", Expect::Absent).await.unwrap(), Write::Conflict(Some(_))));
+    assert!(matches!(write(b"two", Expect::Absent).await.unwrap(), WriteOutcome::Conflict(Some(_))));
     are_there(1).await;
-    assert!(matches!(write(b"three", Expect::Any).await.unwrap(), Write::Written(_)));
+    assert!(matches!(write(b"three", Expect::Any).await.unwrap(), WriteOutcome::Written(_)));
     are_there(1).await;
     assert_eq!(store.read(&key).await.unwrap().unwrap().value, b"three");
-    assert_eq!(store.delete(&key, Expect::Any).await.unwrap(), Delete::Deleted);
+    assert_eq!(store.delete(&key, Expect::Any).await.unwrap(), DeleteOutcome::Deleted);
     are_there(0).await;
 }
 
-/// Locks stand among the records, so to list them is to pass all records. Their values are not read: with many large ones, a list of
-/// locks could not be had.
+/// The keys of locks lie among the records, so a list passes all records. It does not read their values: many large
+/// ones would make a list impossible.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_list_of_locks_reads_no_record() {
     let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
@@ -49,12 +49,15 @@ async fn a_list_of_locks_reads_no_record() {
     };
     let large = vec![7; 500 << 10];
     for key in ["r1", "r2", "r3", "r4"] {
-        assert!(matches!(store.write(&name(key), &large, Expect::Absent, None).await, Ok(Write::Written(_))));
+        assert!(matches!(
+            store.write(&name(key), &large, Expect::Absent, None).await,
+            Ok(WriteOutcome::Written(_))
+        ));
     }
-    // Also a lock whose key stands between those of the records.
+    // Also a lock whose key lies between those of the records.
     let locks = ["/record:r2", "/", "a", "z"];
     for lock in locks {
-        take(&store, &ask(lock)).await;
+        take(&store, &request(lock)).await;
     }
     let before = sent();
     let page = store.list("", &Page::FIRST).await.unwrap();

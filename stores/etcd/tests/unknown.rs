@@ -1,23 +1,23 @@
-//! Requests that may have happened. One client talks through a proxy that breaks its connection at the first message, at
-//! the second, and so on until nothing is left to break; another looks at what that leaves behind.
+//! Requests with an unknown outcome. One client talks through a proxy that breaks its connection at the first message,
+//! the second, and so on; another client checks what that leaves behind.
 
 mod common;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{ctl, handled, keeper, open, try_open, until_answered};
+use common::{ctl, handled, keeper, open, try_open, until_reply};
 use futures_util::future::join_all;
-use lockkeeper_core::{Acquired, Error, Fence, Release, Renewal, Store, Wait};
-use lockkeeper_testkit::laws::{self, ask, eventually, give_back, is_free, refused, soon, take, with};
+use lockkeeper_core::{AcquireOutcome, Error, Fence, ReleaseOutcome, RenewOutcome, Store, Wait};
+use lockkeeper_testkit::laws::{self, eventually, give_back, is_free, refused, request, soon, take, with};
 use lockkeeper_testkit::proxy::{At, Direction, Fault, Framing, Proxy, every_point};
 use lockkeeper_testkit::servers::{self, EtcdOptions, Server};
 
 const TTL: Duration = Duration::from_secs(20);
 
-/// What an unlucky client does, from its first word to its last. Everything must come out as if nothing had happened.
+/// Everything that the client does, from opening to release. Every fault must leave the same result as none.
 async fn story(proxy: &Proxy, other: &Arc<dyn Store>) {
-    // Nothing happened when it cannot even be opened.
+    // A store that cannot be opened has changed nothing.
     let store = loop {
         match try_open(&format!("etcd://{}?timeout=500ms&poll=200ms", proxy.addr())).await {
             Ok(store) => break store,
@@ -26,7 +26,7 @@ async fn story(proxy: &Proxy, other: &Arc<dyn Store>) {
         }
     };
     let keeper = keeper(&store);
-    // A free lock: granted once, whatever was heard of it.
+    // A free lock is granted once, whether the reply arrives or not.
     let guard = loop {
         match soon("a free lock is granted", keeper.lock("x").ttl(TTL).acquire()).await {
             Ok(guard) => break guard,
@@ -36,8 +36,8 @@ async fn story(proxy: &Proxy, other: &Arc<dyn Store>) {
     };
     let seen = other.inspect(&laws::name("x")).await.unwrap().unwrap();
     assert_eq!(seen.held.iter().map(|held| held.fence).collect::<Vec<_>>(), [guard.fence()]);
-    // A lock that is waited for: handed over once, to the one that waits.
-    let held = take(other, &ask("y")).await;
+    // A contended lock is handed off once, to the waiter.
+    let held = take(other, &request("y")).await;
     let keeper2 = keeper.clone();
     let waiter = tokio::spawn(async move {
         loop {
@@ -47,18 +47,19 @@ async fn story(proxy: &Proxy, other: &Arc<dyn Store>) {
             }
         }
     });
-    laws::in_line(other, &laws::name("y"), 1).await;
-    give_back(other, &held.claim).await;
+    laws::queue_reaches(other, &laws::name("y"), 1).await;
+    give_back(other, &held.key).await;
     let next = soon("the waiter is served", waiter).await.unwrap();
-    let next = next.unwrap_or_else(|error| panic!("the waiter was let down: {error}"));
+    let next = next.unwrap_or_else(|error| panic!("the waiter failed: {error}"));
     assert!(next.fence() > held.fence);
-    // A release that may have happened is a release in the end.
+    // A release with an unknown outcome takes effect in the end.
     match soon("a release ends", guard.release()).await {
-        Ok(Release::Released | Release::AlreadyGone) | Err(Error::Unknown(_) | Error::Unavailable(_)) => {}
+        Ok(ReleaseOutcome::Released | ReleaseOutcome::AlreadyGone)
+        | Err(Error::Unknown(_) | Error::Unavailable(_)) => {}
         Err(error) => panic!("{error}"),
     }
     drop(next);
-    soon("what is left is given back", keeper.settle()).await;
+    soon("the remaining holds are released", keeper.settle()).await;
     is_free(other, "x").await;
     is_free(other, "y").await;
 }
@@ -70,17 +71,17 @@ async fn break_everywhere(server: &Server, kind: &str, fault: fn(At) -> Fault) {
         let proxy = Proxy::start(server.addr(), Framing::Http2);
         let injected = proxy.inject(fault(Fault::at_request(n)));
         story(&proxy, &other).await;
-        let grant = take(&other, &ask("x")).await;
+        let grant = take(&other, &request("x")).await;
         assert!(Some(grant.fence) > last, "the fence went back");
         last = Some(grant.fence);
-        give_back(&other, &grant.claim).await;
+        give_back(&other, &grant.key).await;
         injected.fired()
     })
     .await;
-    // Nothing is left but the base, and the reason for the last break or expiry.
+    // Only the fence base and the last change cause remain.
     eventually("nothing is left behind", || async {
         let keys = ctl(server.addr(), &["get", "", "--prefix", "--keys-only"]);
-        keys.split_whitespace().all(|key| ["lock//base", "lock//why"].contains(&key))
+        keys.split_whitespace().all(|key| ["lock//fence-base", "lock//change-cause"].contains(&key))
     })
     .await;
     println!("{kind}: {points} points");
@@ -90,7 +91,7 @@ async fn break_everywhere(server: &Server, kind: &str, fault: fn(At) -> Fault) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reply_that_never_comes() {
     let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
-    break_everywhere(&server, "answered, and cut before the reply", At::cut_before_reply).await;
+    break_everywhere(&server, "applied, and cut before the reply", At::cut_before_reply).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -99,119 +100,124 @@ async fn a_request_that_never_arrives() {
     break_everywhere(&server, "reset before the request is passed on", At::reset).await;
 }
 
-/// One that waits long enough for a busy machine: what it must not hear is held back or cut for as long as that takes.
+/// A client with a timeout that is long enough for a busy machine, and for the replies that the tests hold back or
+/// cut.
 async fn unlucky(proxy: &Proxy) -> Arc<dyn Store> {
     try_open(&format!("etcd://{}?timeout=2s&poll=200ms", proxy.addr())).await.expect("it opens")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_stays_of_what_nobody_heard_of() {
+async fn a_request_without_a_reply_leaves_nothing() {
     let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
     let proxy = Proxy::start(server.addr(), Framing::Http2);
     let store = unlucky(&proxy).await;
-    laws::doubt::an_ask_in_doubt_leaves_nothing(&proxy, &store, &open(server.addr()).await).await;
+    laws::unknown::an_unknown_request_leaves_nothing(&proxy, &store, &open(server.addr()).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_stays_of_what_the_library_has_given_up_on() {
+async fn an_abandoned_release_leaves_nothing() {
     let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
     let proxy = Proxy::start(server.addr(), Framing::Http2);
     let store = unlucky(&proxy).await;
     let other = open(server.addr()).await;
-    laws::doubt::a_release_that_was_given_up_leaves_nothing(&proxy, &store, &other).await;
+    laws::unknown::a_release_that_was_given_up_leaves_nothing(&proxy, &store, &other).await;
 }
 
-/// The ask has not written itself down when it is taken back, and does so afterwards: nobody would look for it again.
+/// A release cancels a request before the request has enqueued itself: without a check it would enqueue afterwards and
+/// stay.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_ask_that_was_taken_back_does_not_stand_in_line() {
+async fn a_canceled_request_does_not_enqueue() {
     let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
     let (store, other) = (open(server.addr()).await, open(server.addr()).await);
-    let held = take(&other, &ask("x")).await;
-    // Somebody is known to be in the way; what is missing is the lease of the place in line.
-    refused(&store, &ask("x")).await;
-    let waits = with(ask("x"), |ask| ask.wait = Wait::Forever);
+    let held = take(&other, &request("x")).await;
+    // The store knows that the lock is contended; the lease of queue entries does not exist yet.
+    refused(&store, &request("x")).await;
+    let waits = with(request("x"), |request| request.wait = Wait::Forever);
     let mut asked = std::pin::pin!(store.acquire(&waits));
     assert!(futures_util::poll!(&mut asked).is_pending());
-    assert_eq!(give_back(&store, &waits.claim).await, Release::AlreadyGone);
-    let told = soon("it hears that it was taken back", asked).await;
-    assert!(matches!(told, Err(Error::Unavailable(_))), "{told:?}");
+    assert_eq!(give_back(&store, &waits.key).await, ReleaseOutcome::AlreadyGone);
+    let outcome = soon("the canceled call ends", asked).await;
+    assert!(matches!(outcome, Err(Error::Unavailable(_))), "{outcome:?}");
     assert_eq!(other.inspect(&laws::name("x")).await.unwrap().unwrap().waiting, 0);
-    give_back(&other, &held.claim).await;
+    give_back(&other, &held.key).await;
     is_free(&other, "x").await;
 }
 
-/// An ask in doubt is over, and what it may have got is looked for; then it is asked again with the same attempt, and granted. What was looked
-/// for is found, and is somebody's now.
+/// A request with an unknown outcome has ended, and the process looks for its keys. Then the caller sends it again
+/// with the same attempt, and it is granted. The process finds that grant, and must not end it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_asked_again_is_not_taken_back() {
+async fn a_repeated_request_is_not_ended() {
     let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
     let proxy = Proxy::start(server.addr(), Framing::Http2);
     let (store, other) = (unlucky(&proxy).await, open(server.addr()).await);
-    let held = take(&other, &ask("x")).await;
-    let doubted = with(ask("x"), |ask| ask.ttl = Duration::from_secs(1));
+    let held = take(&other, &request("x")).await;
+    let doubted = with(request("x"), |request| request.ttl = Duration::from_secs(1));
     proxy.hold(Direction::Replies);
     assert!(store.acquire(&doubted).await.is_err());
     proxy.cut_all();
-    // Nothing tells that its time is over, and that nobody is there to be asked.
+    // No event shows that its ttl has ended while the server is unreachable.
     tokio::time::sleep(doubted.ttl * 2).await;
-    give_back(&other, &held.claim).await;
+    give_back(&other, &held.key).await;
     proxy.heal();
-    let again = with(doubted, |ask| ask.ttl = TTL);
+    let again = with(doubted, |request| request.ttl = TTL);
     let mut asked = std::pin::pin!(store.acquire(&again));
-    // Until it is granted, and has not heard of it.
+    // Until it is granted, and has not processed the reply.
     while other.inspect(&laws::name("x")).await.unwrap().is_none() {
-        until_answered(asked.as_mut()).await;
+        until_reply(asked.as_mut()).await;
     }
     let before = handled(server.addr(), "Txn");
-    let looked_for = eventually("it was looked for", || async { handled(server.addr(), "Txn") > before });
-    // Or before it was granted: then there is nothing to see here.
+    let looked_for =
+        eventually("the process looked for it", || async { handled(server.addr(), "Txn") > before });
+    // The process may have looked before the grant: then this run shows nothing.
     _ = tokio::time::timeout(Duration::from_secs(2), looked_for).await;
-    let Ok(Acquired::Granted(grant)) = soon("an answer", asked).await else { panic!("it was granted") };
-    refused(&other, &ask("x")).await;
-    assert_eq!(store.renew(std::slice::from_ref(&grant)).await.unwrap(), [Renewal::Renewed]);
-    give_back(&store, &grant.claim).await;
+    let Ok(AcquireOutcome::Granted(grant)) = soon("the call ends", asked).await else {
+        panic!("it was granted")
+    };
+    refused(&other, &request("x")).await;
+    assert_eq!(store.renew(std::slice::from_ref(&grant)).await.unwrap(), [RenewOutcome::Renewed]);
+    give_back(&store, &grant.key).await;
     is_free(&other, "x").await;
 }
 
-/// A grant of another store is renewed, which puts it under a lease of this one. If that is not heard of, and nobody renews it again, it is over
-/// when its ttl is.
+/// A store renews a grant of another store, which attaches the grant to its own lease. If no reply comes, and no
+/// client renews it again, it ends with its ttl.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_may_have_been_taken_over_ends_in_time() {
+async fn a_grant_that_may_be_taken_over_ends_in_time() {
     let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
     let proxy = Proxy::start(server.addr(), Framing::Http2);
     let (store, other) = (unlucky(&proxy).await, open(server.addr()).await);
-    let short = |text: &str| with(ask(text), |ask| ask.ttl = Duration::from_secs(2));
+    let short = |text: &str| with(request(text), |request| request.ttl = Duration::from_secs(2));
     for n in 1..=4 {
         let text = format!("x/{n}");
         let held = take(&other, &short(&text)).await;
         proxy.inject(Fault::at_request(n).cut_before_reply());
-        // Whatever it is told.
+        // Any outcome.
         _ = store.renew(&[held]).await;
         proxy.heal();
         is_free(&other, &text).await;
     }
 }
 
-/// A request that nobody heard of is on its way for long: it arrives when its lock was granted by another one, and given back. The lock goes to
-/// nobody then, under a lease that this process keeps alive.
+/// A request without a reply is delayed for long: etcd applies it after another request was granted the lock and
+/// released it. It then grants the lock to no live caller, under a lease that this process keeps alive.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_arrives_late_is_looked_for() {
+async fn a_late_request_is_found_and_ended() {
     let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
     let proxy = Proxy::start(server.addr(), Framing::Http2);
     let store = unlucky(&proxy).await;
     let other = &open(server.addr()).await;
-    let kept = take(&store, &ask("kept")).await;
+    let kept = take(&store, &request("kept")).await;
     let texts = ["x/0", "x/1", "x/2", "x/3"];
     for text in texts {
         let late = proxy.inject(Fault::at_request(1).hold());
-        let asked = ask(text);
-        let told = store.acquire(&asked).await;
-        assert!(matches!(told, Err(Error::Unknown(_))) && late.fired(), "{told:?}");
+        let asked = request(text);
+        let outcome = store.acquire(&asked).await;
+        assert!(matches!(outcome, Err(Error::Unknown(_))) && late.fired(), "{outcome:?}");
         let grant = take(&store, &asked).await;
-        give_back(&store, &grant.claim).await;
+        give_back(&store, &grant.key).await;
         late.release();
     }
-    // Now and then etcd notices before it begins that nobody waits for the answer.
+    // etcd sometimes notices before it begins that the client is gone.
     eventually("one of them has arrived", || async {
         let seen = texts.map(|text| async move { other.inspect(&laws::name(text)).await.unwrap() });
         join_all(seen).await.iter().any(Option::is_some)
@@ -220,7 +226,7 @@ async fn what_arrives_late_is_looked_for() {
     for text in texts {
         is_free(other, text).await;
     }
-    give_back(&store, &kept.claim).await;
+    give_back(&store, &kept.key).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -228,21 +234,39 @@ async fn a_wait_that_ends_during_an_outage() {
     let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
     let proxy = Proxy::start(server.addr(), Framing::Http2);
     let (store, other) = (unlucky(&proxy).await, open(server.addr()).await);
-    laws::doubt::a_wait_that_ends_during_an_outage_leaves_nothing(&proxy, &store, &other).await;
+    laws::unknown::a_wait_that_ends_during_an_outage_leaves_nothing(&proxy, &store, &other).await;
 }
 
-/// etcd may notice that nobody waits for the answer, and then the late request does nothing.
+/// etcd may notice that the client is gone, and then the late request does nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_that_arrives_after_its_release() {
     let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
     let proxy = Proxy::start(server.addr(), Framing::Http2);
     let (store, other) = (unlucky(&proxy).await, open(server.addr()).await);
-    // What both need beside the request itself is there.
-    give_back(&store, &take(&store, &ask("first")).await.claim).await;
-    laws::doubt::a_request_that_arrives_after_its_release_takes_nothing(&proxy, &store, &other).await;
+    // Creates the leases that both need.
+    give_back(&store, &take(&store, &request("first")).await.key).await;
+    laws::unknown::a_request_that_arrives_after_its_release_takes_nothing(&proxy, &store, &other).await;
 }
 
-/// The claim follows a short ttl: dead waiters cost twelve seconds, whatever their ttl was.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_server_is_noticed_while_callers_come_and_go() {
+    let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
+    let open = async |addr| try_open(&format!("etcd://{addr}?timeout=1s")).await.unwrap();
+    laws::silence::a_silent_server_is_noticed_while_callers_come_and_go(server.addr(), Framing::Http2, open)
+        .await;
+}
+
+/// With the default claim of 10 s, shortened by the ttl of 2 s. Dead waiters used to cost twelve seconds whatever
+/// their ttl was.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_waiters_of_a_short_ttl_cost_little_more_than_that() {
+    let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
+    let open = async |addr| try_open(&format!("etcd://{addr}")).await.unwrap();
+    let bound = Duration::from_secs(5);
+    laws::wake::dead_waiters_of_a_short_ttl_cost_no_more_than(bound, server.addr(), Framing::Http2, open)
+        .await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dead_clients_cost_no_more_than_declared() {
     let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };

@@ -1,23 +1,26 @@
+//! Records in memory, and the `Records` trait.
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use lockkeeper_core::{
-    Delete, Expect, LockName, Moment, Page, Record, RecordPage, Records, Result, Version, Write,
+    BootInstant, DeleteOutcome, Expect, LockName, Page, Record, RecordPage, Records, Result, Version,
+    WriteOutcome,
 };
 
 use crate::MemoryStore;
 
-/// Records in order of their keys, and the ones that will go in order of their end.
+/// Records in the order of their keys, and those with a ttl in the order of their ends.
 #[derive(Debug, Default)]
-pub(crate) struct Shelf {
-    records: BTreeMap<LockName, (Record, Option<Moment>)>,
-    ends: BTreeSet<(Moment, LockName)>,
+pub(crate) struct RecordTable {
+    records: BTreeMap<LockName, (Record, Option<BootInstant>)>,
+    ends: BTreeSet<(BootInstant, LockName)>,
 }
 
-impl Shelf {
-    fn tidy(&mut self, now: Moment) -> &mut Self {
+impl RecordTable {
+    fn sweep(&mut self, now: BootInstant) -> &mut Self {
         while let Some((_, key)) = self.ends.first().filter(|(end, _)| *end <= now).cloned() {
             self.remove(&key);
         }
@@ -28,7 +31,7 @@ impl Shelf {
         self.records.get(key).map(|(record, _)| record)
     }
 
-    fn put(&mut self, record: Record, end: Option<Moment>) {
+    fn put(&mut self, record: Record, end: Option<BootInstant>) {
         self.remove(&record.key);
         if let Some(end) = end {
             self.ends.insert((end, record.key.clone()));
@@ -46,7 +49,7 @@ impl Shelf {
 #[async_trait]
 impl Records for MemoryStore {
     async fn read(&self, key: &LockName) -> Result<Option<Record>> {
-        Ok(self.at_desk(|desk, now| desk.shelf.tidy(now.moment).get(key).cloned()))
+        Ok(self.with_state(|state, now| state.records.sweep(now.moment).get(key).cloned()))
     }
 
     async fn write(
@@ -55,39 +58,39 @@ impl Records for MemoryStore {
         value: &[u8],
         expect: Expect,
         ttl: Option<Duration>,
-    ) -> Result<Write> {
+    ) -> Result<WriteOutcome> {
         Record::check(value, ttl)?;
-        self.at_desk(|desk, now| {
-            let found = desk.shelf.tidy(now.moment).get(key);
+        self.with_state(|state, now| {
+            let found = state.records.sweep(now.moment).get(key);
             if !expect.met_by(found.map(|record| record.version)) {
-                return Ok(Write::Conflict(found.cloned()));
+                return Ok(WriteOutcome::Conflict(found.cloned()));
             }
-            // The fences' own counter: a record that is deleted and made again never repeats a version.
-            let version = Version(desk.table.next_fence(now.wall)?.get());
+            // The counter of the fences: a record that is deleted and created again never repeats a version.
+            let version = Version(state.table.next_fence(now.wall)?.get());
             let record = Record { key: key.clone(), value: value.to_vec(), version };
-            desk.shelf.put(record, ttl.map(|ttl| now.moment + ttl));
-            Ok(Write::Written(version))
+            state.records.put(record, ttl.map(|ttl| now.moment + ttl));
+            Ok(WriteOutcome::Written(version))
         })
     }
 
-    async fn delete(&self, key: &LockName, expect: Expect) -> Result<Delete> {
-        Ok(self.at_desk(|desk, now| match desk.shelf.tidy(now.moment).get(key) {
-            Some(found) if !expect.met_by(Some(found.version)) => Delete::Conflict(found.clone()),
+    async fn delete(&self, key: &LockName, expect: Expect) -> Result<DeleteOutcome> {
+        Ok(self.with_state(|state, now| match state.records.sweep(now.moment).get(key) {
+            Some(found) if !expect.met_by(Some(found.version)) => DeleteOutcome::Conflict(found.clone()),
             Some(_) => {
-                desk.shelf.remove(key);
-                Delete::Deleted
+                state.records.remove(key);
+                DeleteOutcome::Deleted
             }
-            None => Delete::Absent,
+            None => DeleteOutcome::Absent,
         }))
     }
 
     async fn scan(&self, prefix: &str, page: &Page) -> Result<RecordPage> {
-        Ok(self.at_desk(|desk, now| {
+        Ok(self.with_state(|state, now| {
             let from = match &page.after {
                 Some(after) if after.as_str() >= prefix => Bound::Excluded(after.as_str()),
                 _ => Bound::Included(prefix),
             };
-            let records = &desk.shelf.tidy(now.moment).records;
+            let records = &state.records.sweep(now.moment).records;
             let mut found = records
                 .range::<str, _>((from, Bound::Unbounded))
                 .take_while(|(key, _)| key.as_str().starts_with(prefix))

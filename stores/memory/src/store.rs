@@ -1,95 +1,99 @@
+//! The store: the lock table of `core` behind a mutex, and the `Locks` trait.
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lockkeeper_core::table::{Answer, Effect, Now, Table};
+use lockkeeper_core::table::{Answer, Now, Table, TableEffect};
 use lockkeeper_core::{
-    Acquired, Ask, Attempt, Claim, Error, EventStream, Fence, Grant, LockName, LockPage, LockView, Locks,
-    Moment, Page, Profile, Promise, Release, Renewal, Result, Waiting, limits,
+    AcquireOutcome, Attempt, BootInstant, Error, EventStream, Fence, Grant, Guarantee, LockName, LockPage,
+    LockRequest, LockView, Locks, Page, Profile, ReleaseOutcome, RenewOutcome, RequestKey, Result, WaitOrder,
+    limits,
 };
-use lockkeeper_host::{Clock, Feed, Timer};
+use lockkeeper_host::{Clock, Timer};
+use lockkeeper_store_kit::EventHub;
 use tokio::sync::oneshot;
 
-use crate::records::Shelf;
+use crate::records::RecordTable;
 
 /// Locks and records in memory. Clones share them.
 #[derive(Clone, Debug)]
-pub struct MemoryStore(Arc<Inner>);
+pub struct MemoryStore(Arc<MemoryShared>);
 
 #[derive(Debug)]
-struct Inner {
+struct MemoryShared {
     clock: Arc<dyn Clock>,
-    desk: Mutex<Desk>,
+    state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Desk {
+pub(crate) struct State {
     pub table: Table,
-    pub shelf: Shelf,
-    waiting: HashMap<Attempt, oneshot::Sender<Result<Acquired>>>,
-    feed: Feed,
-    /// When the table wants to be woken next, and the timer that does it.
-    alarm: Option<(Moment, Timer)>,
+    pub records: RecordTable,
+    waiting: HashMap<Attempt, oneshot::Sender<Result<AcquireOutcome>>>,
+    hub: EventHub,
+    /// The next timeout of the table, and its timer.
+    timer: Option<(BootInstant, Timer)>,
 }
 
 impl MemoryStore {
-    /// An empty store that goes by `clock`.
+    /// An empty store with this clock.
     pub fn new(clock: Arc<dyn Clock>) -> Self {
-        MemoryStore(Arc::new(Inner { clock, desk: Mutex::default() }))
+        MemoryStore(Arc::new(MemoryShared { clock, state: Mutex::default() }))
     }
 
-    /// Does one thing at the desk, then passes on what came of it.
-    pub(crate) fn at_desk<T>(&self, work: impl FnOnce(&mut Desk, Now) -> T) -> T {
-        let mut desk = self.0.desk();
+    /// Runs `work` under the mutex, then applies the effects of the table.
+    pub(crate) fn with_state<T>(&self, work: impl FnOnce(&mut State, Now) -> T) -> T {
+        let mut state = self.0.lock();
         let now = self.0.time();
-        let done = work(&mut desk, now);
-        self.0.pass_on(&mut desk, now);
+        let done = work(&mut state, now);
+        self.0.apply_effects(&mut state, now);
         done
     }
 }
 
-impl Inner {
-    fn desk(&self) -> MutexGuard<'_, Desk> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+impl MemoryShared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn time(&self) -> Now {
         Now { moment: self.clock.now(), wall: self.clock.wall() }
     }
 
-    fn pass_on(self: &Arc<Self>, desk: &mut Desk, now: Now) {
-        while let Some(effect) = desk.table.poll_effect() {
+    fn apply_effects(self: &Arc<Self>, state: &mut State, now: Now) {
+        while let Some(effect) = state.table.poll_effect() {
             match effect {
-                Effect::Event(event) => desk.feed.tell(&event),
-                Effect::Answer(attempt, answer) => {
-                    let Some(waiter) = desk.waiting.remove(&attempt) else { continue };
-                    if let Err(Ok(Acquired::Granted(grant))) = waiter.send(answer) {
-                        // It left without saying goodbye: the next in line must not wait for its ttl.
-                        desk.table.handle_release(now, &grant.claim);
+                TableEffect::Event(event) => state.hub.emit(&event),
+                TableEffect::Answer(attempt, answer) => {
+                    let Some(waiter) = state.waiting.remove(&attempt) else { continue };
+                    if let Err(Ok(AcquireOutcome::Granted(grant))) = waiter.send(answer) {
+                        // The caller has gone: the next waiter must not wait for the end of this lease.
+                        state.table.handle_release(now, &grant.key);
                     }
                 }
             }
         }
-        desk.table.set_watched(desk.feed.any());
-        self.set_alarm(desk);
+        state.table.set_watched(state.hub.any());
+        self.set_timer(state);
     }
 
-    fn set_alarm(self: &Arc<Self>, desk: &mut Desk) {
-        let next = desk.table.poll_timeout();
-        if desk.alarm.as_ref().map(|(at, _)| *at) == next {
+    fn set_timer(self: &Arc<Self>, state: &mut State) {
+        let next = state.table.poll_timeout();
+        if state.timer.as_ref().map(|(at, _)| *at) == next {
             return;
         }
         let weak = Arc::downgrade(self);
-        let ring = move || {
+        let fire = move || {
             let Some(inner) = weak.upgrade() else { return };
-            let mut desk = inner.desk();
+            let mut state = inner.lock();
             let now = inner.time();
-            desk.alarm = None;
-            desk.table.handle_timeout(now);
-            inner.pass_on(&mut desk, now);
+            state.timer = None;
+            state.table.handle_timeout(now);
+            inner.apply_effects(&mut state, now);
         };
-        desk.alarm = next.map(|at| (at, self.clock.call_at(at, Box::new(ring))));
+        state.timer = next.map(|at| (at, self.clock.call_at(at, Box::new(fire))));
     }
 }
 
@@ -98,14 +102,14 @@ impl Locks for MemoryStore {
     fn profile(&self) -> Profile {
         Profile {
             store: "memory".into(),
-            exclusion: Promise::Kept,
-            fence: Promise::Likely,
-            durable: Promise::No,
-            waiting: Waiting::Line,
+            exclusion: Guarantee::Kept,
+            fence: Guarantee::Likely,
+            durable: Guarantee::No,
+            waiting: WaitOrder::Queue,
             wake: Duration::from_millis(50),
             shared: true,
             permits: true,
-            several: true,
+            multi_name: true,
             reentry: true,
             deadlocks: true,
             lock_delay: true,
@@ -120,60 +124,63 @@ impl Locks for MemoryStore {
         }
     }
 
-    async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
-        let (answered, answer) = oneshot::channel();
-        let told = self.at_desk(|desk, now| match desk.table.handle_ask(now, ask.clone())? {
-            Answer::Granted(grant) => Ok(Some(Acquired::Granted(grant))),
-            Answer::Busy(busy) => Ok(Some(Acquired::Busy(busy))),
-            Answer::Waiting => {
-                desk.waiting.insert(ask.claim.attempt, answered);
-                Ok(None)
+    async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
+        let (reply, answer) = oneshot::channel();
+        let outcome =
+            self.with_state(|state, now| match state.table.handle_request(now, request.clone())? {
+                Answer::Granted(grant) => Ok(Some(AcquireOutcome::Granted(grant))),
+                Answer::Busy(busy) => Ok(Some(AcquireOutcome::Busy(busy))),
+                Answer::Waiting => {
+                    state.waiting.insert(request.key.attempt, reply);
+                    Ok(None)
+                }
+            })?;
+        let mut outcome = match outcome {
+            Some(outcome) => outcome,
+            // The store drops the sender only if the same attempt is sent again or withdrawn.
+            None => {
+                answer.await.unwrap_or_else(|_| Err(Error::Unknown("the request left the queue".into())))?
             }
-        })?;
-        let mut told = match told {
-            Some(told) => told,
-            // The sender goes only when the same attempt asks again, or leaves.
-            None => answer.await.unwrap_or_else(|_| Err(Error::Unknown("the ask left the line".into())))?,
         };
-        if let Acquired::Granted(grant) = &mut told {
+        if let AcquireOutcome::Granted(grant) = &mut outcome {
             // The table counts in whole milliseconds, rounded up.
-            (grant.ttl, grant.lease) = (ask.ttl, ask.ttl);
+            (grant.ttl, grant.lease) = (request.ttl, request.ttl);
         }
-        Ok(told)
+        Ok(outcome)
     }
 
-    async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
-        Ok(self.at_desk(|desk, now| {
-            grants.iter().map(|grant| desk.table.handle_renew(now, &grant.claim.attempt)).collect()
+    async fn renew(&self, grants: &[Grant]) -> Result<Vec<RenewOutcome>> {
+        Ok(self.with_state(|state, now| {
+            grants.iter().map(|grant| state.table.handle_renew(now, &grant.key.attempt)).collect()
         }))
     }
 
-    async fn release(&self, claim: &Claim) -> Result<Release> {
-        Ok(self.at_desk(|desk, now| {
-            desk.waiting.remove(&claim.attempt);
-            desk.table.handle_release(now, claim)
+    async fn release(&self, key: &RequestKey) -> Result<ReleaseOutcome> {
+        Ok(self.with_state(|state, now| {
+            state.waiting.remove(&key.attempt);
+            state.table.handle_release(now, key)
         }))
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Option<LockView>> {
-        Ok(self.at_desk(|desk, now| desk.table.inspect(now.moment, name)))
+        Ok(self.with_state(|state, now| state.table.inspect(now.moment, name)))
     }
 
     async fn list(&self, prefix: &str, page: &Page) -> Result<LockPage> {
-        Ok(self.at_desk(|desk, now| desk.table.list(now.moment, prefix, page)))
+        Ok(self.with_state(|state, now| state.table.list(now.moment, prefix, page)))
     }
 
     async fn watch(&self, prefix: &str) -> Result<EventStream> {
-        Ok(self.at_desk(|desk, _| desk.feed.add(prefix)))
+        Ok(self.with_state(|state, _| state.hub.add(prefix)))
     }
 
     async fn revoke(&self, name: &LockName, reason: &str) -> Result<Fence> {
         limits::check_reason(reason)?;
-        self.at_desk(|desk, now| desk.table.handle_revoke(now, name, reason))
+        self.with_state(|state, now| state.table.handle_revoke(now, name, reason))
     }
 
     async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {
         limits::check_reason(reason)?;
-        self.at_desk(|desk, now| desk.table.handle_break(now, name, reason))
+        self.with_state(|state, now| state.table.handle_break(now, name, reason))
     }
 }

@@ -1,4 +1,4 @@
-//! The laws, on the reference store and a clock that the harness turns.
+//! The laws on the reference store, with a virtual clock.
 
 use std::sync::Arc;
 use std::time::Duration;

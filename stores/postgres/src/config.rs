@@ -1,27 +1,29 @@
+//! The options of the store, and the address that they are read from.
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{Address, Error, Result, Secret};
+use lockkeeper_core::{Error, Result, Secret, StoreUrl};
 use lockkeeper_host::{Clock, SystemClock};
 use tokio::runtime::Handle;
 
-use crate::tls::Tls;
+use crate::tls::PostgresTls;
 
 /// Where the server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Door {
+pub enum ServerAddr {
     /// A host and a port.
     Tcp(String, u16),
-    /// A socket in this directory, with the number of a port in its name.
+    /// A Unix socket in this directory, with this port number in its name.
     Unix(String, u16),
 }
 
-impl std::fmt::Display for Door {
+impl std::fmt::Display for ServerAddr {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Door::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
-            Door::Tcp(host, port) => write!(f, "{host}:{port}"),
-            Door::Unix(dir, port) => write!(f, "{dir}/.s.PGSQL.{port}"),
+            ServerAddr::Tcp(host, port) if host.contains(':') => write!(f, "[{host}]:{port}"),
+            ServerAddr::Tcp(host, port) => write!(f, "{host}:{port}"),
+            ServerAddr::Unix(dir, port) => write!(f, "{dir}/.s.PGSQL.{port}"),
         }
     }
 }
@@ -29,45 +31,45 @@ impl std::fmt::Display for Door {
 /// How to open a store.
 ///
 /// ```
-/// # use lockkeeper_postgres::{Door, Options};
+/// # use lockkeeper_postgres::{ServerAddr, Options};
 /// let options = Options::from_url("postgres://app:secret@10.0.0.7/orders?schema=locks")?;
 /// assert_eq!((options.user.as_str(), options.database.as_str()), ("app", "orders"));
 /// let options = Options::from_url("postgres://app@/orders?host=/run/postgresql")?;
-/// assert_eq!(options.door, Door::Unix("/run/postgresql".into(), 5432));
+/// assert_eq!(options.server, ServerAddr::Unix("/run/postgresql".into(), 5432));
 /// # Ok::<(), lockkeeper_core::Error>(())
 /// ```
 #[derive(Clone)]
 pub struct Options {
-    /// Where the server is.
-    pub door: Door,
-    /// Who logs in.
+    /// The address of the server.
+    pub server: ServerAddr,
+    /// The role that logs in.
     pub user: String,
     /// The password.
     pub password: Option<Secret>,
     /// The database.
     pub database: String,
-    /// The schema that our tables are in: `lockkeeper` by default. It is made if it is not there.
+    /// The schema of the store's tables: `lockkeeper` by default. The store creates it if it does not exist.
     pub schema: String,
-    /// Encryption, if wanted.
-    pub tls: Option<Tls>,
-    /// How long the server may be silent, with a request waiting, before it counts as gone.
+    /// TLS, or `None` for a connection without encryption.
+    pub tls: Option<PostgresTls>,
+    /// How long the server may be silent, with a request in flight, before the client closes the connection.
     pub timeout: Duration,
-    /// How often a process that waits looks for itself, whatever it is told: a lost message costs this much at most.
+    /// How often a process with waiters polls: a lost notification costs this much time at most.
     pub poll: Duration,
-    /// How long the places in line of a silent process are kept.
+    /// How long the queue entries of a silent process are kept.
     pub claim: Duration,
-    /// Where time comes from.
+    /// The clock of this process.
     pub clock: Arc<dyn Clock>,
-    /// A runtime that the connections are to be on, with I/O and timers; `None` for a thread of the store's own. Whoever asks from
-    /// there has its answer sooner, by the time that one thread takes to wake another. But where that runtime is kept busy, so
-    /// is the store: leases are not renewed meanwhile.
+    /// The runtime that drives the connections, with I/O and timers; `None` for a thread of the store's own. A caller on that
+    /// runtime has its reply sooner, by the time that one thread takes to wake another. But while tasks keep that runtime busy, the
+    /// store waits too: leases are not renewed meanwhile.
     pub runtime: Option<Handle>,
 }
 
 // The password is not shown.
 impl std::fmt::Debug for Options {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "postgres://{}@{}/{}?schema={}", self.user, self.door, self.database, self.schema)
+        write!(f, "postgres://{}@{}/{}?schema={}", self.user, self.server, self.database, self.schema)
     }
 }
 
@@ -80,19 +82,19 @@ impl Options {
     /// # Errors
     /// [`Error::Invalid`] with what is wrong.
     pub fn from_url(url: &str) -> Result<Self> {
-        let mut address = Address::parse(url)?;
+        let mut address = StoreUrl::parse(url)?;
         if !matches!(address.scheme.as_str(), "postgres" | "postgresql") {
             let scheme = &address.scheme;
             return Err(Error::invalid(format!("{scheme}:// is not the address of a PostgreSQL store")));
         }
-        let door = door(&mut address)?;
-        let tls = tls(&mut address, &door)?;
+        let server = server(&mut address)?;
+        let tls = tls(&mut address, &server)?;
         let user = address.user.clone().filter(|user| !user.is_empty());
         let Some(user) = user.or_else(|| std::env::var("USER").ok().filter(|user| !user.is_empty())) else {
             return Err(Error::invalid("the user is missing in the address: postgres://USER@HOST/DATABASE"));
         };
         let database = if address.path.is_empty() { user.clone() } else { address.path.clone() };
-        let mut options = Options::new(door, user, database);
+        let mut options = Options::new(server, user, database);
         options.password = address.password.clone();
         options.tls = tls;
         if let Some(schema) = address.option("schema") {
@@ -107,10 +109,10 @@ impl Options {
         Ok(options)
     }
 
-    /// This server, this user, this database, and everything else as usual.
-    pub fn new(door: Door, user: impl Into<String>, database: impl Into<String>) -> Self {
+    /// Options for this server, user and database, with the defaults for the rest.
+    pub fn new(server: ServerAddr, user: impl Into<String>, database: impl Into<String>) -> Self {
         Options {
-            door,
+            server,
             user: user.into(),
             password: None,
             database: database.into(),
@@ -127,7 +129,7 @@ impl Options {
     pub(crate) fn check(&self) -> Result<()> {
         let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
         let first = self.schema.chars().next();
-        // It becomes a part of SQL: nothing that needs quoting gets in.
+        // The schema becomes a part of SQL text: no character that needs quoting is allowed.
         if !first.is_some_and(|c| c.is_ascii_lowercase() || c == '_')
             || !self.schema.chars().all(plain)
             || self.schema.len() > 40
@@ -153,7 +155,7 @@ impl Options {
     }
 }
 
-fn door(address: &mut Address) -> Result<Door> {
+fn server(address: &mut StoreUrl) -> Result<ServerAddr> {
     let dir = address.option("host");
     let (host, port) = match &address.hosts[..] {
         [] => (None, 5432),
@@ -168,12 +170,12 @@ fn door(address: &mut Address) -> Result<Door> {
         (Some(_), Some(_)) => Err(Error::invalid("the host is given twice: before the slash and as ?host=")),
         (None, None) => Err(Error::invalid("the host is missing: postgres://USER@HOST/DATABASE")),
         (Some(host), None) | (None, Some(host)) => {
-            Ok(if host.starts_with('/') { Door::Unix(host, port) } else { Door::Tcp(host, port) })
+            Ok(if host.starts_with('/') { ServerAddr::Unix(host, port) } else { ServerAddr::Tcp(host, port) })
         }
     }
 }
 
-fn runtime(address: &mut Address) -> Result<Option<Handle>> {
+fn runtime(address: &mut StoreUrl) -> Result<Option<Handle>> {
     match address.option("runtime").as_deref() {
         None | Some("own") => Ok(None),
         Some("caller") => Handle::try_current().map(Some).map_err(|_| {
@@ -185,7 +187,7 @@ fn runtime(address: &mut Address) -> Result<Option<Handle>> {
     }
 }
 
-fn tls(address: &mut Address, door: &Door) -> Result<Option<Tls>> {
+fn tls(address: &mut StoreUrl, server: &ServerAddr) -> Result<Option<PostgresTls>> {
     let (ca, cert, key) = (address.option("ca"), address.option("cert"), address.option("key"));
     let identity = match (cert.as_deref(), key.as_deref()) {
         (None, None) => None,
@@ -197,10 +199,10 @@ fn tls(address: &mut Address, door: &Door) -> Result<Option<Tls>> {
         None | Some("disable") => {
             Err(Error::invalid("?ca=, ?cert= and ?key= are for TLS: add sslmode=verify-full"))
         }
-        Some("require" | "verify-full") if matches!(door, Door::Unix(..)) => {
+        Some("require" | "verify-full") if matches!(server, ServerAddr::Unix(..)) => {
             Err(Error::invalid("a socket of this machine is not encrypted: leave sslmode out"))
         }
-        Some("require" | "verify-full") => Tls::new(ca.as_deref(), identity).map(Some),
+        Some("require" | "verify-full") => PostgresTls::new(ca.as_deref(), identity).map(Some),
         Some(other) => Err(Error::invalid(format!(
             "sslmode={other} is not possible: disable, require or verify-full are (both of these check the \
              certificate and its name)"
@@ -214,10 +216,10 @@ mod tests {
 
     #[test]
     fn every_kind_of_address_is_read() {
-        let door = |url: &str| Options::from_url(url).unwrap().door;
-        assert_eq!(door("postgres://u@h/d"), Door::Tcp("h".into(), 5432));
-        assert_eq!(door("postgresql://u@[::1]:7/d"), Door::Tcp("::1".into(), 7));
-        assert_eq!(door("postgres://u@%2Frun%2Fpg:7/d"), Door::Unix("/run/pg".into(), 7));
+        let server = |url: &str| Options::from_url(url).unwrap().server;
+        assert_eq!(server("postgres://u@h/d"), ServerAddr::Tcp("h".into(), 5432));
+        assert_eq!(server("postgresql://u@[::1]:7/d"), ServerAddr::Tcp("::1".into(), 7));
+        assert_eq!(server("postgres://u@%2Frun%2Fpg:7/d"), ServerAddr::Unix("/run/pg".into(), 7));
         assert_eq!(Options::from_url("postgres://u@h").unwrap().database, "u");
         assert!(Options::from_url("postgres://u@h?sslmode=require").unwrap().tls.is_some());
         let shown = format!("{:?}", Options::from_url("postgres://u:secret@h/d").unwrap());

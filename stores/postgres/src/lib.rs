@@ -1,37 +1,45 @@
-//! `postgres://` — locks in a PostgreSQL database that is there already: one statement for each step, a fence with every
-//! grant, a line for those who wait, and nothing that depends on a connection, so that it works behind a pooler too.
+//! `postgres://`: locks in an existing PostgreSQL database. One statement for each operation, a fence (the fencing token) with every
+//! grant, a queue for waiters, and no state that depends on a connection, so that the store works behind a pooler too.
 //!
 //! For work in the same database there is more: [`PostgresStore::in_transaction`] takes a lock for a transaction, and
-//! [`plain`] has what often makes a lock unnecessary.
+//! [`plain`] has the conditional writes that often make a lock unnecessary.
 //!
-//! What it promises and what not is in `docs/stores/postgres.md`, and in the [profile](lockkeeper_core::Profile) of an
-//! open store, which depends on how the server is set up.
+//! `docs/stores/postgres.md` says what the store promises and what it does not, as does the [profile](lockkeeper_core::Profile) of an
+//! open store, which depends on the server's settings. `DESIGN.md` explains the decisions.
 #![deny(missing_docs)]
 
+mod acquire;
+mod batch;
+mod break_lock;
+mod codec;
 mod config;
-mod doubt;
-mod entry;
-mod fault;
-mod hold;
-mod install;
-mod lane;
-mod line;
-mod link;
-mod open;
+mod connection;
+mod dial;
+mod driver;
+mod error;
+mod events;
+mod inspect;
+mod listener;
 pub mod plain;
+mod profile;
 mod records;
-mod script;
+mod release;
+mod renew;
+mod schema;
+mod schema_owner;
+mod session;
+mod shared_connection;
+mod statements;
 mod store;
-mod talk;
+mod sweep;
 mod tls;
 mod transaction;
-mod trust;
-mod view;
-mod watch;
+mod unknown;
+mod waiters;
 
-pub use config::{Door, Options};
-pub use link::connect_to;
+pub use config::{Options, ServerAddr};
+pub use dial::connect_to;
 pub use store::PostgresStore;
-pub use tls::Tls;
-// What `in_transaction` and `plain` are called with.
+pub use tls::PostgresTls as Tls;
+// The driver whose types `in_transaction` and `plain` take.
 pub use tokio_postgres;

@@ -1,188 +1,146 @@
-use std::sync::atomic::{AtomicBool, Ordering};
+//! The store: it builds the parts, starts their tasks, and implements the lock trait.
+
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use lockkeeper_core::{
-    Acquired, Ask, Attempt, Claim, Error, EventStream, Fence, Grant, LockName, LockPage, LockView, Locks,
-    Page, Profile, Release, Renewal, Result, limits,
+    AcquireOutcome, Error, EventStream, Fence, Grant, LockName, LockPage, LockRequest, LockView, Locks, Page,
+    Profile, ReleaseOutcome, RenewOutcome, RequestKey, Result, limits,
 };
-use lockkeeper_host::{Reactor, Remembered, Task, random_128};
+use lockkeeper_host::random_128;
+use lockkeeper_store_kit::{IoThread, RecentSet, Task, WaiterTtls};
+use tokio::sync::Notify;
 
+use crate::acquire::LockClient;
+use crate::batch::{BatchContext, BatchTask, batch};
+use crate::codec::hex;
 use crate::config::Options;
-use crate::doubt::Doubts;
-use crate::entry::hex;
-use crate::fault::Failure;
-use crate::lane::Lane;
-use crate::line::{Line, jitter};
-use crate::link::{Heard, Link, Listener, Role, first};
-use crate::script::{SWEEPS, TIDY};
-use crate::watch::Watch;
-use crate::{doubt, lane, line, open, watch};
+use crate::connection::{Connection, Role};
+use crate::driver::{ListenCallback, ListenEvent};
+use crate::events::Watchers;
+use crate::listener::NotificationListener;
+use crate::unknown::UnknownOutcomes;
+use crate::waiters::Waiters;
+use crate::{break_lock, events, inspect, profile, renew, sweep, waiters};
 
 /// Locks and records in PostgreSQL. Clones share everything.
 #[derive(Clone)]
 pub struct PostgresStore {
-    pub(crate) shared: Arc<Shared>,
-    // Goes last: with it goes the thread, and everything that runs there.
-    _reactor: Arc<(Reactor, [Task<()>; 5])>,
+    pub(crate) parts: Arc<StoreParts>,
+    // Dropped last: with it end the thread and the tasks that run there.
+    _io: Arc<(IoThread, [Task<()>; 5])>,
 }
 
-/// What the store and the tasks on its thread have in common.
-pub(crate) struct Shared {
+/// The parts of an open store.
+pub(crate) struct StoreParts {
     pub options: Arc<Options>,
-    /// Where everything is asked.
-    pub link: Link,
-    /// Where messages come. It is made when the first waits or watches.
-    pub ear: Link,
-    /// Where asks and releases are handed in, to travel together.
-    pub lane: Lane,
-    pub line: Line,
-    pub doubts: Doubts,
-    /// The names at which somebody was met lately: the usual way is not tried there.
-    pub crowded: Remembered<LockName>,
-    /// What was granted in the usual way, and may be given back so.
-    pub plain: Remembered<Attempt>,
-    pub watch: Watch,
-    /// Who we are to the database: the places in line of a process go with it.
-    pub client: String,
-    /// Whether messages come through.
-    hears: AtomicBool,
-    /// What came on the channel by which this is tried.
-    pub tried: tokio::sync::Notify,
+    pub connection: Arc<Connection>,
+    listener: Arc<NotificationListener>,
+    locks: LockClient,
+    watchers: Arc<Watchers>,
     profile: OnceLock<Profile>,
 }
 
 impl std::fmt::Debug for PostgresStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "PostgresStore({:?})", self.shared.options)
+        write!(f, "PostgresStore({:?})", self.parts.options)
     }
 }
 
 impl PostgresStore {
-    /// Connects, makes the schema if it is not there, looks at the server, and refuses what cannot work.
+    /// Connects, creates the schema if it does not exist, checks the server's settings, and refuses a server that cannot keep locks.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] if nobody answers or it is a standby, [`Error::Denied`] if the password is wrong or a right
-    /// is missing (with the SQL to run), [`Error::Invalid`] or [`Error::Unsupported`] if the server is not one to keep
-    /// locks in.
+    /// [`Error::Unavailable`] if the server does not answer or is a standby, [`Error::Denied`] if the password is wrong or a privilege
+    /// is missing (with the SQL to run), [`Error::Invalid`] or [`Error::Unsupported`] if the server cannot keep locks.
     pub async fn open(options: Options) -> Result<Self> {
         options.check()?;
-        let reactor = match &options.runtime {
-            Some(runtime) => Reactor::on(runtime.clone()),
-            None => Reactor::start("lockkeeper-postgres")
+        let io = match &options.runtime {
+            Some(runtime) => IoThread::on(runtime.clone()),
+            None => IoThread::start("lockkeeper-postgres")
                 .map_err(|error| Error::Unavailable(format!("no thread for the connection: {error}")))?,
         };
-        let (lane, depot) = lane::lane();
-        let shared = Arc::new_cyclic(|weak| Shared::new(Arc::new(options), &reactor, weak.clone(), lane));
+        let mut batch_task = None;
+        let parts = Arc::new_cyclic(|weak| {
+            let (parts, task) = StoreParts::new(Arc::new(options), &io, weak.clone());
+            batch_task = Some(task);
+            parts
+        });
+        let batch_task = batch_task.expect("new_cyclic has run its closure");
+        let (overdue, unknown) = (Arc::<Notify>::default(), parts.clone());
         let tasks = [
-            reactor.spawn(lane::attend(shared.clone(), depot)),
-            reactor.spawn(line::attend(shared.clone())),
-            reactor.spawn(doubt::attend(shared.clone())),
-            reactor.spawn(watch::attend(shared.clone())),
-            reactor.spawn(tidy(shared.clone())),
+            io.spawn(batch_task.run()),
+            io.spawn(waiters::run(parts.locks.waiters.clone())),
+            io.spawn(async move {
+                let locks = &unknown.locks;
+                locks.unknown.run(|key| async move { locks.send_release(&key).await.map(|_| ()) }).await;
+            }),
+            io.spawn(events::run(parts.watchers.clone())),
+            io.spawn(sweep::run(parts.connection.clone(), overdue.clone())),
         ];
-        let store = PostgresStore { shared: shared.clone(), _reactor: Arc::new((reactor, tasks)) };
-        let profile = open::profile(&shared).await?;
-        _ = shared.profile.set(profile);
+        let store = PostgresStore { parts: parts.clone(), _io: Arc::new((io, tasks)) };
+        let profile = profile::check(&parts.connection, &parts.listener, &parts.options, &overdue).await?;
+        _ = parts.profile.set(profile);
         Ok(store)
     }
 }
 
-/// Clears away what nobody uses any more, now and then. Whoever comes first does it for all.
-async fn tidy(shared: Arc<Shared>) {
-    loop {
-        tokio::time::sleep(jitter(Duration::from_secs(600))).await;
-        if let Err(failure) = sweep(&shared).await {
-            tracing::debug!(?failure, "could not tidy up, will try again");
-        }
-    }
-}
-
-/// In portions: asks and renewals are on the same connection.
-async fn sweep(shared: &Shared) -> Result<(), Failure> {
-    if !first::<bool>(&shared.link.rows(&TIDY, &[]).await?, 0)? {
-        return Ok(());
-    }
-    for sweep in &SWEEPS {
-        let mut after = Some(String::new());
-        while let Some(last) = after {
-            after = first(&shared.link.rows(sweep, &[&last]).await?, 0)?;
-        }
-    }
-    Ok(())
-}
-
-impl Shared {
-    fn new(options: Arc<Options>, reactor: &Reactor, weak: Weak<Shared>, lane: Lane) -> Self {
-        let listener: Listener = Arc::new(move |heard| {
-            if let Some(shared) = weak.upgrade() {
-                shared.heard(heard);
+impl StoreParts {
+    fn new(options: Arc<Options>, io: &IoThread, weak: Weak<StoreParts>) -> (Self, BatchTask) {
+        let callback: ListenCallback = Arc::new(move |event| {
+            if let Some(parts) = weak.upgrade() {
+                parts.on_listen_event(event);
             }
         });
         let client = hex(&random_128()[..8]);
-        let link = |role| Link::new(options.clone(), reactor.handle().clone(), role);
-        Shared {
-            link: link(Role::Speak(client.clone())),
-            ear: link(Role::Hear(listener)),
-            options,
-            lane,
-            line: Line::default(),
-            doubts: Doubts::default(),
-            crowded: Remembered::default(),
-            plain: Remembered::default(),
-            watch: Watch::default(),
+        let connect = |role| Connection::new(options.clone(), io.handle().clone(), role);
+        let connection = Arc::new(connect(Role::Query(client.clone())));
+        let listener = connect(Role::Listen(callback));
+        let listener = Arc::new(NotificationListener::new(listener, client.clone()));
+        let ttls = Arc::<WaiterTtls>::default();
+        let (batch, task) = batch(BatchContext {
+            options: options.clone(),
+            connection: connection.clone(),
+            client: client.clone(),
+            ttls: ttls.clone(),
+        });
+        let batch = Arc::new(batch);
+        let waiters = Arc::new(Waiters {
+            options: options.clone(),
+            connection: connection.clone(),
+            listener: listener.clone(),
+            batch: batch.clone(),
+            ttls,
             client,
-            hears: AtomicBool::new(false),
-            tried: tokio::sync::Notify::new(),
-            profile: OnceLock::new(),
-        }
+            state: Default::default(),
+            changed: Notify::new(),
+        });
+        let locks = LockClient {
+            options: options.clone(),
+            batch,
+            waiters,
+            unknown: UnknownOutcomes::new(options.timeout),
+            recently_contended: RecentSet::default(),
+            fast_path_grants: RecentSet::default(),
+        };
+        let watchers = Arc::new(Watchers::new(options.clone(), connection.clone(), listener.clone()));
+        (StoreParts { options, connection, listener, locks, watchers, profile: OnceLock::new() }, task)
     }
 
-    fn heard(self: &Arc<Self>, heard: Heard) {
-        match heard {
-            Heard::Gone => {
-                self.line.deaf();
-                self.watch.deaf();
+    fn on_listen_event(&self, event: ListenEvent) {
+        match event {
+            ListenEvent::Disconnected => {
+                self.locks.waiters.on_disconnect();
+                self.watchers.on_disconnect();
             }
-            Heard::Message { channel, text } if channel == self.wake_channel() => self.line.call(self, &text),
-            Heard::Message { channel, text } if channel == self.events_channel() => self.watch.tell(&text),
-            Heard::Message { channel, .. } if channel == self.try_channel() => self.tried.notify_one(),
-            // Somebody else's, by way of a pooler.
-            Heard::Message { .. } => {}
-        }
-    }
-
-    pub fn wake_channel(&self) -> String {
-        format!("lockkeeper_{}", self.client)
-    }
-
-    pub fn try_channel(&self) -> String {
-        format!("lockkeeper_try_{}", self.client)
-    }
-
-    pub fn events_channel(&self) -> String {
-        format!("lockkeeper_events_{}", self.options.schema)
-    }
-
-    /// Whether messages come through to us.
-    pub fn hears(&self) -> bool {
-        self.hears.load(Ordering::Relaxed)
-    }
-
-    pub fn set_hears(&self) {
-        self.hears.store(true, Ordering::Relaxed);
-    }
-
-    /// Listens on a channel from now on. Whether it could.
-    pub async fn listen(&self, channel: &str) -> bool {
-        let listened = async { self.ear.live().await?.run(&format!("LISTEN {channel}")).await };
-        match listened.await {
-            Ok(()) => true,
-            Err(failure) => {
-                tracing::debug!(?failure, "no messages for now: waiting goes on by looking");
-                false
+            ListenEvent::Notification { channel, payload } if channel == self.listener.wake_channel() => {
+                self.locks.waiters.wake(&payload);
             }
+            ListenEvent::Notification { channel, .. } if channel == self.listener.probe_channel() => {
+                self.listener.probe_arrived();
+            }
+            // An event; or a notification for another client, through a pooler.
+            ListenEvent::Notification { channel, payload } => self.watchers.emit(&channel, &payload),
         }
     }
 }
@@ -190,41 +148,41 @@ impl Shared {
 #[async_trait]
 impl Locks for PostgresStore {
     fn profile(&self) -> Profile {
-        self.shared.profile.get().expect("set when it was opened").clone()
+        self.parts.profile.get().expect("set when the store was opened").clone()
     }
 
-    async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
-        ask.check()?;
-        self.shared.acquire(ask).await
+    async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
+        request.check()?;
+        self.parts.locks.acquire(request).await
     }
 
-    async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
-        self.shared.renew(grants).await
+    async fn renew(&self, grants: &[Grant]) -> Result<Vec<RenewOutcome>> {
+        renew::renew(&self.parts.connection, grants).await
     }
 
-    async fn release(&self, claim: &Claim) -> Result<Release> {
-        self.shared.release(claim).await
+    async fn release(&self, key: &RequestKey) -> Result<ReleaseOutcome> {
+        self.parts.locks.release(key).await
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Option<LockView>> {
-        self.shared.view(name).await
+        inspect::inspect(&self.parts.connection, name).await
     }
 
     async fn list(&self, prefix: &str, page: &Page) -> Result<LockPage> {
-        self.shared.page(prefix, page).await
+        inspect::list(&self.parts.connection, prefix, page).await
     }
 
     async fn watch(&self, prefix: &str) -> Result<EventStream> {
-        self.shared.watch(prefix).await
+        self.parts.watchers.watch(prefix).await
     }
 
     async fn revoke(&self, name: &LockName, reason: &str) -> Result<Fence> {
         limits::check_reason(reason)?;
-        self.shared.revoke(name, reason).await
+        break_lock::revoke(&self.parts.connection, name, reason).await
     }
 
     async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {
         limits::check_reason(reason)?;
-        self.shared.break_lock(name, reason).await
+        break_lock::break_lock(&self.parts.connection, name, reason).await
     }
 }

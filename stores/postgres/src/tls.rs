@@ -1,3 +1,5 @@
+//! TLS for connections, on rustls.
+
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
@@ -13,19 +15,19 @@ use tokio::net::TcpStream;
 use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
 use tokio_rustls::TlsConnector;
 
-/// How to encrypt, and whom to believe. There is no way to believe everybody.
+/// The TLS configuration: which certificates the client trusts, and which it presents. There is no way to skip the check.
 #[derive(Clone)]
-pub struct Tls(Arc<ClientConfig>);
+pub struct PostgresTls(Arc<ClientConfig>);
 
-impl std::fmt::Debug for Tls {
+impl std::fmt::Debug for PostgresTls {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Tls")
     }
 }
 
-impl Tls {
-    /// Believes those whom the file `ca` vouches for (PEM), or else those whom the machine believes; shows `identity`
-    /// (a certificate and its key, PEM files) to servers that ask for it.
+impl PostgresTls {
+    /// Trusts the certificate authorities in the file `ca` (PEM), or else those of the machine; presents `identity`
+    /// (a certificate and its key, PEM files) to servers that request it.
     ///
     /// # Errors
     /// [`Error::Invalid`] if a file cannot be read or used.
@@ -44,7 +46,7 @@ impl Tls {
             }
             None => _ = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs),
         }
-        // Named here, so that another library of the program that brings another provider is no trouble.
+        // The provider is named here, so that another library of the program may install another one.
         let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
             .with_safe_default_protocol_versions()
             .map_err(|why| bad("TLS", &why))?
@@ -58,16 +60,16 @@ impl Tls {
                 config.with_client_auth_cert(chain, private).map_err(|why| bad(cert, &why))?
             }
         };
-        Ok(Tls(Arc::new(config)))
+        Ok(PostgresTls(Arc::new(config)))
     }
 
-    /// Encryption for a connection to this host.
-    pub(crate) fn to(&self, host: &str) -> Handshake {
+    /// The TLS handshake of a connection to this host.
+    pub(crate) fn handshake(&self, host: &str) -> Handshake {
         Handshake { connector: TlsConnector::from(self.0.clone()), host: host.to_owned() }
     }
 }
 
-/// What tokio-postgres calls once the server has agreed to encrypt.
+/// The handshake that tokio-postgres runs once the server has agreed to encrypt.
 pub(crate) struct Handshake {
     connector: TlsConnector,
     host: String,

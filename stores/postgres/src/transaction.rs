@@ -1,39 +1,39 @@
-//! A lock for a transaction: for work in the same database.
+//! A lock for the rest of a transaction of the user, for work in the same database.
 
 use lockkeeper_core::{Error, Fence, LockName, Result};
 use tokio_postgres::Transaction;
 use tokio_postgres::types::Type;
 
-use crate::entry::{self, Shown};
-use crate::fault::Failure;
-use crate::link::first;
-use crate::script::FENCE_INSIDE;
+use crate::codec::{self, ViewJson};
+use crate::error::Failure;
+use crate::session::first;
+use crate::statements::FENCE_IN_TRANSACTION;
 use crate::store::PostgresStore;
 
 impl PostgresStore {
     /// Takes a lock for the rest of a transaction of yours, in the same database, and returns the fence that goes with
     /// it. The lock, what you write and the fence you write with it are committed together, or not at all; there is no
-    /// lease to lose, and nothing to give back.
+    /// lease to lose, and nothing to release.
     ///
-    /// It excludes other transactions that do the same, which it waits for (as long as your `lock_timeout` says), and
-    /// whoever holds the lock by a lease.
+    /// It excludes other transactions that do the same, for which it waits (as long as your `lock_timeout` allows), and
+    /// holders by a lease.
     ///
     /// # Errors
-    /// [`Error::Busy`] if somebody holds the lock by a lease, waits for it, or is kept from it; then nothing was taken, and the
+    /// [`Error::Busy`] if the lock is held by a lease, has waiters or a lock-delay; then nothing was taken, and the
     /// transaction can go on. [`Error::Invalid`] if the transaction is not READ COMMITTED. Any other error: the transaction
     /// cannot go on.
     pub async fn in_transaction(&self, tx: &Transaction<'_>, name: impl AsRef<str>) -> Result<Fence> {
         let name = LockName::new(name)?;
-        let to = self.shared.options.door.to_string();
-        let text = format!("SELECT {}.enter($1)", self.shared.options.schema);
+        let server = self.parts.options.server.to_string();
+        let text = format!("SELECT {}.lock_in_transaction($1)", self.parts.options.schema);
         let rows = tx.query_typed(&text, &[(&name.as_str(), Type::TEXT)]).await;
-        let rows = rows.map_err(|error| Error::from(Failure::of_request(&error, &to)))?;
-        if let Some(way) = first::<Option<String>>(&rows, 0)? {
-            return Err(Error::Busy(Box::new(Shown::read(&way)?.busy()?)));
+        let rows = rows.map_err(|error| Error::from(Failure::of_request(&error, &server)))?;
+        if let Some(busy) = first::<Option<String>>(&rows, 0)? {
+            return Err(Error::Busy(Box::new(ViewJson::parse(&busy)?.into_busy()?)));
         }
-        // From our own connection: the counter must not be held up until your transaction ends. It is ours alone since we
-        // are in, so it is higher than every one before.
-        let rows = self.shared.link.rows(&FENCE_INSIDE, &[&name.as_str()]).await?;
-        entry::fence(first(&rows, 0)?)
+        // On the store's own connection: the counter must not be locked until the transaction ends. The transaction excludes
+        // every other grant by now, so the fence is higher than all before.
+        let rows = self.parts.connection.rows(&FENCE_IN_TRANSACTION, &[&name.as_str()]).await?;
+        codec::fence(first(&rows, 0)?)
     }
 }

@@ -5,18 +5,19 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    Client, ask_for, client_of, keeper, open, set_standbys, sql, try_open, url, wait_for_missing_standby,
+    Client, ask_for, client_of, keeper, open, set_standbys, sql, sql_in, try_open, url,
+    wait_for_missing_standby,
 };
 use futures_util::future::{join, join_all};
-use lockkeeper_core::{Acquired, Error, Grant, Promise, Renewal, Wait};
+use lockkeeper_core::{AcquireOutcome, Error, Grant, Guarantee, RenewOutcome, Wait};
 use lockkeeper_testkit::laws::{
-    ask, eventually, give_back, granted, is_free, name, refused, soon, stand_in_line, take, with,
+    eventually, give_back, granted, is_free, join_queue, name, refused, request, soon, take, with,
 };
 use lockkeeper_testkit::servers::{self, ClockShim, PostgresOptions, Server};
 
 const TTL: Duration = Duration::from_secs(60);
 
-async fn renewed(store: &Client, grant: &Grant) -> Renewal {
+async fn renewed(store: &Client, grant: &Grant) -> RenewOutcome {
     soon("a renewal is answered", async {
         loop {
             match store.renew(std::slice::from_ref(grant)).await {
@@ -32,28 +33,28 @@ async fn renewed(store: &Client, grant: &Grant) -> Renewal {
 async fn a_grant_outlives_the_server_being_killed() {
     let Ok(mut server) = servers::postgres(PostgresOptions::default()) else { return };
     let (a, b) = (client_of(&server).await, client_of(&server).await);
-    assert_eq!((a.profile().fence, a.profile().durable), (Promise::Kept, Promise::Kept));
+    assert_eq!((a.profile().fence, a.profile().durable), (Guarantee::Kept, Guarantee::Kept));
     let mut last = None;
     for _ in 0..3 {
         let held = take(&a, &ask_for("x", TTL)).await;
         assert!(Some(held.fence) > last, "{} after {last:?}", held.fence);
-        let waiter = stand_in_line(&b, &ask("x"), 1).await;
+        let waiter = join_queue(&b, &request("x"), 1).await;
         tokio::task::block_in_place(|| {
             server.kill9();
             server.restart();
         });
-        assert_eq!(renewed(&a, &held).await, Renewal::Renewed, "a grant that was told is forgotten");
+        assert_eq!(renewed(&a, &held).await, RenewOutcome::Renewed, "a confirmed grant is forgotten");
         assert!(!waiter.is_finished(), "two hold it");
-        give_back(&a, &held.claim).await;
+        give_back(&a, &held.key).await;
         let next = granted(waiter).await;
         assert!(next.fence > held.fence);
-        give_back(&b, &next.claim).await;
+        give_back(&b, &next.key).await;
         last = Some(next.fence);
     }
     is_free(&a, "x").await;
 }
 
-/// A grant is on the disk before it is told. A release need not be: if it is forgotten, the lock is free when its ttl is over.
+/// A grant is on the disk before it is confirmed. A release need not be: if it is forgotten, the lock is free when its ttl is over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_crash_forgets_a_release_at_worst_and_never_a_grant() {
     let Ok(mut server) = servers::postgres(PostgresOptions::default()) else { return };
@@ -66,17 +67,17 @@ async fn a_crash_forgets_a_release_at_worst_and_never_a_grant() {
     };
     let mut forgotten = 0;
     for _ in 0..3 {
-        // Nothing else is written that would take it to the disk.
+        // No other commit flushes it to the disk.
         let held = take(&a, &ask_for("x", TTL)).await;
         crash();
-        assert_eq!(renewed(&a, &held).await, Renewal::Renewed, "a grant that was told is forgotten");
-        give_back(&a, &held.claim).await;
+        assert_eq!(renewed(&a, &held).await, RenewOutcome::Renewed, "a confirmed grant is forgotten");
+        give_back(&a, &held.key).await;
 
         let short = ask_for("y", Duration::from_secs(2));
         let held = take(&a, &short).await;
-        give_back(&a, &held.claim).await;
+        give_back(&a, &held.key).await;
         crash();
-        let found = soon("a look is answered", async {
+        let found = soon("an inspect is answered", async {
             loop {
                 match b.inspect(&name("y")).await {
                     Ok(found) => break found,
@@ -85,31 +86,31 @@ async fn a_crash_forgets_a_release_at_worst_and_never_a_grant() {
             }
         });
         forgotten += u32::from(found.await.is_some());
-        let next = with(ask("y"), |ask| ask.wait = Wait::Forever);
+        let next = with(request("y"), |request| request.wait = Wait::Forever);
         let next = take(&b, &next).await;
         assert!(next.fence > held.fence);
-        assert_eq!(renewed(&a, &held).await, Renewal::Lost);
-        give_back(&b, &next.claim).await;
+        assert_eq!(renewed(&a, &held).await, RenewOutcome::Lost);
+        give_back(&b, &next.key).await;
     }
     println!("{forgotten} of 3 releases were forgotten");
 }
 
-/// What a release may skip counted for whatever was committed with it: grants that travelled in the same statement were told before they
+/// The setting of a release applied to all that was committed with it: grants in the same statement were confirmed before they
 /// were on the disk.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grant_that_travels_with_releases_is_on_the_disk_too() {
+async fn a_grant_in_a_batch_with_releases_is_on_the_disk_too() {
     let Ok(mut server) = servers::postgres(PostgresOptions::default()) else { return };
-    // Nobody takes to the disk what does not go there by itself.
+    // No background writer flushes what does not flush itself.
     sql(&server, "ALTER SYSTEM SET wal_writer_delay = '10s'");
     sql(&server, "SELECT pg_reload_conf()");
     let store = client_of(&server).await;
     for round in 0..3 {
         let held = (0..20).map(async |i| take(&store, &ask_for(&format!("{round}/old/{i}"), TTL)).await);
         let held = join_all(held).await;
-        // All of them are handed in before the first is answered.
+        // All of them are submitted before the first reply.
         let turns = held.iter().enumerate().map(async |(i, old)| {
             let next = ask_for(&format!("{round}/new/{i}"), TTL);
-            join(give_back(&store, &old.claim), take(&store, &next)).await.1
+            join(give_back(&store, &old.key), take(&store, &next)).await.1
         });
         let told = join_all(turns).await;
         tokio::task::block_in_place(|| {
@@ -117,7 +118,7 @@ async fn a_grant_that_travels_with_releases_is_on_the_disk_too() {
             server.restart();
         });
         for grant in &told {
-            assert_eq!(renewed(&store, grant).await, Renewal::Renewed, "a grant that was told is forgotten");
+            assert_eq!(renewed(&store, grant).await, RenewOutcome::Renewed, "a confirmed grant is forgotten");
         }
     }
 }
@@ -133,30 +134,30 @@ async fn a_guard_and_a_waiter_live_through_a_restart() {
         .await;
     tokio::task::block_in_place(|| server.restart());
     assert!(guard.is_held());
-    // That the connection is gone may be noticed by this only: then it is done again in the background.
+    // This may be the first request to notice that the connection has ended: then it is sent again in the background.
     match guard.release().await {
         Ok(_) | Err(Error::Unknown(_) | Error::Unavailable(_)) => {}
         Err(error) => panic!("{error}"),
     }
-    let next = soon("the waiter is served", waiter).await.unwrap().unwrap();
+    let next = soon("the waiter is granted the lock", waiter).await.unwrap().unwrap();
     next.release().await.unwrap();
 }
 
-/// A standby that follows without being waited for knows nothing of the last grants: two hold the lock. This is declared, and the
+/// An asynchronous standby may have missed the last grants: two clients hold the lock. The profile declares it, and the
 /// fence tells them apart.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_standby_that_missed_the_last_grant_gives_it_again() {
+async fn a_standby_that_missed_the_last_grant_grants_it_again() {
     let Ok(mut primary) = servers::postgres(PostgresOptions::default()) else { return };
     let a = client_of(&primary).await;
     let early = take(&a, &ask_for("early", TTL)).await;
     let Ok(mut standby) = servers::postgres_standby(&primary, PostgresOptions::default()) else { return };
     let says = try_open(&url(standby.addr())).await.map(|_| ()).unwrap_err();
     assert!(matches!(&says, Error::Unavailable(text) if text.contains("standby")), "{says:?}");
-    // Whoever opens now is told.
+    // A client that opens the store now is warned.
     let profile = client_of(&primary).await.profile();
-    assert_eq!((profile.fence, profile.durable), (Promise::Likely, Promise::Likely));
+    assert_eq!((profile.fence, profile.durable), (Guarantee::Likely, Guarantee::Likely));
     assert!(profile.notes[0].contains("standby"), "{:?}", profile.notes);
-    // It is away for a moment, in which the primary goes on, and dies.
+    // The standby is down for a moment, in which the primary goes on, and dies.
     tokio::task::block_in_place(|| standby.stop());
     let late = take(&a, &ask_for("late", TTL)).await;
     tokio::task::block_in_place(|| {
@@ -165,8 +166,8 @@ async fn a_standby_that_missed_the_last_grant_gives_it_again() {
     });
     sql(&standby, "SELECT pg_promote()");
     let b = client_of(&standby).await;
-    refused(&b, &ask("early")).await;
-    assert_eq!(renewed(&b, &early).await, Renewal::Renewed);
+    refused(&b, &request("early")).await;
+    assert_eq!(renewed(&b, &early).await, RenewOutcome::Renewed);
     let again = take(&b, &ask_for("late", TTL)).await;
     assert!(again.fence > late.fence, "two hold it, and the resource cannot tell the older from the newer");
 }
@@ -178,18 +179,18 @@ async fn a_synchronous_standby_misses_nothing() {
     let Ok(standby) = servers::postgres_standby(&primary, PostgresOptions::default()) else { return };
     wait_for_missing_standby(&primary);
     set_standbys(&primary, "*");
-    eventually("it is waited for", || async {
+    eventually("the standby is synchronous", || async {
         sql(&primary, "SELECT sync_state FROM pg_stat_replication") == "sync"
     })
     .await;
     let a = client_of(&primary).await;
-    assert_eq!((a.profile().fence, a.profile().durable), (Promise::Kept, Promise::Kept));
+    assert_eq!((a.profile().fence, a.profile().durable), (Guarantee::Kept, Guarantee::Kept));
     let held = take(&a, &ask_for("x", TTL)).await;
     primary.kill9();
     sql(&standby, "SELECT pg_promote()");
     let b = client_of(&standby).await;
-    refused(&b, &ask("x")).await;
-    assert_eq!(renewed(&b, &held).await, Renewal::Renewed);
+    refused(&b, &request("x")).await;
+    assert_eq!(renewed(&b, &held).await, RenewOutcome::Renewed);
 }
 
 async fn on_a_clock() -> Option<(Server, ClockShim, Client)> {
@@ -201,17 +202,17 @@ async fn on_a_clock() -> Option<(Server, ClockShim, Client)> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_clock_that_is_set_back_keeps_nobody_out_for_longer_than_a_ttl() {
+async fn a_clock_that_is_set_back_keeps_no_lock_for_longer_than_a_ttl() {
     let Some((server, clock, store)) = on_a_clock().await else { return };
     let ttl = Duration::from_secs(2);
     let held = take(&store, &ask_for("x", ttl)).await;
-    let shared = with(ask_for("s", ttl), |ask| ask.mode = lockkeeper_core::Mode::Shared);
+    let shared = with(ask_for("s", ttl), |request| request.mode = lockkeeper_core::Mode::Shared);
     take(&store, &shared).await;
     clock.jump(-3600 * ClockShim::SECOND);
     for lock in ["x", "s"] {
-        let patient = with(ask(lock), |ask| ask.wait = Wait::For(Duration::from_secs(20)));
+        let patient = with(request(lock), |request| request.wait = Wait::For(Duration::from_secs(20)));
         match soon("the lock comes free", store.acquire(&patient)).await {
-            Ok(Acquired::Granted(next)) => {
+            Ok(AcquireOutcome::Granted(next)) => {
                 assert!(next.fence > held.fence, "the fence went back with the clock")
             }
             other => panic!("an hour is not a ttl: {other:?}"),
@@ -220,25 +221,26 @@ async fn a_clock_that_is_set_back_keeps_nobody_out_for_longer_than_a_ttl() {
     drop(server);
 }
 
-/// A process that died in line was thought to be there until the clock had caught up: an hour, or a year.
+/// A process that died in the queue was considered alive until the clock had caught up: an hour, or a year.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_clock_that_is_set_back_keeps_no_dead_process_in_line() {
+async fn a_clock_that_is_set_back_keeps_no_dead_process_in_the_queue() {
     let Some((server, clock, store)) = on_a_clock().await else { return };
     let held = take(&store, &ask_for("x", TTL)).await;
     let dead = client_of(&server).await;
-    let first = stand_in_line(&dead, &ask("x"), 1).await;
-    let second = stand_in_line(&store, &ask("x"), 2).await;
+    let first = join_queue(&dead, &request("x"), 1).await;
+    let second = join_queue(&store, &request("x"), 2).await;
     first.abort();
-    assert!(first.await.is_err_and(|end| end.is_cancelled()), "nobody served it");
+    assert!(first.await.is_err_and(|end| end.is_cancelled()), "it was not granted the lock");
     drop(dead);
     clock.jump(-3600 * ClockShim::SECOND);
-    eventually("nobody is believed to be there for longer than ten minutes", || async {
-        sql(&server, "SELECT max(gone) <= lockkeeper.us() + 600000000 FROM lockkeeper.client") == "t"
+    eventually("no process is considered alive for longer than ten minutes", || async {
+        sql(&server, "SELECT max(alive_until) <= lockkeeper.now_us() + 600000000 FROM lockkeeper.client")
+            == "t"
     })
     .await;
-    give_back(&store, &held.claim).await;
+    give_back(&store, &held.key).await;
     clock.jump(600 * ClockShim::SECOND);
-    give_back(&store, &granted(second).await.claim).await;
+    give_back(&store, &granted(second).await.key).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -246,12 +248,12 @@ async fn a_clock_that_is_set_forward_ends_leases_early_and_the_fence_tells() {
     let Some((_server, clock, store)) = on_a_clock().await else { return };
     let held = take(&store, &ask_for("x", TTL)).await;
     clock.jump(3600 * ClockShim::SECOND);
-    let next = take(&store, &ask("x")).await;
+    let next = take(&store, &request("x")).await;
     assert!(next.fence > held.fence);
-    assert_eq!(renewed(&store, &held).await, Renewal::Lost);
+    assert_eq!(renewed(&store, &held).await, RenewOutcome::Lost);
     clock.jump(-3600 * ClockShim::SECOND);
-    give_back(&store, &next.claim).await;
-    let last = take(&store, &ask("x")).await;
+    give_back(&store, &next.key).await;
+    let last = take(&store, &request("x")).await;
     assert!(last.fence > next.fence);
 }
 
@@ -271,5 +273,29 @@ async fn an_archiver_is_no_standby() {
     let profile = client_of(&server).await.profile();
     archiver.kill().unwrap();
     archiver.wait().unwrap();
-    assert_eq!(profile.fence, Promise::Kept, "{:?}", profile.notes);
+    assert_eq!(profile.fence, Guarantee::Kept, "{:?}", profile.notes);
+}
+
+/// A subscriber of logical replication applies changes, and is no standby either.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_logical_subscriber_is_no_standby() {
+    let settings = vec![("wal_level".into(), "logical".into())];
+    let options = PostgresOptions { settings, ..PostgresOptions::default() };
+    let Ok(server) = servers::postgres(options) else { return };
+    sql(&server, "CREATE TABLE work(id int PRIMARY KEY); CREATE PUBLICATION changes FOR TABLE work");
+    sql(&server, "CREATE DATABASE copy");
+    sql_in(&server, "copy", "CREATE TABLE work(id int PRIMARY KEY)");
+    sql(&server, "SELECT pg_create_logical_replication_slot('changes', 'pgoutput')");
+    let subscribe = format!(
+        "CREATE SUBSCRIPTION changes CONNECTION 'host=127.0.0.1 port={} dbname=postgres user=postgres' PUBLICATION changes \
+         WITH (create_slot = false, slot_name = 'changes')",
+        server.addr().port()
+    );
+    sql_in(&server, "copy", &subscribe);
+    eventually("it applies the changes", || async {
+        sql(&server, "SELECT count(replay_lsn) FROM pg_stat_replication WHERE reply_time IS NOT NULL") == "1"
+    })
+    .await;
+    let profile = client_of(&server).await.profile();
+    assert_eq!(profile.fence, Guarantee::Kept, "{:?}", profile.notes);
 }

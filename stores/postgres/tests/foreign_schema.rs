@@ -1,13 +1,13 @@
-//! A schema that another role has prepared: its triggers and functions would run with the rights of each client of the store.
+//! A schema that another role has prepared: its triggers and functions would run with the privileges of each client of the store.
 
 mod common;
 
 use common::{number, open, refused_at_open, says, sql, sql_as, url};
 use lockkeeper_core::Outcome;
-use lockkeeper_testkit::laws::{ask, give_back, take};
+use lockkeeper_testkit::laws::{give_back, request, take};
 use lockkeeper_testkit::servers::{self, PostgresOptions, Server};
 
-/// A role that may make schemas, and wants to be a superuser.
+/// A role that may create schemas, and wants to be a superuser.
 fn attacker(server: &Server) {
     sql(server, "CREATE ROLE mallory LOGIN; GRANT CREATE ON DATABASE postgres TO mallory");
     let code = "CREATE SCHEMA mine; CREATE FUNCTION mine.code() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
@@ -35,7 +35,7 @@ async fn a_prepared_schema_is_refused() {
     let told = refused_at_open(&url(server.addr())).await;
     assert!(!is_superuser(&server), "a trigger ran with the rights of the client");
     says(&told, Outcome::Denied, &["schema lockkeeper belongs to mallory", "?schema="]);
-    // An ordinary role is no better off.
+    // An ordinary role refuses it too.
     sql(&server, "CREATE ROLE app LOGIN");
     let app = format!("postgres://app@{}/postgres", server.addr());
     says(&refused_at_open(&app).await, Outcome::Denied, &["schema lockkeeper belongs to mallory"]);
@@ -53,7 +53,7 @@ async fn a_prepared_table_in_a_good_schema_is_refused() {
     says(&told, Outcome::Denied, &["lockkeeper.migration belongs to mallory"]);
 }
 
-/// A superuser, the owner of the database or a role that the client is a member of may have made it; the client itself, too.
+/// A superuser, the owner of the database or a role that the client is a member of may have created it; the client itself, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_schema_of_a_trusted_role_is_used() {
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
@@ -68,8 +68,8 @@ async fn a_schema_of_a_trusted_role_is_used() {
     sql(&server, team);
     for url in [format!("{app}?schema=own"), format!("{app}?schema=ours")] {
         let store = open(&url).await;
-        let grant = take(&store, &ask("x")).await;
-        give_back(&store, &grant.claim).await;
+        let grant = take(&store, &request("x")).await;
+        give_back(&store, &grant.key).await;
     }
     // The tables of a role that is no superuser are not for a superuser to use.
     says(
@@ -83,6 +83,6 @@ async fn a_schema_of_a_trusted_role_is_used() {
                   GRANT USAGE, UPDATE ON ALL SEQUENCES IN SCHEMA lockkeeper TO app";
     common::sql_in(&server, "shop", rights);
     let store = open(&format!("postgres://app@{}/shop", server.addr())).await;
-    let grant = take(&store, &ask("x")).await;
-    give_back(&store, &grant.claim).await;
+    let grant = take(&store, &request("x")).await;
+    give_back(&store, &grant.key).await;
 }

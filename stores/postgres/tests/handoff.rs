@@ -1,4 +1,4 @@
-//! Whoever gives a lock back gives it to the first in line: what that one believes, and what happens when it is not told.
+//! A release hands the lock to the first waiter: how long its lease lasts, and what happens when the notification is lost.
 
 mod common;
 
@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use common::{Client, ask_for, client_of, number, open, sql, url};
 use futures_util::future::join;
-use lockkeeper_core::{Acquired, Grant, Release, Wait};
+use lockkeeper_core::{AcquireOutcome, Grant, ReleaseOutcome, Wait};
 use lockkeeper_host::{Clock, SystemClock};
-use lockkeeper_testkit::laws::{ask, eventually, give_back, is_free, name, soon, take, with};
+use lockkeeper_testkit::laws::{eventually, give_back, is_free, name, request, soon, take, with};
 use lockkeeper_testkit::proxy::{Fault, Framing, Pick, Proxy};
 use lockkeeper_testkit::servers::{self, PostgresOptions, Server, Signal};
 use rustix::process::{Pid, kill_process};
@@ -16,27 +16,30 @@ use tokio::task::JoinHandle;
 
 const TTL: Duration = Duration::from_secs(600);
 
-type Waiting = JoinHandle<Grant>;
+type WaitingBackends = JoinHandle<Grant>;
 
-/// One that waits, and is in line when this returns.
-async fn stands(store: &Client, count: usize) -> Waiting {
-    let (waiting, patient) = (store.clone(), with(ask_for("orders/42", TTL), |ask| ask.wait = Wait::Forever));
+/// A waiter that is in the queue when this returns.
+async fn enqueue(store: &Client, count: usize) -> WaitingBackends {
+    let (waiting, patient) =
+        (store.clone(), with(ask_for("orders/42", TTL), |request| request.wait = Wait::Forever));
     let waiter = tokio::spawn(async move {
-        let Ok(Acquired::Granted(grant)) = waiting.acquire(&patient).await else { panic!("not served") };
+        let Ok(AcquireOutcome::Granted(grant)) = waiting.acquire(&patient).await else {
+            panic!("not served")
+        };
         grant
     });
-    eventually("it stands in line", || async {
+    eventually("the waiter is in the queue", || async {
         store.inspect(&name("orders/42")).await.unwrap().is_some_and(|view| view.waiting == count)
     })
     .await;
     waiter
 }
 
-/// The server process that brings messages.
-fn ear(server: &Server) -> Pid {
+/// The server process of the listening connection.
+fn listener(server: &Server) -> Pid {
     let pid = number(
         server,
-        "SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN lockkeeper%' AND state = 'idle'",
+        "SELECT pid FROM pg_stat_activity WHERE query LIKE '%LISTEN lockkeeper%' AND state = 'idle'",
     );
     Pid::from_raw(pid as i32).unwrap()
 }
@@ -45,35 +48,35 @@ fn signal(pid: Pid, signal: Signal) {
     kill_process(pid, signal).unwrap();
 }
 
-fn hears(server: &Server) -> bool {
-    number(server, "SELECT count(*) FROM lockkeeper.client WHERE hears") > 0
+fn is_listening(server: &Server) -> bool {
+    number(server, "SELECT count(*) FROM lockkeeper.client WHERE listens") > 0
 }
 
 /// A waiter that was handed the lock reads from the database how much of its lease is left, counted from the moment it sent that
-/// question: the waiter stops believing before the lease ends, also when it was woken late.
+/// request: the waiter stops before the lease ends, also when it was woken late.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_believes_in_a_hand_off_for_no_longer_than_its_lease() {
+async fn a_handed_over_lease_ends_at_the_waiter_before_it_ends_in_the_database() {
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
     let url = format!("{}?poll=2s&claim=20s", url(server.addr()));
     let (here, there) = (open(&url).await, open(&url).await);
     let mut given = 0;
     for turn in 0..40 {
-        let held = take(&here, &ask("orders/42")).await;
-        let waiter = stands(&there, 1).await;
-        eventually("messages reach it", || async { hears(&server) }).await;
+        let held = take(&here, &request("orders/42")).await;
+        let waiter = enqueue(&there, 1).await;
+        eventually("notifications reach the waiter's process", || async { is_listening(&server) }).await;
         let late = turn % 10 == 9;
         if late {
-            // A while after the last look; and it is told a while after it was given.
+            // A while after the last poll; and the waiter is woken a while after the hand-off.
             tokio::time::sleep(Duration::from_millis(1500)).await;
-            signal(ear(&server), Signal::STOP);
+            signal(listener(&server), Signal::STOP);
         }
-        give_back(&here, &held.claim).await;
+        give_back(&here, &held.key).await;
         let released_at = SystemClock.now();
         if late {
             tokio::time::sleep(Duration::from_millis(100)).await;
-            signal(ear(&server), Signal::CONT);
+            signal(listener(&server), Signal::CONT);
         }
-        let grant = soon("it is served", waiter).await.unwrap();
+        let grant = soon("the waiter is granted the lock", waiter).await.unwrap();
         assert!(grant.fence > held.fence);
         if grant.lease < TTL {
             given += 1;
@@ -84,53 +87,53 @@ async fn a_waiter_believes_in_a_hand_off_for_no_longer_than_its_lease() {
                 "the waiter believes to hold the lock for longer than it does"
             );
         }
-        assert_eq!(there.release(&grant.claim).await.unwrap(), Release::Released);
+        assert_eq!(there.release(&grant.key).await.unwrap(), ReleaseOutcome::Released);
     }
-    assert!(given >= 10, "only {given} were given the lock by whoever had it");
+    assert!(given >= 10, "only {given} were handed the lock by a release");
 }
 
-/// The server process that brings the messages is stopped while the lock is given away, and ends without having told. Whoever
-/// was given it asks again.
+/// The server process of the listening connection is stopped during the hand-off, and ends without having sent the notification. The
+/// waiter sends its request again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_message_that_was_lost_is_asked_for() {
+async fn a_waiter_whose_notification_is_lost_requests_again() {
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
-    // Nobody looks by the clock within this test.
+    // No poll is due within this test.
     let url = format!("{}?poll=200s&claim=600s", url(server.addr()));
     let (here, there) = (open(&url).await, open(&url).await);
-    let held = take(&here, &ask("orders/42")).await;
-    let (first, second) = (stands(&there, 1).await, stands(&there, 2).await);
-    eventually("messages reach it", || async { hears(&server) }).await;
-    let ear = ear(&server);
+    let held = take(&here, &request("orders/42")).await;
+    let (first, second) = (enqueue(&there, 1).await, enqueue(&there, 2).await);
+    eventually("notifications reach the waiter's process", || async { is_listening(&server) }).await;
+    let ear = listener(&server);
     signal(ear, Signal::STOP);
-    give_back(&here, &held.claim).await;
+    give_back(&here, &held.key).await;
     assert_eq!(
         number(&server, "SELECT count(*) FROM lockkeeper.waiter"),
         1,
-        "it was not given to the first in line"
+        "the lock was not handed to the first waiter"
     );
-    assert!(!first.is_finished(), "nobody can have told it");
+    assert!(!first.is_finished(), "no notification can have arrived");
     sql(&server, &format!("SELECT pg_terminate_backend({})", ear.as_raw_nonzero()));
     signal(ear, Signal::CONT);
-    let grant = soon("the first is served", first).await.unwrap();
-    assert!(!second.is_finished(), "two have it");
-    give_back(&there, &grant.claim).await;
-    let next = soon("and so is the second", second).await.unwrap();
+    let grant = soon("the first waiter is granted the lock", first).await.unwrap();
+    assert!(!second.is_finished(), "two hold the lock");
+    give_back(&there, &grant.key).await;
+    let next = soon("the second waiter is granted the lock", second).await.unwrap();
     assert!(next.fence > grant.fence);
-    give_back(&there, &next.claim).await;
+    give_back(&there, &next.key).await;
     is_free(&there, "orders/42").await;
 }
 
-/// The connection that brings messages ends right behind the answer to LISTEN. Both may be found at once: then it was thought to
+/// The listening connection ends right behind the reply to LISTEN. The client may find both at once: then it believed to
 /// listen, without a connection, and never listened again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_connection_that_ends_as_it_begins_to_listen_is_made_again() {
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
     let proxy = Proxy::start(server.addr(), Framing::Postgres);
-    // Nobody looks by the clock within this test.
+    // No poll is due within this test.
     let url = |addr| format!("{}?poll=200s&claim=600s", url(addr));
     let (here, there) = (open(&url(server.addr())).await, open(&url(proxy.addr())).await);
-    let held = take(&here, &ask("orders/42")).await;
-    let waiter = stands(&there, 1).await;
+    let held = take(&here, &request("orders/42")).await;
+    let waiter = enqueue(&there, 1).await;
     let ear = || Pick::sent("LISTEN lockkeeper");
     for _ in 0..20 {
         let ends = proxy.inject(Fault::at_reply(1).on(ear()).cut_after());
@@ -142,51 +145,51 @@ async fn a_connection_that_ends_as_it_begins_to_listen_is_made_again() {
         })
         .await;
     }
-    give_back(&here, &held.claim).await;
-    let grant = soon("it is served", waiter).await.unwrap();
-    give_back(&there, &grant.claim).await;
+    give_back(&here, &held.key).await;
+    let grant = soon("the waiter is granted the lock", waiter).await.unwrap();
+    give_back(&there, &grant.key).await;
 }
 
-/// A process that died in line is given the lock for no longer than it is thought to be there.
+/// A process that died in the queue is handed the lock for no longer than its claim.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_who_left_without_a_word_does_not_keep_what_it_was_given() {
+async fn a_dead_waiter_does_not_keep_a_lock_that_was_handed_to_it() {
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
     let url = format!("{}?poll=200ms&claim=3s", url(server.addr()));
     let (here, gone) = (open(&url).await, open(&url).await);
-    let held = take(&here, &ask("orders/42")).await;
-    let dead = stands(&gone, 1).await;
-    eventually("messages reach it", || async { hears(&server) }).await;
-    let patient = stands(&here, 2).await;
-    // Its thread ends, with all its connections; nothing is given back.
+    let held = take(&here, &request("orders/42")).await;
+    let dead = enqueue(&gone, 1).await;
+    eventually("notifications reach the waiter's process", || async { is_listening(&server) }).await;
+    let patient = enqueue(&here, 2).await;
+    // Its thread ends, with all its connections; nothing is released.
     dead.abort();
     drop(gone);
-    give_back(&here, &held.claim).await;
-    let grant = soon("the next is let in", patient).await.unwrap();
-    give_back(&here, &grant.claim).await;
+    give_back(&here, &held.key).await;
+    let grant = soon("the next waiter is granted the lock", patient).await.unwrap();
+    give_back(&here, &grant.key).await;
 }
 
-/// An ask that finds the lock taken is sent twice: what is usual first, then in full. Whoever takes it back in between has taken back
-/// all of it.
+/// A request that finds the lock held is sent twice: the fast path first, then the full function. A release in between ends
+/// both.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_who_takes_the_ask_back_at_once_stands_in_no_line() {
+async fn a_request_that_is_released_at_once_is_in_no_queue() {
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
     let (here, there) = (client_of(&server).await, client_of(&server).await);
-    let held = take(&here, &ask("x")).await;
+    let held = take(&here, &request("x")).await;
     for turn in 0..200 {
-        let patient = with(ask("x"), |ask| ask.wait = Wait::Forever);
+        let patient = with(request("x"), |request| request.wait = Wait::Forever);
         let back = async {
             // From before the first statement until after the second.
             let (began, span) = (Instant::now(), Duration::from_micros(turn * 10));
             while began.elapsed() < span {
                 tokio::task::yield_now().await;
             }
-            there.release(&patient.claim).await
+            there.release(&patient.key).await
         };
-        let (asked, back) = soon("both are told", join(there.acquire(&patient), back)).await;
+        let (asked, back) = soon("both are answered", join(there.acquire(&patient), back)).await;
         assert!(asked.is_err(), "{asked:?}");
         back.unwrap();
         let waiting = here.inspect(&name("x")).await.unwrap().unwrap().waiting;
         assert_eq!(waiting, 0, "turn {turn}");
     }
-    give_back(&here, &held.claim).await;
+    give_back(&here, &held.key).await;
 }

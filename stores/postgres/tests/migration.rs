@@ -1,70 +1,80 @@
-//! A schema of an older version is brought up to date under locks that are held.
+//! A schema of an older version is upgraded while locks are held.
 
 mod common;
 
 use common::{client_of, number, sql};
-use lockkeeper_core::{Acquired, Renewal};
-use lockkeeper_testkit::laws::{ask, give_back, name, refused, take, with};
+use lockkeeper_core::{AcquireOutcome, RenewOutcome};
+use lockkeeper_testkit::laws::{give_back, name, refused, request, take, with};
 use lockkeeper_testkit::servers::{self, PostgresOptions};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_held_in_version_one_is_held_in_this_one() {
+async fn a_lock_held_in_version_one_is_held_after_the_upgrade() {
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
     let old = client_of(&server).await;
-    let held = take(&old, &with(ask("orders/42"), |ask| ask.lock_delay = ask.ttl)).await;
-    let plain = take(&old, &ask("orders/43")).await;
+    let held = take(&old, &with(request("orders/42"), |request| request.lock_delay = request.ttl)).await;
+    let plain = take(&old, &request("orders/43")).await;
     drop(old);
-    // As version 1 had it.
-    sql(&server, "ALTER TABLE lockkeeper.waiter DROP COLUMN ttl");
-    sql(&server, "ALTER TABLE lockkeeper.client DROP COLUMN hears, DROP COLUMN since");
-    sql(&server, "ALTER TABLE lockkeeper.state DROP COLUMN one; INSERT INTO lockkeeper.state VALUES (0, 0)");
-    sql(&server, "DROP FUNCTION lockkeeper.key(text, text), lockkeeper.next_fence(bigint)");
+    // Back to version 1: its column names, without what the versions after it added.
     sql(
         &server,
-        "CREATE FUNCTION lockkeeper.next_fence(_now bigint) RETURNS bigint LANGUAGE sql AS 'SELECT _now'",
+        "ALTER TABLE lockkeeper.waiter DROP COLUMN ttl; ALTER TABLE lockkeeper.waiter RENAME COLUMN position TO place; \
+         ALTER SEQUENCE lockkeeper.queue_position RENAME TO place; \
+         ALTER TABLE lockkeeper.client DROP COLUMN listens, DROP COLUMN alive_since; \
+         ALTER TABLE lockkeeper.client RENAME COLUMN alive_until TO gone; \
+         ALTER TABLE lockkeeper.hold RENAME COLUMN seq TO turn; \
+         ALTER TABLE lockkeeper.lock RENAME COLUMN free_at TO free; \
+         ALTER TABLE lockkeeper.lock RENAME COLUMN delayed_until TO back; \
+         ALTER TABLE lockkeeper.state DROP COLUMN singleton, DROP COLUMN channel; \
+         ALTER TABLE lockkeeper.state RENAME COLUMN watched_until TO watched; \
+         ALTER TABLE lockkeeper.state RENAME COLUMN swept_at TO tidied; INSERT INTO lockkeeper.state VALUES (0, 0); \
+         DELETE FROM lockkeeper.migration; INSERT INTO lockkeeper.migration VALUES (1); \
+         DROP FUNCTION lockkeeper.holds(text), lockkeeper.next_fence(bigint), lockkeeper.renew(text, bytea)",
     );
-    sql(&server, "DELETE FROM lockkeeper.migration WHERE version > 1");
-    sql(&server, "DROP FUNCTION lockkeeper.pass_on(text, bigint), lockkeeper.holds(text)");
-    let holds = "CREATE FUNCTION lockkeeper.holds(_name text) RETURNS TABLE(attempt bytea) LANGUAGE sql AS 'SELECT NULL::bytea'";
-    sql(&server, holds);
-    sql(
-        &server,
-        "CREATE FUNCTION lockkeeper.look(text, int, bigint, text[]) RETURNS text LANGUAGE sql AS 'SELECT NULL::text'",
-    );
+    // Functions of version 1 whose parameters or results have changed.
+    for function in [
+        "next_fence(_now bigint) RETURNS bigint LANGUAGE sql AS 'SELECT _now'",
+        "holds(_name text) RETURNS TABLE(attempt bytea) LANGUAGE sql AS 'SELECT NULL::bytea'",
+        "look(text, int, bigint, text[]) RETURNS text LANGUAGE sql AS 'SELECT NULL::text'",
+        "renew(_name text, _attempt bytea) RETURNS bool LANGUAGE sql AS 'SELECT true'",
+    ] {
+        sql(&server, &format!("CREATE FUNCTION lockkeeper.{function}"));
+    }
     let new = client_of(&server).await;
-    assert_eq!(number(&server, "SELECT max(version) FROM lockkeeper.migration"), 5);
+    assert_eq!(number(&server, "SELECT max(version) FROM lockkeeper.migration"), 7);
     assert_eq!(number(&server, "SELECT count(*) FROM lockkeeper.state"), 1, "one row is left of two");
     assert_eq!(
         number(&server, "SELECT count(*) FROM pg_proc WHERE proname = 'look'"),
-        1,
-        "the old one is gone"
+        0,
+        "the old function is dropped"
     );
-    let other = new.acquire(&ask("orders/42")).await.unwrap();
-    assert!(matches!(other, Acquired::Busy(_)), "{other:?}");
+    let other = new.acquire(&request("orders/42")).await.unwrap();
+    assert!(matches!(other, AcquireOutcome::Busy(_)), "{other:?}");
     let grants = [held.clone(), plain.clone()];
-    assert_eq!(new.renew(&grants).await.unwrap(), [Renewal::Renewed, Renewal::Renewed]);
+    assert_eq!(new.renew(&grants).await.unwrap(), [RenewOutcome::Renewed, RenewOutcome::Renewed]);
     new.revoke(&name("orders/43"), "the host is drained").await.unwrap();
-    let told = new.renew(std::slice::from_ref(&plain)).await.unwrap();
-    assert_eq!(told, [Renewal::Revoked("the host is drained".into())]);
-    give_back(&new, &plain.claim).await;
-    assert!(take(&new, &ask("orders/43")).await.fence > plain.fence);
-    // Once more changes nothing.
+    let outcome = new.renew(std::slice::from_ref(&plain)).await.unwrap();
+    assert_eq!(outcome, [RenewOutcome::Revoked("the host is drained".into())]);
+    give_back(&new, &plain.key).await;
+    assert!(take(&new, &request("orders/43")).await.fence > plain.fence);
+    // Opening the store once more changes nothing.
     client_of(&server).await;
-    assert_eq!(number(&server, "SELECT count(*) FROM lockkeeper.migration"), 5);
+    assert_eq!(number(&server, "SELECT count(*) FROM lockkeeper.migration"), 2);
     assert_eq!(number(&server, "SELECT count(*) FROM lockkeeper.state"), 1, "one row is left of two");
 }
 
+/// The migration keeps a function that is not the store's own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_functions_of_version_two_are_replaced() {
+async fn a_function_of_the_user_survives_the_upgrade_from_version_six() {
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
-    drop(client_of(&server).await);
-    // As version 2 had it, in a word.
-    sql(&server, "DELETE FROM lockkeeper.migration WHERE version > 2");
-    let step = "CREATE OR REPLACE FUNCTION lockkeeper.step(_client text, _epoch int, _claim bigint, _kind int, _name text, \
-        _attempt bytea, _ttl bigint, _terms jsonb, _holder text) RETURNS text LANGUAGE sql AS 'SELECT NULL::text'";
+    common::load_golden(&server, include_str!("golden/6.sql"));
+    sql(&server, "CREATE FUNCTION lockkeeper.report() RETURNS int LANGUAGE sql AS 'SELECT 42'");
+    let step =
+        "CREATE FUNCTION lockkeeper.step(_client text) RETURNS text LANGUAGE sql AS 'SELECT NULL::text'";
     sql(&server, step);
     let new = client_of(&server).await;
-    let held = take(&new, &ask("orders/42")).await;
-    refused(&new, &ask("orders/42")).await;
-    give_back(&new, &held.claim).await;
+    assert_eq!(number(&server, "SELECT lockkeeper.report()"), 42);
+    assert_eq!(number(&server, "SELECT count(*) FROM pg_proc WHERE proname = 'step'"), 0);
+    let held = take(&new, &request("orders/42")).await;
+    refused(&new, &request("orders/42")).await;
+    give_back(&new, &held.key).await;
 }

@@ -3,8 +3,8 @@
 mod common;
 
 use common::{open, refused_at_open, says, sql};
-use lockkeeper_core::{Acquired, Error, Outcome};
-use lockkeeper_testkit::laws::{ask, eventually, give_back, take};
+use lockkeeper_core::{AcquireOutcome, Error, Outcome};
+use lockkeeper_testkit::laws::{eventually, give_back, request, take};
 use lockkeeper_testkit::servers::{self, PostgresOptions, Server};
 
 /// With what an address must not have in it as it is, and a letter that is not of ASCII.
@@ -46,8 +46,8 @@ async fn the_right_one_opens_and_a_wrong_one_is_denied_and_not_shown() {
     let Some(server) = start() else { return };
     for (user, _, _) in WAYS {
         let store = open(&address(&server, user, &format!(":{IN_ADDRESS}"))).await;
-        let held = take(&store, &ask("x")).await;
-        give_back(&store, &held.claim).await;
+        let held = take(&store, &request("x")).await;
+        give_back(&store, &held.key).await;
         let error = refused_at_open(&address(&server, user, ":mellon")).await;
         says(&error, Outcome::Denied, &["password authentication failed", user, STEP]);
         assert!(!error.to_string().contains("mellon"), "{error}");
@@ -71,12 +71,12 @@ async fn none_is_denied_with_the_next_step() {
 async fn one_that_is_changed_is_denied_until_it_is_changed_back() {
     let Some(server) = start() else { return };
     let store = open(&address(&server, "scram", &format!(":{IN_ADDRESS}"))).await;
-    let before = take(&store, &ask("x")).await;
-    give_back(&store, &before.claim).await;
+    let before = take(&store, &request("x")).await;
+    give_back(&store, &before.key).await;
     sql(&server, "ALTER ROLE scram PASSWORD 'another'");
     sql(&server, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'scram'");
     eventually("it is denied", || async {
-        match store.acquire(&ask("y")).await {
+        match store.acquire(&request("y")).await {
             Err(Error::Denied(text)) => text.contains("password authentication failed"),
             Err(Error::Unknown(_) | Error::Unavailable(_)) => false,
             other => panic!("who may not log in is given nothing: {other:?}"),
@@ -85,7 +85,7 @@ async fn one_that_is_changed_is_denied_until_it_is_changed_back() {
     .await;
     sql(&server, &format!("ALTER ROLE scram PASSWORD '{PASSWORD}'"));
     eventually("it goes on", || async {
-        matches!(store.acquire(&ask("x")).await, Ok(Acquired::Granted(next)) if next.fence > before.fence)
+        matches!(store.acquire(&request("x")).await, Ok(AcquireOutcome::Granted(next)) if next.fence > before.fence)
     })
     .await;
 }

@@ -1,5 +1,5 @@
-//! Real dumps that are restored, and tables that are dropped under those who use them. What was granted meanwhile is forgotten,
-//! which is declared; a fence never goes back, and nobody has to start again.
+//! Real dumps that are restored, and tables that are dropped while clients use them. Grants since the dump are forgotten,
+//! which is declared; a fence never goes back, and no client has to restart.
 
 mod common;
 
@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::{Client, ask_for, client_of, open, sql, url};
-use lockkeeper_core::{Acquired, Error, Renewal, Wait};
+use lockkeeper_core::{AcquireOutcome, Error, RenewOutcome, Wait};
 use lockkeeper_testkit::laws::{
-    ask, eventually, give_back, granted, refused, soon, stand_in_line, take, with,
+    eventually, give_back, granted, join_queue, refused, request, soon, take, with,
 };
 use lockkeeper_testkit::servers::{self, PostgresOptions, Server};
 use tokio::task::JoinHandle;
@@ -39,29 +39,29 @@ fn dump(server: &Server, format: &str) -> String {
 async fn an_old_dump_in_a_new_database_goes_on_from_now() {
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
     let old = client_of(&server).await;
-    let held = take(&old, &ask("held")).await;
-    let back = take(&old, &ask("back")).await;
+    let held = take(&old, &request("held")).await;
+    let back = take(&old, &request("back")).await;
     let path = dump(&server, "custom");
-    give_back(&old, &back.claim).await;
+    give_back(&old, &back.key).await;
     for _ in 0..50 {
-        let passing = take(&old, &ask("late")).await;
-        give_back(&old, &passing.claim).await;
+        let passing = take(&old, &request("late")).await;
+        give_back(&old, &passing.key).await;
     }
-    let late = take(&old, &ask("late")).await;
+    let late = take(&old, &request("late")).await;
     sql(&server, "CREATE DATABASE again");
     run(&server, "pg_restore", &["-d", "again", "--exit-on-error", &path]).unwrap();
     let (a, b) = (open(&again(&server)).await, open(&again(&server)).await);
-    // What is in the dump holds on, also what was given back since.
-    refused(&a, &ask("held")).await;
-    refused(&a, &ask("back")).await;
-    assert_eq!(a.renew(std::slice::from_ref(&held)).await.unwrap(), [Renewal::Renewed]);
-    // What is not in it is forgotten, and the fence tells: for that name, and for any other.
-    let next = take(&a, &ask("late")).await;
+    // Holds in the dump are held, also those that were released since.
+    refused(&a, &request("held")).await;
+    refused(&a, &request("back")).await;
+    assert_eq!(a.renew(std::slice::from_ref(&held)).await.unwrap(), [RenewOutcome::Renewed]);
+    // Grants that are not in it are forgotten, and the fence shows it: for that name, and for any other.
+    let next = take(&a, &request("late")).await;
     assert!(next.fence > late.fence, "{} after {}", next.fence, late.fence);
-    assert!(take(&b, &ask("new")).await.fence > next.fence);
-    // Lines and messages are as before.
-    let waiter = stand_in_line(&b, &ask("held"), 1).await;
-    give_back(&a, &held.claim).await;
+    assert!(take(&b, &request("new")).await.fence > next.fence);
+    // Queues and notifications work as before.
+    let waiter = join_queue(&b, &request("held"), 1).await;
+    give_back(&a, &held.key).await;
     assert!(granted(waiter).await.fence > next.fence);
 }
 
@@ -91,10 +91,10 @@ impl Workers {
                 while !stop.load(Ordering::Relaxed) {
                     // Forgotten or not: its name is free a second later.
                     match store
-                        .acquire(&with(ask_for(&name, Duration::from_secs(1)), |ask| ask.wait = wait))
+                        .acquire(&with(ask_for(&name, Duration::from_secs(1)), |request| request.wait = wait))
                         .await
                     {
-                        Ok(Acquired::Granted(grant)) => {
+                        Ok(AcquireOutcome::Granted(grant)) => {
                             assert!(
                                 Some(grant.fence) > last,
                                 "the fence went back: {} after {last:?}",
@@ -102,9 +102,9 @@ impl Workers {
                             );
                             last = Some(grant.fence);
                             done[nth].fetch_add(1, Ordering::Relaxed);
-                            passing(store.release(&grant.claim).await.map(drop)).await;
+                            passing(store.release(&grant.key).await.map(drop)).await;
                         }
-                        Ok(Acquired::Busy(_)) => tokio::time::sleep(Duration::from_millis(20)).await,
+                        Ok(AcquireOutcome::Busy(_)) => tokio::time::sleep(Duration::from_millis(20)).await,
                         Err(error) => passing(Err(error)).await,
                     }
                 }
@@ -116,7 +116,7 @@ impl Workers {
     /// All of them get their locks, again and again.
     async fn go_on(&self) {
         let so_far = self.done.each_ref().map(|done| done.load(Ordering::Relaxed));
-        eventually("everybody goes on without a restart", || async {
+        eventually("all clients go on without a restart", || async {
             self.tasks.iter().any(JoinHandle::is_finished)
                 || self
                     .done
@@ -135,7 +135,7 @@ impl Workers {
     }
 }
 
-/// What may be said while somebody works on the tables: try again.
+/// The errors that are allowed while the tables change: try again.
 async fn passing(said: Result<(), Error>) {
     match said {
         Ok(()) => {}
@@ -144,7 +144,7 @@ async fn passing(said: Result<(), Error>) {
     }
 }
 
-/// What somebody does to the tables while others use them. The server ends one of two that wait for each other: again, then.
+/// A change of the tables while clients use them. The server ends one of two that deadlock: then the change is tried again.
 fn until_done(what: impl Fn() -> Result<(), String>) {
     let told = tokio::task::block_in_place(|| {
         let deadlock =
@@ -177,36 +177,36 @@ async fn dropped_in_use(what: &str) {
     let (a, b) = (client_of(&server).await, client_of(&server).await);
     let workers = Workers::start(&url(server.addr())).await;
     workers.go_on().await;
-    let held = take(&a, &ask("x")).await;
-    let waiter = stand_in_line(&b, &ask("x"), 1).await;
+    let held = take(&a, &request("x")).await;
+    let waiter = join_queue(&b, &request("x"), 1).await;
     until_done(|| run(&server, "psql", &["-d", "postgres", "-qXc", what]));
     workers.go_on().await;
     served_anew(&a, &held, waiter).await;
     workers.end().await;
 }
 
-/// The holder learns that it is over, the one who waits is served, and the fence tells the two apart.
+/// The holder learns that it is over, the waiter is granted the lock, and the fence tells the two apart.
 async fn served_anew(
     holder: &Client,
     held: &lockkeeper_core::Grant,
-    waiter: JoinHandle<lockkeeper_core::Result<Acquired>>,
+    waiter: JoinHandle<lockkeeper_core::Result<AcquireOutcome>>,
 ) {
     assert!(granted(waiter).await.fence > held.fence);
-    assert_eq!(holder.renew(std::slice::from_ref(held)).await.unwrap(), [Renewal::Lost]);
+    assert_eq!(holder.renew(std::slice::from_ref(held)).await.unwrap(), [RenewOutcome::Lost]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_schema_that_is_dropped_in_use_is_made_again() {
+async fn a_schema_that_is_dropped_in_use_is_created_again() {
     dropped_in_use("DROP SCHEMA lockkeeper CASCADE").await;
 }
 
-/// The version of the schema is there and its table is not: nobody makes it again, also not whoever opens the store anew.
+/// The version of the schema is there and its table is not: no client created it again, nor did one that opened the store anew.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_table_that_is_dropped_in_use_is_made_again() {
+async fn a_table_that_is_dropped_in_use_is_created_again() {
     dropped_in_use("DROP TABLE lockkeeper.lock CASCADE").await;
 }
 
-/// Making what is missing locks the tables, and the statements of other clients lock them in another order: PostgreSQL ends one of the
+/// Creating what is missing locks the tables, and the statements of other clients lock them in another order: PostgreSQL ends one of the
 /// two. If it ended the repair, the client that needed it got an error, such as a holder for its renewal.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_repair_among_busy_clients_is_tried_again_after_a_deadlock() {
@@ -214,15 +214,15 @@ async fn a_repair_among_busy_clients_is_tried_again_after_a_deadlock() {
     sql(&server, "ALTER SYSTEM SET deadlock_timeout = '20ms'");
     sql(&server, "SELECT pg_reload_conf()");
     let holder = client_of(&server).await;
-    let held = take(&holder, &ask("x")).await;
+    let held = take(&holder, &request("x")).await;
     let workers = Workers::start_on(&url(server.addr()), |_| "hot".into(), Wait::Forever).await;
     workers.go_on().await;
     for _ in 0..60 {
         // Only the holder calls this function, so only the holder repairs.
-        let drop = ["-d", "postgres", "-qXc", "DROP FUNCTION lockkeeper.extend(text, bytea)"];
+        let drop = ["-d", "postgres", "-qXc", "DROP FUNCTION lockkeeper.renew(text, bytea)"];
         until_done(|| run(&server, "psql", &drop));
         let renewed = holder.renew(std::slice::from_ref(&held)).await;
-        assert_eq!(renewed.unwrap(), [Renewal::Renewed]);
+        assert_eq!(renewed.unwrap(), [RenewOutcome::Renewed]);
     }
     workers.end().await;
 }

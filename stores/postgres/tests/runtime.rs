@@ -5,8 +5,8 @@ mod common;
 use std::time::Duration;
 
 use common::{client_of, number, open, refused_at_open, says, url};
-use lockkeeper_core::{Acquired, Error, Outcome, Release, Renewal};
-use lockkeeper_testkit::laws::{ask, give_back, granted, soon, stand_in_line, take};
+use lockkeeper_core::{AcquireOutcome, Error, Outcome, ReleaseOutcome, RenewOutcome};
+use lockkeeper_testkit::laws::{give_back, granted, join_queue, request, soon, take};
 use lockkeeper_testkit::servers::{self, PostgresOptions, Server};
 use tokio::runtime::{Builder, Runtime};
 
@@ -29,44 +29,46 @@ fn threads() -> usize {
     names.filter(|name| name.starts_with("lockkeeper-post")).count()
 }
 
-/// All in one: nobody else of this process is to have a store meanwhile.
+/// All in one test: no other test of this process may have a store meanwhile.
 #[test]
 fn the_callers_runtime_will_do() {
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
     let home = runtime();
     home.block_on(everything_works_there(&server));
-    others_may_ask_too(&server, &home);
+    other_runtimes_may_use_it_too(&server, &home);
     home.block_on(async { drop(open(&caller(&server)).await) });
     gone(&server);
-    one_that_ends_is_told(&server);
+    a_store_on_a_runtime_that_ends_reports_it(&server);
     gone(&server);
-    one_that_cannot_is_refused(&server);
+    a_runtime_without_io_is_refused(&server);
 }
 
 async fn everything_works_there(server: &Server) {
     let (here, there) = (open(&caller(server)).await, open(&caller(server)).await);
     assert_eq!(threads(), 0);
     assert!(here.profile().watch, "{:?}", here.profile().notes);
-    let held = take(&here, &ask("x")).await;
-    let waiter = stand_in_line(&there, &ask("x"), 1).await;
-    assert_eq!(here.renew(std::slice::from_ref(&held)).await.unwrap(), [Renewal::Renewed]);
-    give_back(&here, &held.claim).await;
+    let held = take(&here, &request("x")).await;
+    let waiter = join_queue(&there, &request("x"), 1).await;
+    assert_eq!(here.renew(std::slice::from_ref(&held)).await.unwrap(), [RenewOutcome::Renewed]);
+    give_back(&here, &held.key).await;
     let next = granted(waiter).await;
     assert!(next.fence > held.fence);
-    // With those who have a thread they are in one line.
+    // With clients that have a thread of their own they are in one queue.
     let third = client_of(server).await;
-    let waiter = stand_in_line(&third, &ask("x"), 1).await;
-    give_back(&there, &next.claim).await;
+    let waiter = join_queue(&third, &request("x"), 1).await;
+    give_back(&there, &next.key).await;
     assert!(granted(waiter).await.fence > next.fence);
 }
 
 /// A runtime without I/O, as that on which guards are renewed.
-fn others_may_ask_too(server: &Server, home: &Runtime) {
+fn other_runtimes_may_use_it_too(server: &Server, home: &Runtime) {
     let store = home.block_on(open(&caller(server)));
     let bare = Builder::new_current_thread().build().unwrap();
     bare.block_on(async {
-        let Ok(Acquired::Granted(held)) = store.acquire(&ask("y")).await else { panic!("it was free") };
-        assert_eq!(store.release(&held.claim).await.unwrap(), Release::Released);
+        let Ok(AcquireOutcome::Granted(held)) = store.acquire(&request("y")).await else {
+            panic!("it was free")
+        };
+        assert_eq!(store.release(&held.key).await.unwrap(), ReleaseOutcome::Released);
     });
 }
 
@@ -78,27 +80,27 @@ fn gone(server: &Server) {
     }
 }
 
-/// The runtime is shut down, and somebody on another one still has the store.
-fn one_that_ends_is_told(server: &Server) {
+/// The runtime is shut down, and a task on another one still has the store.
+fn a_store_on_a_runtime_that_ends_reports_it(server: &Server) {
     let home = runtime();
     let (store, held) = home.block_on(async {
         let store = open(&caller(server)).await;
-        let held = take(&store, &ask("z")).await;
+        let held = take(&store, &request("z")).await;
         (store, held)
     });
     let elsewhere = runtime();
-    let waits = elsewhere.block_on(stand_in_line(&store, &ask("z"), 1));
+    let waits = elsewhere.block_on(join_queue(&store, &request("z"), 1));
     home.shutdown_timeout(Duration::from_secs(10));
     elsewhere.block_on(async {
-        let told = soon("a release is told", store.release(&held.claim)).await;
+        let told = soon("a release is told", store.release(&held.key)).await;
         assert!(matches!(told, Err(Error::Unavailable(_) | Error::Unknown(_))), "{told:?}");
-        let told = soon("an ask is told", store.acquire(&ask("w"))).await;
+        let told = soon("a request is answered", store.acquire(&request("w"))).await;
         assert!(matches!(told, Err(Error::Unavailable(_))), "{told:?}");
     });
     waits.abort();
 }
 
-fn one_that_cannot_is_refused(server: &Server) {
+fn a_runtime_without_io_is_refused(server: &Server) {
     let bare = Builder::new_current_thread().enable_time().build().unwrap();
     let error = bare.block_on(refused_at_open(&caller(server)));
     says(&error, Outcome::Invalid, &["enable_all"]);

@@ -8,7 +8,7 @@ use common::{ask_for, number, open, sql, try_open, try_sql, url};
 use futures_util::future::join_all;
 use lockkeeper::Lockkeeper;
 use lockkeeper_postgres::tokio_postgres::{self, NoTls};
-use lockkeeper_testkit::laws::{ask, give_back, is_free, soon, take};
+use lockkeeper_testkit::laws::{give_back, is_free, request, soon, take};
 use lockkeeper_testkit::servers::{self, PostgresOptions};
 
 /// Eight processes that open a new store at once: six failed with a unique violation, because each session remembered from before it
@@ -31,11 +31,11 @@ async fn a_store_that_several_open_first_is_made_once() {
 async fn a_restored_state_row_does_not_stop_the_locks() {
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
     let store = open(&url(server.addr())).await;
-    let again = "INSERT INTO lockkeeper.state(watched, tidied) SELECT watched, tidied FROM lockkeeper.state";
+    let again = "INSERT INTO lockkeeper.state(watched_until, swept_at) SELECT watched_until, swept_at FROM lockkeeper.state";
     assert!(try_sql(&server, again).unwrap_err().contains("duplicate key"));
     assert_eq!(number(&server, "SELECT count(*) FROM lockkeeper.state"), 1);
-    let grant = take(&store, &ask("x")).await;
-    give_back(&store, &grant.claim).await;
+    let grant = take(&store, &request("x")).await;
+    give_back(&store, &grant.key).await;
 }
 
 /// Transactions of the user's hold locks called `fence` and `record count`. Their advisory keys were those of the fence counter and

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use common::{Client, ask_for, open, sql, sql_as, try_sql, url};
 use lockkeeper::Lockkeeper;
-use lockkeeper_core::{Acquired, Mode, Page, Wait};
+use lockkeeper_core::{AcquireOutcome, Mode, Page, Wait};
 use lockkeeper_postgres::tokio_postgres::{self, NoTls};
-use lockkeeper_testkit::laws::{ask, ask_all, eventually, give_back, name, owner, soon, take, with};
+use lockkeeper_testkit::laws::{eventually, give_back, name, owner, request, request_all, soon, take, with};
 use lockkeeper_testkit::servers::{self, PostgresOptions, Server};
 
 /// Functions of PostgreSQL that take other types than those of the call, or any type: for each a trap that fits better.
@@ -63,11 +63,11 @@ fn set_traps(server: &Server) {
 async fn use_everything(server: &Server, url: &str) {
     let (here, there) = (open(url).await, open(url).await);
     hand_over(&here, &there).await;
-    let both = ask_all(&["a", "b"]);
+    let both = request_all(&["a", "b"]);
     let grant = take(&here, &both).await;
     assert_eq!(there.renew(std::slice::from_ref(&grant)).await.unwrap().len(), 1);
-    give_back(&here, &grant.claim).await;
-    let reader = with(ask("shared"), |request| {
+    give_back(&here, &grant.key).await;
+    let reader = with(request("shared"), |request| {
         (request.mode, request.owner) = (Mode::Shared, Some(owner()));
         request.lock_delay = Duration::from_millis(10);
     });
@@ -89,7 +89,7 @@ async fn use_everything(server: &Server, url: &str) {
 }
 
 async fn hand_over(here: &Client, there: &Client) {
-    let held = take(here, &ask("x")).await;
+    let held = take(here, &request("x")).await;
     let request = with(ask_for("x", Duration::from_secs(60)), |request| request.wait = Wait::Forever);
     let waiter = tokio::spawn({
         let there = there.clone();
@@ -99,11 +99,12 @@ async fn hand_over(here: &Client, there: &Client) {
         here.inspect(&name("x")).await.unwrap().is_some_and(|view| view.waiting == 1)
     })
     .await;
-    give_back(here, &held.claim).await;
-    let Ok(Acquired::Granted(grant)) = soon("the waiter is granted the lock", waiter).await.unwrap() else {
+    give_back(here, &held.key).await;
+    let Ok(AcquireOutcome::Granted(grant)) = soon("the waiter is granted the lock", waiter).await.unwrap()
+    else {
         panic!("the waiter was not granted the lock")
     };
-    give_back(there, &grant.claim).await;
+    give_back(there, &grant.key).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

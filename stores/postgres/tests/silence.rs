@@ -1,49 +1,75 @@
-//! Processes that said nothing for longer than their claim, and are back.
+//! Processes that were silent for longer than their claim, and send requests again.
 
 mod common;
 
 use common::{number, open, sql, url};
-use lockkeeper_testkit::laws::{ask, eventually, give_back, granted, stand_in_line, take};
+use lockkeeper_testkit::laws::{eventually, give_back, granted, join_queue, request, take};
 use lockkeeper_testkit::proxy::{Framing, Proxy};
 use lockkeeper_testkit::servers::{self, PostgresOptions};
 
-/// The place of a silent process is lost. When it is back, another of its tasks may come to stand in line before anybody looks: then
-/// the process was known as if it had never been away, and whoever had lost its place waited for ever.
+/// A silent process loses its queue entries. When it is back, another of its tasks may enqueue before the next poll: then the process
+/// was known as if it had never been silent, and the waiter that had lost its entry waited for ever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_lost_the_place_asks_again_though_another_task_was_quicker() {
+async fn a_waiter_that_lost_its_entry_enqueues_again_though_another_task_was_quicker() {
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
     let proxy = Proxy::start(server.addr(), Framing::Postgres);
     let store = open(&format!("{}?timeout=1s&poll=100ms&claim=1s", url(proxy.addr()))).await;
     let other = open(&url(server.addr())).await;
-    let (held, next) = (take(&other, &ask("x")).await, take(&other, &ask("y")).await);
-    let waiter = stand_in_line(&store, &ask("x"), 1).await;
+    let (held, next) = (take(&other, &request("x")).await, take(&other, &request("y")).await);
+    let waiter = join_queue(&store, &request("x"), 1).await;
     proxy.cut_all();
     eventually("its claim is over", || async {
-        number(&server, "SELECT count(*) FROM lockkeeper.client WHERE gone > lockkeeper.us()") == 0
+        number(&server, "SELECT count(*) FROM lockkeeper.client WHERE alive_until > lockkeeper.now_us()") == 0
     })
     .await;
-    give_back(&other, &held.claim).await;
-    assert_eq!(number(&server, "SELECT count(*) FROM lockkeeper.waiter"), 0, "it is thought to be there");
-    // What another task of the same process says first when it is back.
-    let quicker = "SELECT lockkeeper.step(id, epoch, 60000000, 1, 'y', '\\x01', 60000000, NULL, '{}') FROM lockkeeper.client";
-    assert!(sql(&server, quicker).contains("waits"));
+    give_back(&other, &held.key).await;
+    assert_eq!(
+        number(&server, "SELECT count(*) FROM lockkeeper.waiter"),
+        0,
+        "the process is considered alive"
+    );
+    // The first request of another task of the same process.
+    let quicker = "SELECT lockkeeper.run_request(id, epoch, 60000000, 1, 'y', '\\x01', 60000000, NULL, '{}') FROM lockkeeper.client";
+    assert!(sql(&server, quicker).contains("queued"));
     proxy.heal();
-    give_back(&store, &granted(waiter).await.claim).await;
-    give_back(&other, &next.claim).await;
+    give_back(&store, &granted(waiter).await.key).await;
+    give_back(&other, &next.key).await;
 }
 
-/// What an older connection brings late stands in no line, also if the process never stood in one before.
+/// A request that an older connection delivers late is neither granted nor enqueued, also if the process was never in a queue before: the
+/// process has released it already, so the lock would be held without a holder for a whole ttl.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_an_older_connection_still_brings_is_refused() {
+async fn a_request_of_an_older_connection_is_refused() {
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
     let proxy = Proxy::start(server.addr(), Framing::Postgres);
     let store = open(&format!("{}?timeout=1s", url(proxy.addr()))).await;
-    let held = take(&store, &ask("x")).await;
+    let held = take(&store, &request("x")).await;
     proxy.cut_all();
     proxy.heal();
     eventually("it is back", || async { store.renew(std::slice::from_ref(&held)).await.is_ok() }).await;
-    let late = "SELECT lockkeeper.step(id, 1, 60000000, 1, 'x', '\\x01', 60000000, NULL, '{}') FROM lockkeeper.client";
-    assert_eq!(sql(&server, late), r#"{"refused": "stale"}"#);
+    let step = |epoch: &str, kind: u8, name: &str| {
+        let step = format!(
+            "SELECT lockkeeper.run_request(id, {epoch}, 60000000, {kind}, '{name}', '\\x01', 60000000, NULL, '{{}}') FROM lockkeeper.client"
+        );
+        sql(&server, &step)
+    };
+    let stale = r#"{"refused": "stale"}"#;
+    // The fast path applies only while the counter is ahead of the clock.
+    sql(&server, "SELECT setval('lockkeeper.fence', lockkeeper.now_us() + 600000000)");
+    // A lock that is held, and one that is free: by a try, an enqueue, and a woken waiter.
+    for name in ["x", "free"] {
+        for kind in [0, 1, 3] {
+            assert_eq!(step("1", kind, name), stale, "{name} {kind}");
+        }
+    }
+    let several = "SELECT lockkeeper.acquire(id, 1, 60000000, true, ARRAY['a', 'b'], '\\x01', 60000000, NULL, '{}') FROM lockkeeper.client";
+    assert_eq!(sql(&server, several), stale);
     assert_eq!(number(&server, "SELECT count(*) FROM lockkeeper.waiter"), 0);
-    give_back(&store, &held.claim).await;
+    assert_eq!(number(&server, "SELECT count(*) FROM lockkeeper.lock WHERE attempt = '\\x01'"), 0);
+    // The request of the first waiter.
+    assert!(step("epoch", 1, "x").contains("queued"));
+    give_back(&store, &held.key).await;
+    sql(&server, "UPDATE lockkeeper.lock SET attempt = NULL, expires = 0, free_at = 0");
+    assert_eq!(step("1", 3, "x"), stale);
+    assert!(step("epoch", 3, "x").parse::<u64>().is_ok(), "the newer connection is granted the lock");
 }

@@ -1,4 +1,4 @@
-//! Locks for transactions, and what needs none.
+//! Locks for transactions, and conditional writes that need none.
 
 mod common;
 
@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use common::{ask_for, client_of, number, sql, url};
 use lockkeeper::Lockkeeper;
-use lockkeeper_core::{Acquired, Error, Fence, Outcome, Wait};
-use lockkeeper_postgres::plain::{self, Table};
+use lockkeeper_core::{AcquireOutcome, Error, Fence, Outcome, Wait};
+use lockkeeper_postgres::plain::{self, VersionedTable};
 use lockkeeper_postgres::tokio_postgres::{self, Client, IsolationLevel, NoTls};
 use lockkeeper_postgres::{Options, PostgresStore};
-use lockkeeper_testkit::laws::{ask, give_back, refused, soon, take, with};
+use lockkeeper_testkit::laws::{give_back, refused, request, soon, take, with};
 use lockkeeper_testkit::servers::{self, PostgresOptions, Server};
 
 /// A connection of the user's own.
@@ -32,8 +32,8 @@ async fn the_lock_the_fence_and_the_work_are_one_transaction() {
     let (keeper, leases) = (keeper(&server).await, client_of(&server).await);
     let mut db = connect(&server).await;
     db.batch_execute("CREATE TABLE work(fence bigint)").await.unwrap();
-    let before = take(&leases, &ask("x")).await;
-    // Held by a lease: the transaction is told who, and can go on.
+    let before = take(&leases, &request("x")).await;
+    // Held by a lease: the transaction gets Busy, and can go on.
     let tx = db.transaction().await.unwrap();
     match keeper.in_transaction(&tx, "x").await {
         Err(Error::Busy(busy)) => assert_eq!(busy.held[0].fence, before.fence),
@@ -41,26 +41,26 @@ async fn the_lock_the_fence_and_the_work_are_one_transaction() {
     }
     tx.execute("INSERT INTO work VALUES (1)", &[]).await.unwrap();
     tx.commit().await.unwrap();
-    give_back(&leases, &before.claim).await;
+    give_back(&leases, &before.key).await;
     // Rolled back: as if nothing had been.
     let tx = db.transaction().await.unwrap();
     let undone = keeper.in_transaction(&tx, "x").await.unwrap();
     assert!(undone > before.fence);
-    refused(&leases, &ask("x")).await;
+    refused(&leases, &request("x")).await;
     tx.execute("INSERT INTO work VALUES (2)", &[]).await.unwrap();
     tx.rollback().await.unwrap();
-    // Committed; whoever waits for a lease is let in after that.
+    // Committed; the waiter for a lease is granted the lock after that.
     let tx = db.transaction().await.unwrap();
     let done = keeper.in_transaction(&tx, "x").await.unwrap();
     assert!(done > undone);
-    let (leases2, patient) = (leases.clone(), with(ask("x"), |ask| ask.wait = Wait::Forever));
+    let (leases2, patient) = (leases.clone(), with(request("x"), |request| request.wait = Wait::Forever));
     let waiter = tokio::spawn(async move { leases2.acquire(&patient).await });
     tx.execute("INSERT INTO work VALUES ($1)", &[&(done.get() as i64)]).await.unwrap();
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(!waiter.is_finished(), "two hold it");
     tx.commit().await.unwrap();
     match soon("the waiter is let in", waiter).await.unwrap() {
-        Ok(Acquired::Granted(next)) => assert!(next.fence > done),
+        Ok(AcquireOutcome::Granted(next)) => assert!(next.fence > done),
         other => panic!("the transaction is over: {other:?}"),
     }
     assert_eq!(number(&server, "SELECT count(*) FROM work"), 2);
@@ -110,7 +110,7 @@ async fn a_lease_and_a_transaction_never_hold_together() {
             let tx = db.transaction().await.unwrap();
             if keeper.in_transaction(&tx, "x").await.is_ok() {
                 count += 1;
-                // Whoever holds a lease would write here meanwhile.
+                // A holder of a lease would write here meanwhile.
                 let before: i64 = tx.query_one("SELECT count(*) FROM seen", &[]).await.unwrap().get(0);
                 tokio::time::sleep(Duration::from_millis(5)).await;
                 let after: i64 = tx.query_one("SELECT count(*) FROM seen", &[]).await.unwrap().get(0);
@@ -121,10 +121,12 @@ async fn a_lease_and_a_transaction_never_hold_together() {
     });
     let mut count = 0;
     while !transactions.is_finished() || count < 10 {
-        if let Ok(Acquired::Granted(held)) = leases.acquire(&ask_for("x", Duration::from_secs(30))).await {
+        if let Ok(AcquireOutcome::Granted(held)) =
+            leases.acquire(&ask_for("x", Duration::from_secs(30))).await
+        {
             other.execute("INSERT INTO seen VALUES ('lease')", &[]).await.unwrap();
             count += 1;
-            give_back(&leases, &held.claim).await;
+            give_back(&leases, &held.key).await;
         }
     }
     transactions.await.unwrap();
@@ -154,8 +156,8 @@ async fn conditional_writes_need_no_lock() {
          CREATE TABLE run(day text PRIMARY KEY, host text); \
          CREATE TABLE job(id int PRIMARY KEY, done bool, fence bigint); INSERT INTO job SELECT n, false, 0 FROM generate_series(1, 20) n",
     );
-    // A version column: nobody's update is lost.
-    let table = Table { name: "public.account", key: "id", version: "version" };
+    // A version column: no update is lost.
+    let table = VersionedTable { name: "public.account", key: "id", version: "version" };
     let mut workers = Vec::new();
     for _ in 0..4 {
         let db = connect(&server).await;

@@ -1,4 +1,4 @@
-//! Requests that may have happened. One client talks through a proxy that breaks its connection at the first message, at
+//! Requests with an unknown outcome. One client connects through a proxy that breaks its connection at the first message, at
 //! the second, and so on until nothing is left to break; another looks at what that leaves behind. The proxy stands before the
 //! server, before a pooler, or between the two.
 
@@ -10,15 +10,17 @@ use std::time::Duration;
 
 use common::{keeper, number, try_open, url};
 use futures_util::future::join_all;
-use lockkeeper_core::{Error, Release, Store, Wait};
-use lockkeeper_testkit::laws::{self, ask, ask_all, eventually, give_back, is_free, soon, take, with};
+use lockkeeper_core::{Error, ReleaseOutcome, Store, Wait};
+use lockkeeper_testkit::laws::{
+    self, eventually, give_back, is_free, request, request_all, soon, take, with,
+};
 use lockkeeper_testkit::proxy::{At, Fault, Framing, Proxy, every_point};
 use lockkeeper_testkit::servers::{self, PostgresOptions, Server};
 
 /// Longer than the patience of a test: a lock that is left behind does not come free by itself meanwhile.
 const TTL: Duration = Duration::from_secs(90);
 /// Most of a story is waiting: so many are told at once, each of locks of its own.
-const LANES: u64 = 6;
+const PARALLEL: u64 = 6;
 
 async fn open(addr: impl std::fmt::Display) -> Result<Arc<dyn Store>, Error> {
     // Long enough for a slow disk to answer.
@@ -62,7 +64,7 @@ impl Road {
     }
 
     /// Where the client begins.
-    fn door(&self, way: Way) -> SocketAddr {
+    fn entry(&self, way: Way) -> SocketAddr {
         match (way, &self.pooler) {
             (Way::BehindPooler, Some(pooler)) => pooler.addr(),
             _ => self.proxy.addr(),
@@ -71,10 +73,10 @@ impl Road {
 }
 
 /// What an unlucky client does, from its first word to its last. Everything must come out as if nothing had happened.
-async fn story(door: SocketAddr, other: &Arc<dyn Store>, [x, y]: [&str; 2]) {
+async fn story(entry: SocketAddr, other: &Arc<dyn Store>, [x, y]: [&str; 2]) {
     // Nothing happened when it cannot even be opened.
     let store = loop {
-        match open(door).await {
+        match open(entry).await {
             Ok(store) => break store,
             Err(Error::Unavailable(_) | Error::Unknown(_)) => {}
             Err(error) => panic!("{error}"),
@@ -86,16 +88,17 @@ async fn story(door: SocketAddr, other: &Arc<dyn Store>, [x, y]: [&str; 2]) {
     let seen = other.inspect(&laws::name(x)).await.unwrap().unwrap();
     assert_eq!(seen.held.iter().map(|held| held.fence).collect::<Vec<_>>(), [guard.fence()]);
     // A lock that is waited for: handed over once, to the one that waits.
-    let held = take(other, &ask(y)).await;
+    let held = take(other, &request(y)).await;
     let waiter = tokio::spawn(keeper.lock(y).ttl(TTL).acquire());
-    laws::in_line(other, &laws::name(y), 1).await;
-    give_back(other, &held.claim).await;
+    laws::queue_reaches(other, &laws::name(y), 1).await;
+    give_back(other, &held.key).await;
     let next = soon("the waiter is served", waiter).await.unwrap();
     let next = next.unwrap_or_else(|error| panic!("the waiter was let down: {error}"));
     assert!(next.fence() > held.fence);
     // A release that may have happened is a release in the end.
     match soon("a release ends", guard.release()).await {
-        Ok(Release::Released | Release::AlreadyGone) | Err(Error::Unknown(_) | Error::Unavailable(_)) => {}
+        Ok(ReleaseOutcome::Released | ReleaseOutcome::AlreadyGone)
+        | Err(Error::Unknown(_) | Error::Unavailable(_)) => {}
         Err(error) => panic!("{error}"),
     }
     drop(next);
@@ -110,38 +113,38 @@ async fn break_everywhere(way: Way, kind: &str, fault: fn(At) -> Fault) {
     }
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
     let other = try_open(&format!("{}?timeout=20s", url(server.addr()))).await.unwrap();
-    let lanes = (0..LANES).map(|lane| break_lane(way, lane, fault, &server, &other));
-    let points: u64 = join_all(lanes).await.into_iter().sum();
+    let runs = (0..PARALLEL).map(|run| break_every_nth(way, run, fault, &server, &other));
+    let points: u64 = join_all(runs).await.into_iter().sum();
     println!("{way:?}, {kind}: {points} points");
     // A pooler logs in once for many, and nothing is prepared there.
     let least = if way == Way::Direct { 20 } else { 12 };
     assert!(points >= least, "the story has more than {points} requests");
-    // Nothing is left but free rows, once the places in line of those who are gone are over.
+    // Nothing is left but free rows, once the claims of the dead clients have ended.
     let rows = "SELECT (SELECT count(*) FROM lockkeeper.waiter) + (SELECT count(*) FROM lockkeeper.hold) \
                 + (SELECT count(*) FROM lockkeeper.lock WHERE attempt IS NOT NULL OR expires > 0)";
     eventually("nothing is left behind", || async { number(&server, rows) == 0 }).await;
 }
 
-/// Every `LANES`th point, and how many of them there are.
-async fn break_lane(
+/// Every `PARALLEL`th point, and how many of them there are.
+async fn break_every_nth(
     way: Way,
-    lane: u64,
+    run: u64,
     fault: fn(At) -> Fault,
     server: &Server,
     other: &Arc<dyn Store>,
 ) -> u64 {
-    let (x, y) = (format!("x{lane}"), format!("y{lane}"));
+    let (x, y) = (format!("x{run}"), format!("y{run}"));
     let mut last = None;
     every_point(300, async |turn| {
-        let n = (turn - 1) * LANES + lane + 1;
+        let n = (turn - 1) * PARALLEL + run + 1;
         let road = Road::build(way, server.addr()).await;
         let before = road.proxy.count().requests;
         let injected = road.proxy.inject(fault(Fault::at_request(n)));
-        story(road.door(way), other, [&x, &y]).await;
-        let grant = take(other, &ask(&x)).await;
+        story(road.entry(way), other, [&x, &y]).await;
+        let grant = take(other, &request(&x)).await;
         assert!(Some(grant.fence) > last, "the fence went back");
         last = Some(grant.fence);
-        give_back(other, &grant.claim).await;
+        give_back(other, &grant.key).await;
         assert_eq!(road.proxy.trouble(), None, "what is not understood is not counted");
         // A goodbye has no answer that could be cut off: the fault does not fire there, and the story goes on.
         injected.fired() || road.proxy.count().requests - before >= n
@@ -207,22 +210,23 @@ async fn a_request_that_arrives_twice_would_be_harmless() {
     // No network does this to a connection; a retry does. The functions must not mind.
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
     let store = open(server.addr()).await.unwrap();
-    let once = ask("x");
+    let once = request("x");
     let (first, again) = tokio::join!(take(&store, &once), take(&store, &once));
     assert_eq!(first.fence, again.fence);
-    let (one, two) = tokio::join!(store.release(&once.claim), store.release(&once.claim));
-    let released = [one.unwrap(), two.unwrap()].iter().filter(|answer| **answer == Release::Released).count();
+    let (one, two) = tokio::join!(store.release(&once.key), store.release(&once.key));
+    let released =
+        [one.unwrap(), two.unwrap()].iter().filter(|answer| **answer == ReleaseOutcome::Released).count();
     assert_eq!(released, 1);
     is_free(&store, "x").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_stays_of_what_nobody_heard_of() {
+async fn nothing_stays_of_requests_without_a_reply() {
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
     let proxy = Proxy::start(server.addr(), Framing::Postgres);
     let (store, other) = (open(proxy.addr()).await.unwrap(), open(server.addr()).await.unwrap());
-    laws::doubt::an_ask_in_doubt_leaves_nothing(&proxy, &store, &other).await;
-    laws::doubt::a_release_that_was_given_up_leaves_nothing(&proxy, &store, &other).await;
+    laws::unknown::an_unknown_request_leaves_nothing(&proxy, &store, &other).await;
+    laws::unknown::a_release_that_was_given_up_leaves_nothing(&proxy, &store, &other).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -230,17 +234,17 @@ async fn a_wait_that_ends_during_an_outage() {
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
     let proxy = Proxy::start(server.addr(), Framing::Postgres);
     let (store, other) = (open(proxy.addr()).await.unwrap(), open(server.addr()).await.unwrap());
-    laws::doubt::a_wait_that_ends_during_an_outage_leaves_nothing(&proxy, &store, &other).await;
+    laws::unknown::a_wait_that_ends_during_an_outage_leaves_nothing(&proxy, &store, &other).await;
 }
 
-/// A grant that an older connection brought late was held by nobody for a whole ttl.
+/// A grant that an older connection delivered late was held without a holder for a whole ttl.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_that_arrives_after_its_release() {
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
     let proxy = Proxy::start(server.addr(), Framing::Postgres);
     let (store, other) = (open(proxy.addr()).await.unwrap(), open(server.addr()).await.unwrap());
     let arrived =
-        laws::doubt::a_request_that_arrives_after_its_release_takes_nothing(&proxy, &store, &other).await;
+        laws::unknown::a_request_that_arrives_after_its_release_takes_nothing(&proxy, &store, &other).await;
     assert!(arrived, "the server has seen the late requests");
 }
 
@@ -251,19 +255,29 @@ async fn dead_clients_cost_no_more_than_declared() {
     laws::wake::dead_clients_cost_no_more_than_declared(server.addr(), Framing::Postgres, open).await;
 }
 
-/// The database refuses what an older connection brings, at once: a process that dies after its release could not release it again.
+/// With the claim of 5 s that is the default: it follows the ttl of 2 s.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_waiters_of_a_short_ttl_cost_a_ttl_and_a_poll() {
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    let open = async |addr| try_open(&url(addr)).await.unwrap();
+    let bound = Duration::from_secs(3);
+    laws::wake::dead_waiters_of_a_short_ttl_cost_no_more_than(bound, server.addr(), Framing::Postgres, open)
+        .await;
+}
+
+/// The database refuses requests of an older connection, at once: a process that dies after its release could not release it again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_older_connection_takes_nothing() {
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
     let proxy = Proxy::start(server.addr(), Framing::Postgres);
     let (store, other) = (open(proxy.addr()).await.unwrap(), open(server.addr()).await.unwrap());
     for (names, wait) in [(&["x"][..], Wait::No), (&["y"], Wait::Forever), (&["m", "n"], Wait::No)] {
-        let asked = with(ask_all(names), |ask| ask.wait = wait);
+        let asked = with(request_all(names), |request| request.wait = wait);
         let late = proxy.inject(Fault::at_request(1).hold());
         let told = soon("an answer", store.acquire(&asked)).await;
         assert!(matches!(told, Err(Error::Unknown(_))) && late.fired(), "{told:?}");
         soon("the request is released", async {
-            while let Err(error) = store.release(&asked.claim).await {
+            while let Err(error) = store.release(&asked.key).await {
                 assert!(matches!(error, Error::Unknown(_) | Error::Unavailable(_)), "{error}");
             }
         })
@@ -273,7 +287,7 @@ async fn an_older_connection_takes_nothing() {
         eventually("it arrives and is answered", || async { proxy.count().replies > before }).await;
         for one in names {
             let view = other.inspect(&laws::name(one)).await.unwrap();
-            assert_eq!(view, None, "nobody holds it, and nobody waits");
+            assert_eq!(view, None, "it has no holder and no waiter");
         }
     }
 }

@@ -1,21 +1,23 @@
+//! The options of the store, and its URL.
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{Address, Error, Result, Secret};
+use lockkeeper_core::{Error, Result, Secret, StoreUrl};
 use lockkeeper_host::{Clock, SystemClock};
 
-use crate::link::{Access, Door};
+use crate::connection::{ConnectOptions, Endpoint};
 use crate::tls::Tls;
 
 /// Which servers there are, and how they belong together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Servers {
     /// One.
-    Single(Door),
+    Single(Endpoint),
     /// The one that the sentinels call the master of this name.
     Sentinel {
         /// Where the sentinels are.
-        sentinels: Vec<Door>,
+        sentinels: Vec<Endpoint>,
         /// What they call it.
         name: String,
         /// The user to log in as at the sentinels, which have users of their own.
@@ -24,7 +26,7 @@ pub enum Servers {
         password: Option<Secret>,
     },
     /// A cluster; these are some of its nodes.
-    Cluster(Vec<Door>),
+    Cluster(Vec<Endpoint>),
 }
 
 /// How to open a store.
@@ -41,17 +43,16 @@ pub enum Servers {
 pub struct Options {
     /// The servers.
     pub servers: Servers,
-    /// User, password, database, encryption, patience.
-    pub access: Access,
+    /// User, password, database, TLS and timeout.
+    pub access: ConnectOptions,
     /// What stands before the name in the key of a lock: `lock:` by default. Other clients of the same locks need the
     /// same.
     pub prefix: String,
     /// How many replicas must have a grant before it counts.
     pub wait_replicas: u32,
-    /// How often a process that waits looks for itself, whatever it is told: a lost message costs this much at most.
+    /// How often a process with waiters polls the server: a lost message delays a grant by this much at most.
     pub poll: Duration,
-    /// How long a waiter that was let in may take to say so, and how long the place in line of a silent process is
-    /// kept.
+    /// How long a waiter has to confirm a hand-off, and how long the server keeps the queue entries of a silent process.
     pub claim: Duration,
     /// Where time comes from.
     pub clock: Arc<dyn Clock>,
@@ -81,15 +82,15 @@ impl Options {
     /// # Errors
     /// [`Error::Invalid`] with what is wrong.
     pub fn from_url(url: &str) -> Result<Self> {
-        let mut address = Address::parse(url)?;
+        let mut address = StoreUrl::parse(url)?;
         let (encrypted, kind) = match address.scheme.as_str() {
             "redis" | "redis+unix" | "redis+sentinel" | "redis+cluster" => (false, &address.scheme[5..]),
             "rediss" | "rediss+sentinel" | "rediss+cluster" => (true, &address.scheme[6..]),
             other => return Err(Error::invalid(format!("{other}:// is not the address of a Redis store"))),
         };
         let kind = kind.to_owned();
-        let doors = |address: &Address, port: u16| -> Vec<Door> {
-            address.hosts.iter().map(|(host, own)| Door::Tcp(host.clone(), own.unwrap_or(port))).collect()
+        let endpoints = |address: &StoreUrl, port: u16| -> Vec<Endpoint> {
+            address.hosts.iter().map(|(host, own)| Endpoint::Tcp(host.clone(), own.unwrap_or(port))).collect()
         };
         let missing = |what: &str| Error::invalid(format!("{what} is missing in the address"));
         let mut db = address.option("db");
@@ -101,7 +102,7 @@ impl Options {
                     }
                     db = Some(address.path.clone());
                 }
-                Servers::Single(doors(&address, 6379).remove(0))
+                Servers::Single(endpoints(&address, 6379).remove(0))
             }
             "" if address.hosts.is_empty() => return Err(missing("the host")),
             "" => {
@@ -114,18 +115,18 @@ impl Options {
                 return Err(Error::invalid("a socket is a file of this machine: redis+unix:///PATH"));
             }
             "+unix" if address.path.is_empty() => return Err(missing("the path of the socket")),
-            "+unix" => Servers::Single(Door::Unix(format!("/{}", address.path))),
+            "+unix" => Servers::Single(Endpoint::Unix(format!("/{}", address.path))),
             _ if address.hosts.is_empty() => return Err(missing("a host")),
             "+sentinel" if address.path.is_empty() => {
                 return Err(missing("the name of the master, as redis+sentinel://HOSTS/NAME,"));
             }
             "+sentinel" => Servers::Sentinel {
-                sentinels: doors(&address, 26379),
+                sentinels: endpoints(&address, 26379),
                 name: address.path.clone(),
                 user: address.option("sentinel_user"),
                 password: address.option("sentinel_password").map(Secret::from),
             },
-            _ if address.path.is_empty() && db.is_none() => Servers::Cluster(doors(&address, 6379)),
+            _ if address.path.is_empty() && db.is_none() => Servers::Cluster(endpoints(&address, 6379)),
             _ => return Err(Error::invalid("a cluster has no databases to choose from")),
         };
         if let Servers::Sentinel { user: Some(_), password: None, .. } = &servers {
@@ -156,8 +157,13 @@ impl Options {
         }
         let tls = if encrypted { Some(Tls::new(ca.as_deref(), identity)?) } else { None };
         let timeout = address.span("timeout")?.unwrap_or(Duration::from_secs(3));
-        let access =
-            Access { user: address.user.clone(), password: address.password.clone(), db, tls, timeout };
+        let access = ConnectOptions {
+            user: address.user.clone(),
+            password: address.password.clone(),
+            db,
+            tls,
+            timeout,
+        };
         let mut options = Options::new(servers, access);
         if let Some(prefix) = address.option("prefix") {
             options.prefix = prefix;
@@ -171,7 +177,7 @@ impl Options {
     }
 
     /// These servers, and everything else as usual.
-    pub fn new(servers: Servers, access: Access) -> Self {
+    pub fn new(servers: Servers, access: ConnectOptions) -> Self {
         Options {
             servers,
             access,
@@ -214,11 +220,11 @@ mod tests {
     #[test]
     fn every_kind_of_address_is_read() {
         let servers = |url: &str| Options::from_url(url).unwrap().servers;
-        let tcp = |host: &str, port| Door::Tcp(host.into(), port);
+        let tcp = |host: &str, port| Endpoint::Tcp(host.into(), port);
         assert_eq!(servers("redis://h"), Servers::Single(tcp("h", 6379)));
         assert_eq!(
             servers("redis+unix:///run/redis.sock?db=3"),
-            Servers::Single(Door::Unix("/run/redis.sock".into()))
+            Servers::Single(Endpoint::Unix("/run/redis.sock".into()))
         );
         assert_eq!(servers("redis+cluster://a,b:7"), Servers::Cluster(vec![tcp("a", 6379), tcp("b", 7)]));
         assert_eq!(Options::from_url("redis://h/4").unwrap().access.db, 4);

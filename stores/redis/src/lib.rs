@@ -1,35 +1,43 @@
-//! `redis://` — locks in Redis: one script and one round trip for each step, a fence with every grant, a line for those
-//! who wait, and the plain lock key that every other Redis lock client uses, so that all of them exclude each other.
+//! The `redis://` store: locks in one Redis server, behind Sentinel or in a Cluster.
 //!
-//! What it promises and what not is in `docs/stores/redis.md`, and in the [profile](lockkeeper_core::Profile) of an
-//! open store, which depends on how the server is set up.
+//! Every step of a lock is one Lua script and one round trip. Every grant has a fence (the fencing token), waiters stand in a
+//! queue on the server, and the lock key is the plain one that other Redis lock clients use, so all clients exclude each other.
+//!
+//! `docs/stores/redis.md` says what the store promises. The [profile](lockkeeper_core::Profile) of an open store says what
+//! holds for its servers, because that depends on their settings. `DESIGN.md` has the decisions.
 #![deny(missing_docs)]
 
-mod across;
+mod acquire;
+mod batch;
+mod break_lock;
+mod codec;
 mod config;
-mod entry;
-mod fault;
-mod fleet;
-mod hold;
-mod lane;
-mod layout;
-mod line;
-mod link;
-mod open;
+mod connection;
+mod error;
+mod events;
+mod inspect;
+mod keys;
+mod multi_slot;
+mod profile;
 mod records;
+mod release;
+mod renew;
 mod revoke;
-mod script;
+mod router;
+mod runner;
 mod sentinel;
-mod split;
+mod slot_migration;
+mod statements;
 mod store;
 mod tls;
 mod topology;
 mod unknown;
-mod view;
-mod watch;
+mod waiters;
 
 pub use config::{Options, Servers};
-pub use fault::Failure;
-pub use link::{Access, Answered, Door, Greeting, Heard, Link, Listener};
+pub use connection::{
+    ConnectHandshake, ConnectOptions, Connection, Endpoint, HandshakeHandler, Listener, PushEvent,
+};
+pub use error::Failure;
 pub use store::RedisStore;
 pub use tls::Tls;

@@ -1,62 +1,61 @@
-//! Asking the holders of a lock to release it: their leases are not renewed any more, and no waiter is let in before they end.
+//! Asks the holders of a lock to release it: the server renews their leases no more, and grants the lock to no waiter before they end.
 
 use futures_util::future::try_join_all;
 use lockkeeper_core::{Error, Fence, LockName, Result};
 use redis::Value;
 
-use crate::entry;
-use crate::hold::odd;
-use crate::script::{Call, REVOKE};
-use crate::store::Shared;
+use crate::codec::decode_hold;
+use crate::error::unexpected_reply;
+use crate::runner::ScriptRunner;
+use crate::statements::{REVOKE, ScriptCall};
 
-impl Shared {
-    pub(crate) async fn revoke(&self, name: &LockName, reason: &str) -> Result<Fence> {
-        let (fence, marked) = self.revoke_one(name, reason, b"").await?;
-        // Names of the same grant in other slots of a cluster: no script reaches them together with this one.
-        let others = marked.iter().flat_map(|packed| {
-            let names = entry::hold(packed).map(|hold| hold.other_names()).unwrap_or_default();
-            names.into_iter().map(move |other| (other, &packed[..32]))
-        });
-        let others = others.map(|(other, attempt)| async move {
-            self.revoke_one(&other, reason, attempt).await.map_err(|error| (other, error))
-        });
-        match try_join_all(others).await {
-            Ok(_) => Ok(fence),
-            Err((other, error)) => Err(Error::Unknown(format!(
-                "{name} was revoked, and the holder is told so at its next renewal; {other}, which it holds with it, \
-                 may not show it yet: {error}"
-            ))),
-        }
+/// Revokes all holds of a lock and returns the fence of the revoke.
+pub(crate) async fn revoke(runner: &ScriptRunner, name: &LockName, reason: &str) -> Result<Fence> {
+    let (fence, marked) = revoke_name(runner, name, reason, b"").await?;
+    // Names of the same grant in other slots of a cluster: no script reaches them together with this one.
+    let others = marked.iter().flat_map(|packed| {
+        let names = decode_hold(packed).map(|hold| hold.other_names()).unwrap_or_default();
+        names.into_iter().map(move |other| (other, &packed[..32]))
+    });
+    let others = others.map(|(other, attempt)| async move {
+        revoke_name(runner, &other, reason, attempt).await.map_err(|error| (other, error))
+    });
+    match try_join_all(others).await {
+        Ok(_) => Ok(fence),
+        Err((other, error)) => Err(Error::Unknown(format!(
+            "{name} was revoked, and its holder is notified at the next renewal; {other}, which it holds with it, \
+             may not show it yet: {error}"
+        ))),
     }
+}
 
-    /// Revokes every hold of a lock, or that of one attempt. Returns the holds that were marked, as the server stores them.
-    async fn revoke_one(
-        &self,
-        name: &LockName,
-        reason: &str,
-        attempt: &[u8],
-    ) -> Result<(Fence, Vec<Vec<u8>>)> {
-        let group = self.layout.group(name);
-        let call = Call::new(&REVOKE, &self.keys(group, &[self.layout.key(name)]))
-            .arg(self.layout.base(group))
-            .arg(self.claim_ms())
-            .arg(reason)
-            .arg(self.floor())
-            .arg(attempt);
-        let Value::Array(answer) = call.run(&self.fleet, group.slot()).await? else { return Err(odd()) };
-        match &answer[..] {
-            [Value::Int(0)] => Err(Error::Unsupported(format!(
-                "another Redis client holds {name}, and it would not learn that it is to stop: wait for it, or break the \
-                 lock at once"
-            ))),
-            [Value::Int(1), Value::Int(fence), Value::Array(marked)] => {
-                let marked = marked.iter().filter_map(|packed| match packed {
-                    Value::BulkString(packed) if packed.len() > 32 => Some(packed.clone()),
-                    _ => None,
-                });
-                Ok((self.seen(*fence)?, marked.collect()))
-            }
-            _ => Err(odd()),
+/// Revokes all holds of a lock, or that of one attempt. Returns the revoked holds as the server stores them.
+async fn revoke_name(
+    runner: &ScriptRunner,
+    name: &LockName,
+    reason: &str,
+    attempt: &[u8],
+) -> Result<(Fence, Vec<Vec<u8>>)> {
+    let group = runner.keys.group(name);
+    let call = ScriptCall::new(&REVOKE, &runner.script_keys(group, [runner.keys.lock_key(name)]))
+        .arg(runner.keys.group_prefix(group))
+        .arg(runner.claim_ms())
+        .arg(reason)
+        .arg(runner.highest_fence_seen())
+        .arg(attempt);
+    let Value::Array(reply) = runner.run(group, &call).await? else { return Err(unexpected_reply()) };
+    match &reply[..] {
+        [Value::Int(0)] => Err(Error::Unsupported(format!(
+            "another Redis client holds {name}, and it would not learn that it is to stop: wait for it, or break the \
+             lock at once"
+        ))),
+        [Value::Int(1), Value::Int(fence), Value::Array(marked)] => {
+            let marked = marked.iter().filter_map(|packed| match packed {
+                Value::BulkString(packed) if packed.len() > 32 => Some(packed.clone()),
+                _ => None,
+            });
+            Ok((runner.record_fence(*fence)?, marked.collect()))
         }
+        _ => Err(unexpected_reply()),
     }
 }

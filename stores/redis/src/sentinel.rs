@@ -1,81 +1,83 @@
-//! Which server is the primary, according to the sentinels.
+//! Asks the sentinels which server is the primary.
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use redis::{Pipeline, Value, cmd};
 
-use crate::fault::Failure;
-use crate::fleet::text;
-use crate::link::{Door, Link};
+use crate::connection::{Connection, Endpoint, text_of};
+use crate::error::Failure;
 
-/// What a sentinel says: where the primary is, and in which epoch that was agreed on.
+/// The primary that a sentinel reports, and the epoch in which the sentinels agreed on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Named {
-    pub door: Door,
+pub struct ReportedPrimary {
+    pub endpoint: Endpoint,
     pub epoch: u64,
 }
 
-/// What most of the sentinels know, or what the ones that reply do.
-pub struct Verdict {
-    pub named: Named,
+/// The newest report of the sentinels that replied.
+pub struct SentinelReport {
+    pub primary: ReportedPrimary,
     /// Whether more than half of the sentinels have replied.
     pub majority: bool,
 }
 
-/// Asks all sentinels at once. The newest epoch counts: a sentinel that is cut off from the others goes on naming the old
-/// primary. The answer is there as soon as more than half of the sentinels have replied.
-pub async fn ask(sentinels: &[impl AsRef<Link>], name: &str) -> Result<Verdict, Failure> {
-    let mut asked: FuturesUnordered<_> = sentinels.iter().map(|link| ask_one(link.as_ref(), name)).collect();
-    let mut why = Failure::Away("there are no sentinels".into());
-    let mut replies: Vec<Named> = Vec::new();
-    let majority = |replies: &Vec<Named>| 2 * replies.len() > sentinels.len();
-    while let Some(reply) = asked.next().await {
+/// Asks all sentinels at once and returns as soon as more than half of them have replied. The newest epoch counts, because a
+/// sentinel that is cut off from the others goes on reporting the old primary.
+pub async fn query_all(sentinels: &[impl AsRef<Connection>], name: &str) -> Result<SentinelReport, Failure> {
+    let mut queries: FuturesUnordered<_> =
+        sentinels.iter().map(|sentinel| query_one(sentinel.as_ref(), name)).collect();
+    let mut why = Failure::NotSent("there are no sentinels".into());
+    let mut reports: Vec<ReportedPrimary> = Vec::new();
+    let majority = |reports: &Vec<ReportedPrimary>| 2 * reports.len() > sentinels.len();
+    while let Some(reply) = queries.next().await {
         match reply {
-            Ok(named) => replies.push(named),
-            Err(Failure::Unheard(text)) => why = Failure::Away(text),
+            Ok(primary) => reports.push(primary),
+            Err(Failure::NoReply(text)) => why = Failure::NotSent(text),
             Err(failure) => why = failure,
         }
-        if majority(&replies) {
+        if majority(&reports) {
             break;
         }
     }
-    let majority = majority(&replies);
-    replies.into_iter().max_by_key(|named| named.epoch).map(|named| Verdict { named, majority }).ok_or(why)
+    let majority = majority(&reports);
+    let newest = reports.into_iter().max_by_key(|primary| primary.epoch);
+    newest.map(|primary| SentinelReport { primary, majority }).ok_or(why)
 }
 
-async fn ask_one(sentinel: &Link, name: &str) -> Result<Named, Failure> {
-    let mut questions = Pipeline::with_capacity(2);
-    questions.cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(name);
-    questions.cmd("SENTINEL").arg("MASTER").arg(name);
-    let mut answers = sentinel.calls(&questions).await?.into_iter();
-    let missing = || Failure::Away(format!("the sentinel at {} knows no master {name:?}", sentinel.door()));
-    let address = answers.next().ok_or_else(missing)??;
-    let door = address_of(&address).ok_or_else(missing)?;
-    let epoch = answers.next().and_then(Result::ok).and_then(|state| epoch_of(&state)).unwrap_or(0);
-    Ok(Named { door, epoch })
+async fn query_one(sentinel: &Connection, name: &str) -> Result<ReportedPrimary, Failure> {
+    let mut commands = Pipeline::with_capacity(2);
+    commands.cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(name);
+    commands.cmd("SENTINEL").arg("MASTER").arg(name);
+    let mut replies = sentinel.calls(&commands).await?.into_iter();
+    let missing =
+        || Failure::NotSent(format!("the sentinel at {} knows no master {name:?}", sentinel.endpoint()));
+    let address = replies.next().ok_or_else(missing)??;
+    let endpoint = address_of(&address).ok_or_else(missing)?;
+    let epoch = replies.next().and_then(Result::ok).and_then(|state| epoch_of(&state)).unwrap_or(0);
+    Ok(ReportedPrimary { endpoint, epoch })
 }
 
-fn address_of(answer: &Value) -> Option<Door> {
-    let Value::Array(parts) = answer else { return None };
+fn address_of(reply: &Value) -> Option<Endpoint> {
+    let Value::Array(parts) = reply else { return None };
     let [host, port] = &parts[..] else { return None };
-    Some(Door::Tcp(text(host)?, text(port)?.parse().ok()?))
+    Some(Endpoint::Tcp(text_of(host)?, text_of(port)?.parse().ok()?))
 }
 
-/// The state of a master is a list of names and values, or a map of them.
+/// `SENTINEL MASTER` replies with a list of names and values, or with a map of them.
 fn epoch_of(state: &Value) -> Option<u64> {
-    let is_epoch = |key: &Value| text(key).as_deref() == Some("config-epoch");
+    let is_epoch = |key: &Value| text_of(key).as_deref() == Some("config-epoch");
     let value = match state {
         Value::Map(pairs) => &pairs.iter().find(|(key, _)| is_epoch(key))?.1,
         Value::Array(parts) => parts.chunks_exact(2).find(|pair| is_epoch(&pair[0])).map(|pair| &pair[1])?,
         _ => return None,
     };
-    text(value)?.parse().ok()
+    text_of(value)?.parse().ok()
 }
 
-/// Whether a server says of itself that it is a primary: a sentinel may be behind the times.
-pub async fn is_primary(server: &Link) -> Result<bool, Failure> {
+/// Whether a server itself reports the role of a primary: a sentinel's report may be out of date.
+pub async fn is_primary(server: &Connection) -> Result<bool, Failure> {
     match server.call(&cmd("ROLE")).await? {
-        Value::Array(role) => Ok(role.first().and_then(text).as_deref() == Some("master")),
+        Value::Array(role) => Ok(role.first().and_then(text_of).as_deref() == Some("master")),
         _ => Ok(false),
     }
 }

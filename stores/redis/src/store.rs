@@ -1,234 +1,217 @@
-use std::sync::atomic::{AtomicU64, Ordering};
+//! The store: its parts, and the traits of `core` on top of them.
+
 use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
 use lockkeeper_core::{
-    Acquired, Ask, Claim, Error, EventStream, Fence, Grant, LockName, LockPage, LockView, Locks, Page,
-    Profile, Release, Renewal, Result, limits,
+    AcquireOutcome, Error, EventStream, Fence, Grant, LockName, LockPage, LockRequest, LockView, Locks, Page,
+    Profile, ReleaseOutcome, RenewOutcome, RequestKey, Result, limits,
 };
-use lockkeeper_host::{Reactor, Task, random_128};
+use lockkeeper_store_kit::{IoThread, Task};
 
-use crate::config::{Options, Servers};
-use crate::fleet::Fleet;
-use crate::hold::millis;
-use crate::lane::{Errand, Lane};
-use crate::layout::{Group, Layout};
-use crate::line::Line;
-use crate::link::{Heard, Listener};
-use crate::open::Settings;
-use crate::unknown::Unknown;
-use crate::watch::Watch;
-use crate::{lane, line, open, unknown, watch};
+use crate::acquire::Acquirer;
+use crate::batch::{self, BatchKind, BatchWorker};
+use crate::config::Options;
+use crate::connection::{Listener, PushEvent};
+use crate::events::{self, Watchers};
+use crate::keys::KeyGroup;
+use crate::multi_slot::MultiSlot;
+use crate::profile::{self, KnownSettings, ProfileMonitor};
+use crate::release::Releaser;
+use crate::router::Router;
+use crate::runner::ScriptRunner;
+use crate::unknown::UnknownOutcomes;
+use crate::waiters::{self, Waiters};
+use crate::{break_lock, renew, revoke};
 
-/// Locks and records in Redis. Clones share everything.
+/// Locks and records in Redis. Clones share one set of connections.
 #[derive(Clone)]
 pub struct RedisStore {
-    pub(crate) shared: Arc<Shared>,
-    // Goes last: with it goes the thread, and everything that runs there.
-    _reactor: Arc<(Reactor, [Task<()>; 7])>,
+    inner: Arc<RedisStoreInner>,
+    // Last, because dropping it ends the thread and the tasks on it.
+    _io: Arc<(IoThread, [Task<()>; 7])>,
 }
 
-/// What the store and the tasks on its thread have in common.
-pub(crate) struct Shared {
-    pub options: Options,
-    pub layout: Layout,
-    pub fleet: Fleet,
-    /// Connections for grants that wait for replicas, which would hold up everything else behind them.
-    pub grants: Option<Fleet>,
-    /// Where asks and releases are handed in, to travel together.
-    pub asks: Lane,
-    pub releases: Lane,
-    /// Where waiters that were let in confirm.
-    pub confirms: Lane,
-    pub line: Line,
-    pub watch: Watch,
-    pub unknown: Unknown,
-    /// Who we are to the server: the places in line of a process go with it.
-    pub client: String,
-    /// The highest fence that we have seen.
-    pub floor: AtomicU64,
-    /// How the servers are set up, and the profile that follows.
-    pub settings: Settings,
+/// The parts of a store, each with its own state.
+struct RedisStoreInner {
+    runner: Arc<ScriptRunner>,
+    acquirer: Acquirer,
+    releaser: Releaser,
+    waiters: Arc<Waiters>,
+    watchers: Arc<Watchers>,
+    unknown: Arc<UnknownOutcomes>,
+    settings: Arc<KnownSettings>,
 }
 
 impl std::fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "RedisStore({:?})", self.shared.options.servers)
+        write!(f, "RedisStore({:?})", self.inner.runner.options.servers)
     }
 }
 
 impl RedisStore {
-    /// Connects, looks at the servers, and refuses what cannot work.
+    /// Connects, checks the servers, and refuses servers that cannot keep locks.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] if nobody answers, [`Error::Denied`] if the password is wrong, [`Error::Invalid`] or
-    /// [`Error::Unsupported`] if the server is not one to keep locks in.
+    /// [`Error::Unavailable`] if no server replies, [`Error::Denied`] if the password is wrong, [`Error::Invalid`] or
+    /// [`Error::Unsupported`] if a server cannot keep locks.
     pub async fn open(options: Options) -> Result<Self> {
         options.check()?;
-        let reactor = Reactor::start("lockkeeper-redis")
+        let io = IoThread::start("lockkeeper-redis")
             .map_err(|error| Error::Unavailable(format!("no thread for the connection: {error}")))?;
-        let (asks, ask_depot) = lane::lane(Errand::Acquire);
-        let (releases, release_depot) = lane::lane(Errand::Release);
-        let (confirms, confirm_depot) = lane::lane(Errand::Confirm);
-        let lanes = (asks, releases, confirms);
-        let shared = Arc::new_cyclic(|weak| Shared::new(options, &reactor, weak.clone(), lanes));
+        let (requests, request_items) = batch::channel(BatchKind::Acquire);
+        let (releases, release_items) = batch::channel(BatchKind::Release);
+        let (confirms, confirm_items) = batch::channel(BatchKind::Confirm);
+        let inner = Arc::new_cyclic(|weak: &Weak<RedisStoreInner>| {
+            let settings = Arc::new(KnownSettings::default());
+            let runner = new_runner(options, &io, listener(weak.clone()), &settings);
+            let unknown = Arc::new(UnknownOutcomes::new(runner.tombstone_ttl()));
+            let waiters = Arc::new(Waiters::new(runner.clone(), requests.clone(), confirms));
+            RedisStoreInner {
+                acquirer: Acquirer {
+                    runner: runner.clone(),
+                    requests,
+                    waiters: waiters.clone(),
+                    unknown: unknown.clone(),
+                },
+                releaser: Releaser {
+                    runner: runner.clone(),
+                    releases,
+                    waiters: waiters.clone(),
+                    unknown: unknown.clone(),
+                },
+                watchers: Arc::new(Watchers::new(runner.clone())),
+                runner,
+                waiters,
+                unknown,
+                settings,
+            }
+        });
+        let worker = BatchWorker { runner: inner.runner.clone(), unknown: inner.unknown.clone() };
+        let monitor = ProfileMonitor { runner: inner.runner.clone(), settings: inner.settings.clone() };
         let tasks = [
-            reactor.spawn(lane::attend(shared.clone(), ask_depot)),
-            reactor.spawn(lane::attend(shared.clone(), release_depot)),
-            reactor.spawn(lane::attend(shared.clone(), confirm_depot)),
-            reactor.spawn(line::attend(shared.clone())),
-            reactor.spawn(watch::attend(shared.clone())),
-            reactor.spawn(unknown::attend(shared.clone())),
-            reactor.spawn(open::attend(shared.clone())),
+            io.spawn(worker.clone().run(request_items)),
+            io.spawn(worker.clone().run(release_items)),
+            io.spawn(worker.run(confirm_items)),
+            io.spawn(waiters::run(inner.waiters.clone())),
+            io.spawn(events::run(inner.watchers.clone())),
+            io.spawn(inner.releaser.clone().run()),
+            io.spawn(profile::run(monitor.clone())),
         ];
-        let store = RedisStore { shared: shared.clone(), _reactor: Arc::new((reactor, tasks)) };
-        open::open(&shared).await?;
+        let store = RedisStore { inner, _io: Arc::new((io, tasks)) };
+        profile::check_servers(&monitor).await?;
         Ok(store)
+    }
+
+    pub(crate) fn runner(&self) -> &ScriptRunner {
+        &self.inner.runner
+    }
+
+    fn multi_slot(&self) -> MultiSlot<'_> {
+        MultiSlot { acquirer: &self.inner.acquirer, releaser: &self.inner.releaser }
     }
 }
 
-impl Shared {
-    fn new(options: Options, reactor: &Reactor, weak: Weak<Shared>, lanes: (Lane, Lane, Lane)) -> Self {
-        let (asks, releases, confirms) = lanes;
-        let greeting = open::greeting(weak.clone());
-        let listener: Listener = Arc::new(move |heard| {
-            if let Some(shared) = weak.upgrade() {
-                shared.heard(heard);
-            }
-        });
+fn new_runner(
+    options: Options,
+    io: &IoThread,
+    listener: Listener,
+    settings: &Arc<KnownSettings>,
+) -> Arc<ScriptRunner> {
+    Arc::new_cyclic(|weak| {
+        let handshake = profile::handshake(weak.clone(), settings.clone());
         let (servers, access) = (options.servers.clone(), options.access.clone());
-        let fleet = Fleet::new(servers, access, reactor.handle().clone(), Some(listener), Some(greeting));
-        Shared {
-            layout: Layout::new(&options.prefix, matches!(options.servers, Servers::Cluster(_))),
-            grants: (options.wait_replicas > 0).then(|| fleet.sibling()),
-            fleet,
-            line: Line::new(options.poll),
-            options,
-            asks,
-            releases,
-            confirms,
-            watch: Watch::default(),
-            unknown: Unknown::default(),
-            client: random_128()[..8].iter().map(|byte| format!("{byte:02x}")).collect(),
-            floor: AtomicU64::new(0),
-            settings: Settings::default(),
-        }
-    }
+        let router = Router::new(servers, access, io.handle().clone(), Some(listener), Some(handshake));
+        ScriptRunner::new(options, router)
+    })
+}
 
-    fn heard(self: &Arc<Self>, heard: Heard) {
-        match heard {
-            Heard::Gone => {
-                self.line.deaf();
-                self.watch.deaf();
+/// Passes messages on to the waiters or the watchers, and the end of a connection to both.
+fn listener(store: Weak<RedisStoreInner>) -> Listener {
+    Arc::new(move |event| {
+        let Some(store) = store.upgrade() else { return };
+        match event {
+            PushEvent::Disconnected => {
+                store.waiters.on_disconnect();
+                store.watchers.on_disconnect();
             }
-            Heard::Message { channel, text } if channel == self.wake_channel().as_bytes() => {
-                self.line.call(self, &text)
+            PushEvent::Message { channel, text } if channel == store.runner.wake_channel().as_bytes() => {
+                store.waiters.on_hand_off(&text);
             }
-            Heard::Message { text, .. } => self.watch.tell(&self.layout, &text),
+            PushEvent::Message { text, .. } => store.watchers.emit(&text),
         }
-    }
-
-    pub fn wake_channel(&self) -> String {
-        format!("lockkeeper:wake:{}", self.client)
-    }
-
-    pub fn events_channel(&self) -> String {
-        format!("lockkeeper:events:{}", self.options.access.db)
-    }
-
-    pub fn floor(&self) -> u64 {
-        self.floor.load(Ordering::Relaxed)
-    }
-
-    pub fn claim_ms(&self) -> u64 {
-        millis(self.options.claim)
-    }
-
-    pub fn scheme(&self) -> &'static str {
-        match self.options.servers {
-            Servers::Single(_) => "redis",
-            Servers::Sentinel { .. } => "redis+sentinel",
-            Servers::Cluster(_) => "redis+cluster",
-        }
-    }
-
-    /// The keys that a script on some locks of a group needs.
-    pub fn keys<K: AsRef<str>>(&self, group: Group, locks: impl IntoIterator<Item = K>) -> Vec<String> {
-        let base = self.layout.base(group);
-        let mut keys = Vec::new();
-        keys.push(format!("{base}fence"));
-        keys.push(format!("{base}watched"));
-        keys.push(format!("{base}waited"));
-        keys.extend(locks.into_iter().map(|key| key.as_ref().to_owned()));
-        keys
-    }
+    })
 }
 
 #[async_trait]
 impl Locks for RedisStore {
     fn profile(&self) -> Profile {
-        self.shared.settings.profile().expect("there is one from the opening on")
+        self.inner.settings.profile().expect("an open store has a profile")
     }
 
-    async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
-        ask.check()?;
-        self.shared.unknown.forget(&ask.claim);
-        match self.shared.group_of(&ask.claim.names) {
-            Some(group) => self.shared.acquire_in(group, ask, &[]).await,
-            None => self.shared.acquire_across(&self.shared.parts(&ask.claim.names), ask).await,
-        }
+    async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
+        request.check()?;
+        let suspended = self.inner.unknown.suspend(&request.key);
+        let answer = match self.runner().group_of(&request.key.names) {
+            Some(group) => self.inner.acquirer.acquire_in_group(group, request, &[]).await,
+            None => {
+                self.multi_slot().acquire_multi_slot(&self.runner().parts(&request.key.names), request).await
+            }
+        }?;
+        suspended.cancel();
+        Ok(answer)
     }
 
-    async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
-        let mut claims: Vec<(usize, Group, Claim)> = Vec::with_capacity(grants.len());
+    async fn renew(&self, grants: &[Grant]) -> Result<Vec<RenewOutcome>> {
+        let mut keys: Vec<(usize, KeyGroup, RequestKey)> = Vec::with_capacity(grants.len());
         for (i, grant) in grants.iter().enumerate() {
-            for (group, names) in self.shared.parts(&grant.claim.names) {
-                claims.push((i, group, Claim { attempt: grant.claim.attempt, names }));
+            for (group, names) in self.runner().parts(&grant.key.names) {
+                keys.push((i, group, RequestKey { attempt: grant.key.attempt, names }));
             }
         }
-        let parts: Vec<(Group, &Claim)> = claims.iter().map(|(_, group, claim)| (*group, claim)).collect();
+        let parts: Vec<(KeyGroup, &RequestKey)> = keys.iter().map(|(_, group, key)| (*group, key)).collect();
         let shortest = grants.iter().map(|grant| grant.ttl).min().unwrap_or_default();
-        let mut answers = vec![Renewal::Renewed; grants.len()];
-        for ((i, ..), answer) in claims.iter().zip(self.shared.renew_all(&parts, shortest).await?) {
-            // A grant of several names is lost as a whole, and as good as the least that is known of it.
+        let mut answers = vec![RenewOutcome::Renewed; grants.len()];
+        for ((i, ..), answer) in keys.iter().zip(renew::renew_all(self.runner(), &parts, shortest).await?) {
+            // A grant of several names is lost as a whole, and its outcome is the worst of its parts.
             answers[*i] = match (&answers[*i], answer) {
-                (Renewal::Lost, _) | (_, Renewal::Lost) => Renewal::Lost,
-                (Renewal::Revoked(reason), _) => Renewal::Revoked(reason.clone()),
-                (_, revoked @ Renewal::Revoked(_)) => revoked,
-                (Renewal::Unknown, _) | (_, Renewal::Unknown) => Renewal::Unknown,
-                (Renewal::Renewed, Renewal::Renewed) => Renewal::Renewed,
+                (RenewOutcome::Lost, _) | (_, RenewOutcome::Lost) => RenewOutcome::Lost,
+                (RenewOutcome::Revoked(reason), _) => RenewOutcome::Revoked(reason.clone()),
+                (_, revoked @ RenewOutcome::Revoked(_)) => revoked,
+                (RenewOutcome::Unknown, _) | (_, RenewOutcome::Unknown) => RenewOutcome::Unknown,
+                (RenewOutcome::Renewed, RenewOutcome::Renewed) => RenewOutcome::Renewed,
             };
         }
         Ok(answers)
     }
 
-    async fn release(&self, claim: &Claim) -> Result<Release> {
-        self.shared.line.leave(&claim.attempt.to_hex());
-        match self.shared.group_of(&claim.names) {
-            Some(group) => self.shared.release_in(group, claim).await,
-            None => self.shared.release_across(&self.shared.parts(&claim.names), claim).await,
+    async fn release(&self, key: &RequestKey) -> Result<ReleaseOutcome> {
+        self.inner.waiters.leave(&key.attempt.to_hex());
+        match self.runner().group_of(&key.names) {
+            Some(group) => self.inner.releaser.release(group, key).await,
+            None => self.multi_slot().release_multi_slot(&self.runner().parts(&key.names), key).await,
         }
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Option<LockView>> {
-        self.shared.view(name).await
+        self.runner().inspect_lock(name).await
     }
 
     async fn list(&self, prefix: &str, page: &Page) -> Result<LockPage> {
-        self.shared.page(prefix, page).await
+        self.runner().list_locks(prefix, page).await
     }
 
     async fn watch(&self, prefix: &str) -> Result<EventStream> {
-        self.shared.watch(prefix).await
+        self.inner.watchers.watch_prefix(prefix).await
     }
 
     async fn revoke(&self, name: &LockName, reason: &str) -> Result<Fence> {
         limits::check_reason(reason)?;
-        self.shared.revoke(name, reason).await
+        revoke::revoke(self.runner(), name, reason).await
     }
 
     async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {
         limits::check_reason(reason)?;
-        self.shared.break_in(name, reason).await
+        break_lock::break_lock(self.runner(), name, reason).await
     }
 }

@@ -1,3 +1,5 @@
+//! TLS: the certificates to trust and to present.
+
 use std::io;
 use std::sync::Arc;
 
@@ -9,7 +11,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// How to encrypt, and whom to believe. There is no way to believe everybody.
+/// The TLS settings of a connection. There is no option to trust any certificate.
 #[derive(Clone)]
 pub struct Tls(Arc<ClientConfig>);
 
@@ -41,7 +43,7 @@ impl Tls {
             }
             None => _ = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs),
         }
-        // Named here, so that another library of the program that brings another provider is no trouble.
+        // ReportedPrimary here, so that another library of the program that brings another provider is no trouble.
         let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
             .with_safe_default_protocol_versions()
             .map_err(|why| bad("TLS", &why))?

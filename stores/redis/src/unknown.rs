@@ -1,63 +1,72 @@
-//! Requests without a reply: the attempts whose requests may still arrive, and the releases that no server has answered.
+//! Requests without a reply, until their outcome is settled: attempts whose requests may still arrive, and releases to send again.
 //!
-//! A request without a reply may be applied later than the release of its attempt, when it waited in a buffer somewhere. Such
-//! a release leaves a tombstone, and the server refuses the attempt while the tombstone stands. A generation tells a request
-//! from before the release from one that the caller sent after it with the same attempt.
+//! A request without a reply may wait in a buffer and be carried out after the release of its attempt. Such a release therefore
+//! leaves a tombstone on the server, which refuses the attempt while the tombstone lasts. A generation tells a request from before
+//! the release from one that the caller sends afterwards with the same attempt.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use futures_util::future::join_all;
-use lockkeeper_core::Claim;
+use lockkeeper_core::RequestKey;
 use tokio::sync::Notify;
 
-use crate::hold::release_flags;
-use crate::layout::Group;
-use crate::store::Shared;
+use crate::codec;
+use crate::keys::KeyGroup;
 
-/// The longest pause before unanswered releases are sent again.
-const MOST: Duration = Duration::from_secs(5);
-
-/// The attempts and releases of one store whose outcome is not known.
-#[derive(Default)]
-pub struct Unknown {
+/// The attempts and releases of one store whose outcome is unknown.
+pub struct UnknownOutcomes {
     state: Mutex<State>,
-    ring: Notify,
+    wake: Notify,
+    /// How long a tombstone lasts on the server, and an attempt in this registry.
+    tombstone_ttl: Duration,
 }
 
 #[derive(Default)]
 struct State {
     /// By attempt, in hexadecimal digits.
-    attempts: HashMap<String, Unanswered>,
-    /// When the oldest notes are looked for again.
+    attempts: HashMap<String, UnansweredAttempt>,
+    /// When expired attempts were last removed.
     swept: Option<Instant>,
-    owed: Vec<(Group, Claim, u64)>,
+    releases: Vec<UnansweredRelease>,
 }
 
-struct Unanswered {
+/// A release to send again.
+pub struct UnansweredRelease {
+    pub group: KeyGroup,
+    pub key: RequestKey,
+    /// The highest fence or ticket that the release applies to; `None`: the highest that the server has issued when it is
+    /// reachable again.
+    pub limit: Option<u64>,
+}
+
+struct UnansweredAttempt {
     since: Instant,
     generation: u8,
 }
 
-impl Unknown {
+impl UnknownOutcomes {
+    pub fn new(tombstone_ttl: Duration) -> Self {
+        UnknownOutcomes { state: Mutex::default(), wake: Notify::new(), tombstone_ttl }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes an attempt whose request may have been applied, or may still be, for as long as a tombstone stands.
-    pub fn note(&self, attempt: &str, life: Duration) {
-        let (mut state, now) = (self.state(), Instant::now());
-        if state.swept.is_none_or(|swept| swept + life < now) {
+    /// Records an attempt whose request the server may have carried out, or may still carry out.
+    pub fn record_attempt(&self, attempt: &str) {
+        let (mut state, now, ttl) = (self.state(), Instant::now(), self.tombstone_ttl);
+        if state.swept.is_none_or(|swept| swept + ttl < now) {
             state.swept = Some(now);
-            state.attempts.retain(|_, unanswered| unanswered.since + life > now);
+            state.attempts.retain(|_, unanswered| unanswered.since + ttl > now);
         }
         let unanswered =
-            state.attempts.entry(attempt.into()).or_insert(Unanswered { since: now, generation: 0 });
+            state.attempts.entry(attempt.into()).or_insert(UnansweredAttempt { since: now, generation: 0 });
         unanswered.since = now;
     }
 
-    /// The generation that a request for this attempt has now.
+    /// The generation of a request that is sent for this attempt now.
     pub fn generation(&self, attempt: &str) -> u8 {
         let state = self.state();
         if state.attempts.is_empty() {
@@ -67,57 +76,74 @@ impl Unknown {
         }
     }
 
-    /// The attempt is being released: the newest generation that must not be granted any more, if a request of it may
-    /// still arrive. Requests from here on have a newer one.
-    pub fn end(&self, attempt: &str, life: Duration) -> Option<u8> {
+    /// Encodes the release of an attempt. If a request of the attempt may still arrive, the release leaves a tombstone for the
+    /// current generation, and later requests of the attempt have a newer one.
+    pub fn encode_release(&self, attempt: String, names: usize, flags: u8, limit: u64) -> Vec<u8> {
+        let ended = self.end_generation(&attempt);
+        codec::encode_release(attempt, names, flags, ended, limit)
+    }
+
+    fn end_generation(&self, attempt: &str) -> Option<u8> {
         let mut state = self.state();
-        let unanswered = state.attempts.get_mut(attempt).filter(|one| one.since.elapsed() < life)?;
+        let unanswered =
+            state.attempts.get_mut(attempt).filter(|one| one.since.elapsed() < self.tombstone_ttl)?;
         let ended = unanswered.generation;
         unanswered.generation = ended.saturating_add(1);
         Some(ended)
     }
 
-    /// A release that ended without an answer, or was cancelled; or a request that was in the queue when its caller heard
-    /// "unknown". A queue entry does not expire while its process lives, so the store sends the release again. `limit`: the
-    /// highest fence of what is meant; 0 for all.
-    pub fn owe(&self, group: Group, claim: &Claim, limit: u64) {
+    /// Schedules a release whose outcome is unknown, or the release of a request that may be in the queue while its caller got
+    /// "unknown". A queue entry does not expire while its process polls, so the store sends the release again until the server
+    /// replies.
+    pub fn schedule_release(&self, release: UnansweredRelease) {
         let mut state = self.state();
-        if !state.owed.iter().any(|(_, owed, _)| owed.attempt == claim.attempt && owed.names == claim.names) {
-            state.owed.push((group, claim.clone(), limit));
-            self.ring.notify_one();
+        let same = |other: &UnansweredRelease| {
+            other.key.attempt == release.key.attempt && other.key.names == release.key.names
+        };
+        if !state.releases.iter().any(same) {
+            state.releases.push(release);
+            self.wake.notify_one();
         }
     }
 
-    /// The caller acquires again with this attempt: its release is not sent again.
-    pub fn forget(&self, claim: &Claim) {
-        self.state().owed.retain(|(_, owed, _)| owed.attempt != claim.attempt);
+    /// Suspends the scheduled releases of an attempt while its caller acquires again.
+    pub fn suspend(&self, key: &RequestKey) -> SuspendedReleases<'_> {
+        let mut state = self.state();
+        let releases = state.releases.extract_if(.., |release| release.key.attempt == key.attempt).collect();
+        SuspendedReleases { unknown: self, releases }
     }
 
-    async fn until_owed(&self) {
-        while self.state().owed.is_empty() {
-            self.ring.notified().await;
+    /// Waits until a release is scheduled.
+    pub async fn wait_for_releases(&self) {
+        while self.state().releases.is_empty() {
+            self.wake.notified().await;
         }
+    }
+
+    /// Takes all scheduled releases.
+    pub fn take_releases(&self) -> Vec<UnansweredRelease> {
+        std::mem::take(&mut self.state().releases)
     }
 }
 
-/// Sends the releases again that had no answer, for as long as the store is open. Only what no guard can stand for, a queue
-/// entry or an unconfirmed hold: a confirmed hold ends by its ttl.
-pub async fn attend(shared: Arc<Shared>) {
-    let mut pause = shared.options.poll;
-    loop {
-        shared.unknown.until_owed().await;
-        tokio::time::sleep(pause).await;
-        let owed = std::mem::take(&mut shared.unknown.state().owed);
-        let sends = owed.iter().map(|(group, claim, limit)| async {
-            let answer = shared.release_once(*group, claim, release_flags::UNCONFIRMED, *limit).await;
-            // The caller may have acquired again meanwhile: then its waiter looks whether it is in the queue.
-            let waits = shared.line.wake(&claim.attempt.to_hex());
-            if answer.is_err() && !waits {
-                shared.unknown.owe(*group, claim, *limit);
-            }
-            answer.is_ok()
-        });
-        let answered = join_all(sends).await.into_iter().any(|answered| answered);
-        pause = if answered { shared.options.poll } else { (pause * 2).min(MOST) };
+/// Releases that are not sent while the caller acquires again. Dropping it schedules them again: a retry that was not sent, or had
+/// no reply either, says nothing about the outcome of the first request.
+pub struct SuspendedReleases<'a> {
+    unknown: &'a UnknownOutcomes,
+    releases: Vec<UnansweredRelease>,
+}
+
+impl SuspendedReleases<'_> {
+    /// Cancels them: the server replied, so the attempt holds the lock or has left the queue.
+    pub fn cancel(mut self) {
+        self.releases.clear();
+    }
+}
+
+impl Drop for SuspendedReleases<'_> {
+    fn drop(&mut self) {
+        for release in self.releases.drain(..) {
+            self.unknown.schedule_release(release);
+        }
     }
 }

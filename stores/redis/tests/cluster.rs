@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use common::{Client, grow, keeper, open, renew, says, tell};
 use futures_util::future::join_all;
-use lockkeeper_core::{Acquired, Ask, Error, Fence, Outcome, Release, Renewal};
+use lockkeeper_core::{AcquireOutcome, Error, Fence, LockRequest, Outcome, ReleaseOutcome, RenewOutcome};
 use lockkeeper_testkit::laws::{
-    ask, ask_all, eventually, give_back, granted, is_free, name, refused, soon, stand_in_line, take, with,
+    eventually, give_back, granted, is_free, join_queue, name, refused, request, request_all, soon, take,
+    with,
 };
 use lockkeeper_testkit::resource::CounterFile;
 use lockkeeper_testkit::servers::{self, AppendOnly, RedisCluster, RedisOptions, TempDir};
@@ -18,17 +19,17 @@ async fn client_of(cluster: &RedisCluster) -> Client {
     open(&format!("redis+cluster://{}", cluster.addrs()[0])).await
 }
 
-/// All ask at once. Whoever is not let in is told that it is busy, or that the slot is on its way.
-async fn ask_at_once(clients: &[&Client], name: &str) -> Vec<(usize, Ask, Fence)> {
-    let asks = clients.iter().enumerate().map(|(nth, client)| async move {
-        let asked = ask(name);
-        match soon("an ask ends", client.acquire(&asked)).await {
-            Ok(Acquired::Granted(grant)) => Some((nth, asked, grant.fence)),
-            Ok(Acquired::Busy(_)) | Err(Error::Unavailable(_)) => None,
+/// All request at once. A client without a grant gets Busy, or an error that says that the slot is migrating.
+async fn ask_at_once(clients: &[&Client], name: &str) -> Vec<(usize, LockRequest, Fence)> {
+    let requests = clients.iter().enumerate().map(|(nth, client)| async move {
+        let asked = request(name);
+        match soon("an request ends", client.acquire(&asked)).await {
+            Ok(AcquireOutcome::Granted(grant)) => Some((nth, asked, grant.fence)),
+            Ok(AcquireOutcome::Busy(_)) | Err(Error::Unavailable(_)) => None,
             other => panic!("{name} while its slot moves: {other:?}"),
         }
     });
-    join_all(asks).await.into_iter().flatten().collect()
+    join_all(requests).await.into_iter().flatten().collect()
 }
 
 /// The keys of a lock move one by one, and for a while a node has the lock and another one who holds it. Clients
@@ -37,9 +38,9 @@ async fn ask_at_once(clients: &[&Client], name: &str) -> Vec<(usize, Ask, Fence)
 async fn a_slot_that_moves_takes_its_locks_and_its_fences_along() {
     let Ok(cluster) = servers::redis_cluster(3) else { return };
     let (one, stale) = (client_of(&cluster).await, client_of(&cluster).await);
-    let held = take(&one, &ask("{orders}/1")).await;
-    let gone = take(&one, &ask("{orders}/2")).await;
-    let waiter = stand_in_line(&stale, &ask("{orders}/1"), 1).await;
+    let held = take(&one, &request("{orders}/1")).await;
+    let gone = take(&one, &request("{orders}/2")).await;
+    let waiter = join_queue(&stale, &request("{orders}/1"), 1).await;
 
     let slot = cluster.slot_of("lock:{orders}/1");
     let from = cluster.node_of_slot(slot);
@@ -57,33 +58,33 @@ async fn a_slot_that_moves_takes_its_locks_and_its_fences_along() {
         let got = ask_at_once(&clients, "{orders}/3").await;
         assert!(got.len() <= 1, "two holders of a free lock: {got:?}");
         for (nth, asked, _) in got {
-            give_back(clients[nth], &asked.claim).await;
+            give_back(clients[nth], &asked.key).await;
         }
         let renewed = soon("a renewal ends", one.renew(std::slice::from_ref(&held))).await;
-        let fine = matches!(&renewed, Ok(answer) if answer[0] == Renewal::Renewed)
+        let fine = matches!(&renewed, Ok(answer) if answer[0] == RenewOutcome::Renewed)
             || matches!(renewed, Err(Error::Unavailable(_)));
         assert!(fine, "a lock is lost by a move: {renewed:?}");
-        let released = soon("a release ends", cold.release(&gone.claim)).await;
+        let released = soon("a release ends", cold.release(&gone.key)).await;
         assert!(matches!(released, Ok(_) | Err(Error::Unavailable(_))), "{released:?}");
     }
     cluster.finish_migration(migration);
 
-    assert_eq!(renew(&one, &held).await, Renewal::Renewed);
+    assert_eq!(renew(&one, &held).await, RenewOutcome::Renewed);
     for client in clients {
-        assert_eq!(refused(client, &ask("{orders}/1")).await.held[0].fence, held.fence);
+        assert_eq!(refused(client, &request("{orders}/1")).await.held[0].fence, held.fence);
     }
     let mut fences = vec![held.fence, gone.fence];
     for client in clients {
-        _ = give_back(client, &gone.claim).await;
-        fences.push(take(client, &ask("{orders}/3")).await.fence);
+        _ = give_back(client, &gone.key).await;
+        fences.push(take(client, &request("{orders}/3")).await.fence);
         client.break_lock(&name("{orders}/3"), "the next is to have it").await.unwrap();
     }
-    assert_eq!(give_back(&one, &held.claim).await, Release::Released);
+    assert_eq!(give_back(&one, &held.key).await, ReleaseOutcome::Released);
     fences.push(granted(waiter).await.fence);
     grow(&fences);
 }
 
-/// Back and forth, with an ask after each move: a map that is one move behind is mended by the answer it gets.
+/// Back and forth, with a request after each move: a map that is one move behind is mended by the answer it gets.
 #[tokio::test(flavor = "multi_thread")]
 async fn fences_grow_over_many_moves_of_a_slot() {
     let Ok(cluster) = servers::redis_cluster(3) else { return };
@@ -91,16 +92,16 @@ async fn fences_grow_over_many_moves_of_a_slot() {
     let slot = cluster.slot_of("lock:orders/42");
     let mut fences = Vec::new();
     for round in 0..6 {
-        let grant = take(&clients[round % 2], &ask("orders/42")).await;
+        let grant = take(&clients[round % 2], &request("orders/42")).await;
         fences.push(grant.fence);
         cluster.migrate_slot(slot, (cluster.node_of_slot(slot) + 1) % 3);
-        refused(&clients[(round + 1) % 2], &ask("orders/42")).await;
-        assert_eq!(give_back(&clients[round % 2], &grant.claim).await, Release::Released);
+        refused(&clients[(round + 1) % 2], &request("orders/42")).await;
+        assert_eq!(give_back(&clients[round % 2], &grant.key).await, ReleaseOutcome::Released);
     }
     grow(&fences);
 }
 
-/// One of three nodes is killed. The others go on; it comes back with what it had, and nobody has to open anything anew.
+/// One of three nodes is killed. The others go on; it comes back with what it had, and no client has to open anything anew.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_was_killed_is_found_again() {
     let options = RedisOptions { append_only: AppendOnly::Always, ..RedisOptions::default() };
@@ -113,15 +114,18 @@ async fn a_node_that_was_killed_is_found_again() {
         names.find(here).unwrap()
     };
     let (here, elsewhere) = (on(1), on(2));
-    let held = take(&one, &ask(&here)).await;
+    let held = take(&one, &request(&here)).await;
     cluster.node_mut(1).kill9();
-    let asked = ask(&here);
+    let asked = request(&here);
     for client in [&one, &two] {
-        let answer = soon("an ask ends", client.acquire(&asked)).await;
+        let answer = soon("an request ends", client.acquire(&asked)).await;
         assert!(matches!(answer, Err(Error::Unavailable(_) | Error::Unknown(_))), "{answer:?}");
-        // Whoever noticed has forgotten the map with it, and finds the others all the same.
+        // A client that noticed has forgotten the map with it, and finds the others all the same.
         eventually("the other nodes go on", || async {
-            matches!(client.acquire(&ask(&elsewhere)).await, Ok(Acquired::Granted(_) | Acquired::Busy(_)))
+            matches!(
+                client.acquire(&request(&elsewhere)).await,
+                Ok(AcquireOutcome::Granted(_) | AcquireOutcome::Busy(_))
+            )
         })
         .await;
     }
@@ -129,17 +133,20 @@ async fn a_node_that_was_killed_is_found_again() {
     for client in [&one, &two] {
         eventually("the node is found again", || async { client.inspect(&name(&here)).await.is_ok() }).await;
         eventually("it takes writes again", || async {
-            client.renew(std::slice::from_ref(&held)).await.is_ok_and(|answer| answer[0] == Renewal::Renewed)
+            client
+                .renew(std::slice::from_ref(&held))
+                .await
+                .is_ok_and(|answer| answer[0] == RenewOutcome::Renewed)
         })
         .await;
     }
     assert_eq!(refused(&two, &asked).await.held[0].fence, held.fence);
-    give_back(&one, &held.claim).await;
-    grow(&[held.fence, take(&two, &ask(&here)).await.fence]);
+    give_back(&one, &held.key).await;
+    grow(&[held.fence, take(&two, &request(&here)).await.fence]);
 }
 
 /// Names in three slots, asked for in every order by four clients. No script sees all of them at once, and still it is
-/// all or nothing: no update is lost, nobody waits for ever, and nothing stays behind.
+/// all or nothing: no update is lost, no client waits for ever, and nothing stays behind.
 #[tokio::test(flavor = "multi_thread")]
 async fn names_in_many_slots_are_taken_together_under_contention() {
     const ROUNDS: u64 = 25;
@@ -158,8 +165,9 @@ async fn names_in_many_slots_are_taken_together_under_contention() {
                 // In opposite order every other time.
                 let names: Vec<&str> =
                     if round % 2 == 0 { set.to_vec() } else { set.iter().rev().copied().collect() };
-                let ask = keeper.lock_all(names).ttl(Duration::from_secs(30)).wait(Duration::from_secs(60));
-                let guard = ask.acquire().await.unwrap();
+                let request =
+                    keeper.lock_all(names).ttl(Duration::from_secs(30)).wait(Duration::from_secs(60));
+                let guard = request.acquire().await.unwrap();
                 assert!(guard.fence() > last);
                 last = guard.fence();
                 for name in set {
@@ -186,15 +194,16 @@ async fn names_in_many_slots_are_taken_together_under_contention() {
 async fn an_owner_is_told_to_use_a_hash_tag() {
     let Ok(cluster) = servers::redis_cluster(3) else { return };
     let store = client_of(&cluster).await;
-    let owned =
-        |names: &[&str]| with(ask_all(names), |ask| ask.owner = Some(lockkeeper_testkit::laws::owner()));
+    let owned = |names: &[&str]| {
+        with(request_all(names), |request| request.owner = Some(lockkeeper_testkit::laws::owner()))
+    };
     let across = common::failed(&store, &owned(&["a", "b"])).await;
     says(&across, Outcome::Unsupported, &["hash tag"]);
     take(&store, &owned(&["{x}/a", "{x}/b"])).await;
 }
 
 /// Names at two nodes: the first is taken, the second cannot be, and then the first cannot be given back. It is held, so that
-/// nobody may be told that nothing happened.
+/// no client may be told that nothing happened.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_part_that_cannot_be_given_back_is_not_told_as_not_taken() {
     let options = RedisOptions { append_only: AppendOnly::Always, ..RedisOptions::default() };
@@ -208,12 +217,12 @@ async fn a_part_that_cannot_be_given_back_is_not_told_as_not_taken() {
     cluster.nodes()[1].pause();
     // Until its connection is closed: from then on a request waits for a new one, and is not sent.
     assert!(store.inspect(&name(&second)).await.is_err());
-    let (asking, asked) = (store.clone(), ask_all(&[&first, &second]));
+    let (asking, asked) = (store.clone(), request_all(&[&first, &second]));
     let asking = tokio::spawn(async move { asking.acquire(&asked).await });
     let key = format!("lock:{first}");
     eventually("the first is taken", || async { tell(cluster.addrs()[0], &["EXISTS", &key]) == "1" }).await;
     cluster.node_mut(0).kill9();
-    let answer = soon("the ask ends", asking).await.unwrap();
+    let answer = soon("the request ends", asking).await.unwrap();
     assert!(matches!(answer, Err(Error::Unknown(_))), "{answer:?}");
     cluster.nodes()[1].resume();
     cluster.node_mut(0).restart();
@@ -240,14 +249,45 @@ async fn a_slot_without_an_owner_is_unavailable_after_the_timeout() {
     set(owner, next);
     set(next, owner);
     let begun = std::time::Instant::now();
-    let error = common::failed(&store, &ask("orders/42")).await;
+    let error = common::failed(&store, &request("orders/42")).await;
     says(&error, Outcome::Unavailable, &[&format!("slot {slot}")]);
     assert!(begun.elapsed() >= Duration::from_millis(400), "given up after {:?}", begun.elapsed());
     set(owner, owner);
     eventually("the slot has an owner again", || async {
-        matches!(store.acquire(&ask("orders/42")).await, Ok(Acquired::Granted(_) | Acquired::Busy(_)))
+        matches!(
+            store.acquire(&request("orders/42")).await,
+            Ok(AcquireOutcome::Granted(_) | AcquireOutcome::Busy(_))
+        )
     })
     .await;
+}
+
+/// Nodes that do not know by which address clients reach them leave it out, in the map and in redirects: it is then the host
+/// that was asked.
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_that_leave_out_their_host_are_found() {
+    let extra = vec![("cluster-preferred-endpoint-type".to_owned(), "unknown-endpoint".to_owned())];
+    let Ok(cluster) = servers::redis_cluster_with(3, RedisOptions { extra, ..RedisOptions::default() })
+    else {
+        return;
+    };
+    let (one, stale) = (client_of(&cluster).await, client_of(&cluster).await);
+    let held = take(&one, &request_all(&["a", "b", "c"])).await;
+    refused(&stale, &request("c")).await;
+    let slot = cluster.slot_of("lock:c");
+    let from = cluster.node_of_slot(slot);
+    let migration = cluster.begin_migration(slot, (from + 1) % 3);
+    let port = cluster.addrs()[(from + 1) % 3].port().to_string();
+    tell(cluster.addrs()[from], &["MIGRATE", "127.0.0.1", &port, "lock:c", "0", "1000"]);
+    let told = servers::redis_call(cluster.addrs()[from], &["GET", "lock:c"]).unwrap_err().to_string();
+    assert!(told.contains("ASK") && !told.contains("127.0.0.1"), "a redirect with a host: {told}");
+    assert_eq!(renew(&one, &held).await, RenewOutcome::Renewed);
+    cluster.finish_migration(migration);
+    let told = servers::redis_call(cluster.addrs()[from], &["GET", "lock:c"]).unwrap_err().to_string();
+    assert!(told.contains("MOVED") && !told.contains("127.0.0.1"), "a redirect with a host: {told}");
+    refused(&stale, &request("c")).await;
+    assert_eq!(give_back(&one, &held.key).await, ReleaseOutcome::Released);
+    take(&stale, &request("c")).await;
 }
 
 /// What the manual says that a user needs, in a cluster as well.
@@ -264,11 +304,11 @@ async fn the_rights_in_the_manual_are_enough_in_a_cluster() {
     }
     let url = format!("redis+cluster://worker:pw@{}", cluster.addrs()[0]);
     let (one, two) = (open(&url).await, open(&url).await);
-    let held = take(&one, &ask_all(&["a", "b", "c"])).await;
-    let waiter = stand_in_line(&two, &ask("b"), 1).await;
+    let held = take(&one, &request_all(&["a", "b", "c"])).await;
+    let waiter = join_queue(&two, &request("b"), 1).await;
     let slot = cluster.slot_of("lock:c");
     cluster.migrate_slot(slot, (cluster.node_of_slot(slot) + 1) % 3);
-    assert_eq!(renew(&one, &held).await, Renewal::Renewed);
-    give_back(&one, &held.claim).await;
+    assert_eq!(renew(&one, &held).await, RenewOutcome::Renewed);
+    give_back(&one, &held.key).await;
     granted(waiter).await;
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use common::{Client, keeper, open, tell};
 use lockkeeper::{Guard, Lockkeeper};
 use lockkeeper_core::Error;
-use lockkeeper_testkit::laws::{ask, eventually, soon};
+use lockkeeper_testkit::laws::{eventually, request, soon};
 use lockkeeper_testkit::servers::{self, RedisCluster, RedisOptions, redis_call};
 use tokio::task::JoinSet;
 
@@ -128,10 +128,10 @@ impl Load {
         }
         for text in &self.names {
             eventually("it can be had", || async {
-                let asked = ask(text);
+                let asked = request(text);
                 let answer = self.store.acquire(&asked).await;
-                let had = matches!(answer, Ok(lockkeeper_core::Acquired::Granted(_)));
-                had && self.store.release(&asked.claim).await.is_ok()
+                let had = matches!(answer, Ok(lockkeeper_core::AcquireOutcome::Granted(_)));
+                had && self.store.release(&asked.key).await.is_ok()
             })
             .await;
         }

@@ -6,11 +6,12 @@ mod common;
 use std::time::Duration;
 
 use common::{Client, client_of, failed, grow, keeper, not_for_correctness, open, renew, says, tell, url};
-use lockkeeper_core::{Error, Fence, Outcome, Owner, Promise, Release, Renewal};
+use lockkeeper_core::{Error, Fence, Guarantee, Outcome, Owner, ReleaseOutcome, RenewOutcome};
 use lockkeeper_testkit::laws::{
-    ask, eventually, give_back, granted, owner, refused, stand_in_line, take, with,
+    eventually, give_back, granted, join_queue, name, owner, refused, request, soon, take, with,
 };
-use lockkeeper_testkit::resource::{FencedFile, UnfencedFile};
+use lockkeeper_testkit::proxy::{Direction, Framing, Proxy};
+use lockkeeper_testkit::resource::{CheckedFile, UncheckedFile};
 use lockkeeper_testkit::servers::{self, AppendOnly, ClockShim, RedisOptions, RedisPair, TempDir};
 
 /// The address of the dead primary leads to the replica from now on, as a virtual address does.
@@ -28,7 +29,7 @@ fn wait_until_writes_arrive(pair: &RedisPair) {
 }
 
 async fn fence_of(store: &Client, name: &str) -> Fence {
-    take(store, &ask(name)).await.fence
+    take(store, &request(name)).await.fence
 }
 
 /// The whole story of why a lock in Redis with replicas is not for correctness: both clients hold an acknowledged
@@ -37,20 +38,20 @@ async fn fence_of(store: &Client, name: &str) -> Fence {
 async fn a_failover_that_lost_a_grant_lets_a_second_holder_in_and_the_fence_saves_the_file() {
     let Ok(mut pair) = servers::redis_pair(RedisOptions::default()) else { return };
     let dir = TempDir::new("failover");
-    let (fenced, unfenced) = (FencedFile::new(dir.join("fenced")), UnfencedFile::new(dir.join("unfenced")));
+    let (fenced, unfenced) = (CheckedFile::new(dir.join("fenced")), UncheckedFile::new(dir.join("unfenced")));
     let one = client_of(pair.primary()).await;
     let profile = one.profile();
-    assert_ne!(profile.exclusion, Promise::Kept);
-    assert_ne!(profile.durable, Promise::Kept);
+    assert_ne!(profile.exclusion, Guarantee::Kept);
+    assert_ne!(profile.durable, Guarantee::Kept);
     assert!(profile.notes.iter().any(|note| note.contains("fail-over")), "{:?}", profile.notes);
 
     pair.wait_synced();
     pair.cut_replication();
-    let old = take(&one, &ask("orders/42")).await;
+    let old = take(&one, &request("orders/42")).await;
     pair.promote();
     let two = client_of(pair.replica()).await;
-    let new = take(&two, &ask("orders/42")).await;
-    // Nobody has told the first: by its own reckoning it holds the lock for another ten minutes.
+    let new = take(&two, &request("orders/42")).await;
+    // No client has told the first: by its own reckoning it holds the lock for another ten minutes.
     assert!(new.fence > old.fence);
     fenced.write(new.fence, "new").unwrap();
     unfenced.write(new.fence, "new").unwrap();
@@ -96,7 +97,7 @@ async fn a_client_of_before_keeps_fences_growing_on_a_replica_whose_clock_is_beh
     })
     .await;
     let after = fence_of(&survivor, "orders/3").await;
-    // And from here on everybody's grow, the newcomer's too.
+    // And from here on every client's grow, the newcomer's too.
     grow(&[before, after, fence_of(&newcomer, "orders/4").await]);
 }
 
@@ -108,15 +109,14 @@ async fn let_in_by_the_new_server(owner: Option<Owner>) {
     let Ok(mut pair) = servers::redis_pair(options) else { return };
     wait_until_writes_arrive(&pair);
     let (holder, survivor) = (client_of(pair.primary()).await, client_of(pair.primary()).await);
-    let held = take(&holder, &ask("orders/1")).await;
-    let waiter = stand_in_line(&survivor, &with(ask("orders/1"), |ask| ask.owner = owner), 1).await;
+    let held = take(&holder, &request("orders/1")).await;
+    let waiter = join_queue(&survivor, &with(request("orders/1"), |request| request.owner = owner), 1).await;
     pair.wait_synced();
     pair.cut_replication();
     let seen = fence_of(&survivor, "orders/2").await;
     move_the_address(&mut pair);
     clock.jump(-3600 * ClockShim::SECOND);
-    eventually("the holder finds the new server", || async { holder.release(&held.claim).await.is_ok() })
-        .await;
+    eventually("the holder finds the new server", || async { holder.release(&held.key).await.is_ok() }).await;
     grow(&[held.fence, seen, granted(waiter).await.fence]);
 }
 
@@ -130,6 +130,43 @@ async fn a_waiter_with_an_owner_has_a_fence_above_all_that_it_has_seen_as_well()
     let_in_by_the_new_server(Some(owner())).await;
 }
 
+/// The same, and another client that was there before raises the counter of the new server before the waiter confirms: the
+/// counter is as high as it should be then, the fence of the waiter is not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_that_confirms_after_the_counter_was_raised_has_a_fence_above_all_that_it_has_seen() {
+    for owner in [None, Some(owner())] {
+        let Ok(clock) = ClockShim::build() else { return };
+        let options = RedisOptions { clock: Some(clock.clone()), ..RedisOptions::default() };
+        let Ok(mut pair) = servers::redis_pair(options) else { return };
+        wait_until_writes_arrive(&pair);
+        let proxy = Proxy::start(pair.primary().addr(), Framing::Resp);
+        // No claim ends within the test.
+        let options = "claim=10m&poll=100ms&timeout=1s";
+        let direct = format!("{}?{options}", url(pair.primary()));
+        let (holder, raiser) = (open(&direct).await, open(&direct).await);
+        let survivor = open(&format!("redis://{}?{options}", proxy.addr())).await;
+        let held = take(&holder, &request("orders/1")).await;
+        let waiter =
+            join_queue(&survivor, &with(request("orders/1"), |request| request.owner = owner), 1).await;
+        pair.wait_synced();
+        pair.cut_replication();
+        let seen = fence_of(&survivor, "orders/2").await;
+        let higher = fence_of(&raiser, "orders/3").await;
+        proxy.cut_all();
+        move_the_address(&mut pair);
+        clock.jump(-3600 * ClockShim::SECOND);
+        eventually("the holder finds the new server", || async { holder.release(&held.key).await.is_ok() })
+            .await;
+        let let_in = holder.inspect(&name("orders/1")).await.unwrap().expect("the waiter was let in");
+        assert!(let_in.held[0].fence < seen, "nothing is shown: {let_in:?}");
+        eventually("the raiser finds the new server", || async { raiser.inspect(&name("x")).await.is_ok() })
+            .await;
+        grow(&[seen, higher, fence_of(&raiser, "orders/4").await]);
+        proxy.heal();
+        grow(&[held.fence, seen, granted(waiter).await.fence]);
+    }
+}
+
 /// `wait_replicas=1`: a grant that the replica did not get is not a grant.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grant_that_no_replica_has_is_given_back() {
@@ -137,24 +174,48 @@ async fn a_grant_that_no_replica_has_is_given_back() {
     wait_until_writes_arrive(&pair);
     let (primary, replica) = (pair.primary().addr(), pair.replica().addr());
     let store = open(&format!("redis://{primary}?wait_replicas=1&timeout=1s")).await;
-    let first = take(&store, &ask("orders/1")).await;
+    let first = take(&store, &request("orders/1")).await;
     assert_eq!(tell(replica, &["EXISTS", "lock:orders/1"]), "1", "granted, and the replica does not know");
 
     pair.wait_synced();
     pair.cut_replication();
-    let asked = ask("orders/2");
+    let asked = request("orders/2");
     says(&failed(&store, &asked).await, Outcome::Unavailable, &["0 of 1 replicas"]);
     assert_eq!(tell(primary, &["EXISTS", "lock:orders/2"]), "0", "it was not given back");
-    assert_eq!(give_back(&store, &asked.claim).await, Release::AlreadyGone);
+    assert_eq!(give_back(&store, &asked.key).await, ReleaseOutcome::AlreadyGone);
     // A renewal that the replica does not have does not count either: promoted, the replica would end the lease earlier
     // than the holder believes, and let another one in.
-    assert_eq!(renew(&store, &first).await, Renewal::Unknown);
+    assert_eq!(renew(&store, &first).await, RenewOutcome::Unknown);
 
     pair.heal_replication();
     pair.wait_synced();
-    let second = take(&store, &ask("orders/2")).await;
-    assert_eq!(renew(&store, &first).await, Renewal::Renewed);
+    let second = take(&store, &request("orders/2")).await;
+    assert_eq!(renew(&store, &first).await, RenewOutcome::Renewed);
     grow(&[first.fence, second.fence]);
+}
+
+/// The grant that no replica has cannot be given back either: it may be there, so its caller is not told that nothing has
+/// happened.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grant_that_could_not_be_given_back_is_unknown() {
+    let Ok(pair) = servers::redis_pair(RedisOptions::default()) else { return };
+    wait_until_writes_arrive(&pair);
+    let primary = pair.primary().addr();
+    let proxy = Proxy::start(primary, Framing::Resp);
+    let store = open(&format!("redis://{}?wait_replicas=1&timeout=2s", proxy.addr())).await;
+    pair.cut_replication();
+    let (asking, asked) = (store.clone(), request("orders/1"));
+    let key = asked.key.clone();
+    let answer = tokio::spawn(async move { asking.acquire(&asked).await });
+    eventually("it is granted", || async { tell(primary, &["EXISTS", "lock:orders/1"]) == "1" }).await;
+    proxy.hold(Direction::Requests);
+    let answer = soon("the request ends", answer).await.unwrap();
+    assert!(matches!(answer, Err(Error::Unknown(_))), "{answer:?}");
+    assert_eq!(tell(primary, &["EXISTS", "lock:orders/1"]), "1", "nothing is shown: it was given back");
+    proxy.cut_all();
+    proxy.heal();
+    eventually("it is released", || async { store.release(&key).await.is_ok() }).await;
+    assert_eq!(tell(primary, &["EXISTS", "lock:orders/1"]), "0");
 }
 
 /// The replica had the grant and none of the renewals. It is promoted when the lease is over there: by then no guard may
@@ -174,7 +235,7 @@ async fn a_guard_whose_renewals_reach_no_replica_is_lost_before_the_replica_lets
     .await;
     pair.promote();
     let two = client_of(pair.replica()).await;
-    let new = take(&two, &ask("orders/42")).await;
+    let new = take(&two, &request("orders/42")).await;
     assert!(!guard.is_held(), "two guards of one lock");
     assert!(new.fence > guard.fence());
 }
@@ -184,15 +245,15 @@ async fn a_grant_that_the_replica_has_survives_its_promotion() {
     let Ok(mut pair) = servers::redis_pair(RedisOptions::default()) else { return };
     wait_until_writes_arrive(&pair);
     let store = open(&format!("{}?wait_replicas=1", url(pair.primary()))).await;
-    let held = take(&store, &ask("orders/42")).await;
+    let held = take(&store, &request("orders/42")).await;
     pair.cut_replication();
     pair.promote();
     let two = client_of(pair.replica()).await;
-    let busy = refused(&two, &ask("orders/42")).await;
+    let busy = refused(&two, &request("orders/42")).await;
     assert_eq!(busy.held[0].fence, held.fence);
     // The holder may go on there as well: the proof of ownership came with the grant.
-    assert_eq!(renew(&two, &held).await, Renewal::Renewed);
-    give_back(&two, &held.claim).await;
+    assert_eq!(renew(&two, &held).await, RenewOutcome::Renewed);
+    give_back(&two, &held.key).await;
     grow(&[held.fence, fence_of(&two, "orders/42").await]);
 }
 
@@ -201,23 +262,23 @@ async fn a_grant_that_was_synced_survives_a_kill() {
     let options = RedisOptions { append_only: AppendOnly::Always, ..RedisOptions::default() };
     let Ok(mut server) = servers::redis(options) else { return };
     let (one, two) = (client_of(&server).await, client_of(&server).await);
-    assert_eq!((one.profile().durable, one.profile().fence), (Promise::Kept, Promise::Kept));
+    assert_eq!((one.profile().durable, one.profile().fence), (Guarantee::Kept, Guarantee::Kept));
     let mut fences = Vec::new();
     for round in 0..5 {
-        let held = take(&one, &ask("orders/42")).await;
+        let held = take(&one, &request("orders/42")).await;
         fences.push(held.fence);
         server.kill9();
         server.restart();
         eventually("the second client finds the server again", || async {
-            two.inspect(&held.claim.names.first().clone()).await.is_ok()
+            two.inspect(&held.key.names.first().clone()).await.is_ok()
         })
         .await;
-        let busy = refused(&two, &ask("orders/42")).await;
+        let busy = refused(&two, &request("orders/42")).await;
         assert_eq!(busy.held[0].fence, held.fence, "round {round}");
-        assert_eq!(renew(&two, &held).await, Renewal::Renewed);
-        give_back(&two, &held.claim).await;
+        assert_eq!(renew(&two, &held).await, RenewOutcome::Renewed);
+        give_back(&two, &held.key).await;
         eventually("the first client finds it too", || async {
-            one.inspect(&held.claim.names.first().clone()).await.is_ok()
+            one.inspect(&held.key.names.first().clone()).await.is_ok()
         })
         .await;
     }

@@ -9,9 +9,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use common::{ask_for, client_of, grow, keeper, renew};
-use lockkeeper_core::{Mode, Outcome, Release, Renewal};
+use lockkeeper_core::{Mode, Outcome, ReleaseOutcome, RenewOutcome};
 use lockkeeper_testkit::laws::{
-    LONG, ask, give_back, granted, is_free, name, refused, soon, stand_in_line, take, with,
+    LONG, give_back, granted, is_free, join_queue, name, refused, request, soon, take, with,
 };
 use lockkeeper_testkit::resource::CounterFile;
 use lockkeeper_testkit::servers::{self, RedisOptions, Server, TempDir};
@@ -162,21 +162,21 @@ async fn rslock_and_we_keep_each_other_out() {
     is_free(&client_of(&server).await, "counter").await;
 }
 
-/// Nobody tells us of it, so it is looked for; and it need not wait for the end of their ttl.
+/// No client tells us of it, so it is looked for; and it need not wait for the end of their ttl.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_foreign_release_or_expiry_lets_our_waiter_in() {
     let Ok(server) = servers::redis(RedisOptions::default()) else { return };
     let (store, manager) = (client_of(&server).await, rslock(&server));
     let theirs = manager.lock(KEY, LONG).await.unwrap();
-    let busy = refused(&store, &ask("counter")).await;
-    assert!(busy.held[0].holder.label.is_some(), "it is said that it is somebody else's: {busy:?}");
-    let waiter = stand_in_line(&store, &ask("counter"), 1).await;
+    let busy = refused(&store, &request("counter")).await;
+    assert!(busy.held[0].holder.label.is_some(), "it is said that it is another client's: {busy:?}");
+    let waiter = join_queue(&store, &request("counter"), 1).await;
     theirs.release().await;
     let first = granted(waiter).await;
-    give_back(&store, &first.claim).await;
+    give_back(&store, &first.key).await;
 
     let _forgotten = manager.lock(KEY, Duration::from_secs(1)).await.unwrap();
-    let second = granted(stand_in_line(&store, &ask("counter"), 1).await).await;
+    let second = granted(join_queue(&store, &request("counter"), 1).await).await;
     grow(&[first.fence, second.fence]);
 }
 
@@ -191,25 +191,26 @@ async fn a_foreign_client_can_neither_take_nor_delete_nor_extend_what_is_ours() 
     manager.unlock(&guess).await;
     assert!(manager.extend(&guess, LONG).await.is_err());
     assert!(common::pttl(server.addr(), KEY) <= 60_000);
-    assert_eq!(renew(&store, &held).await, Renewal::Renewed);
-    assert_eq!(give_back(&store, &held.claim).await, Release::Released);
+    assert_eq!(renew(&store, &held).await, RenewOutcome::Renewed);
+    assert_eq!(give_back(&store, &held.key).await, ReleaseOutcome::Released);
     manager.lock(KEY, LONG).await.unwrap();
 }
 
-/// The key says "taken" for as long as anybody of ours has it, whoever came first, and also while it is only held back.
+/// The key says "taken" for as long as any client of ours has it, the client that came first, and also while it is only held back.
 #[tokio::test(flavor = "multi_thread")]
 async fn readers_and_minimum_holds_keep_foreign_clients_out_as_well() {
     let Ok(server) = servers::redis(RedisOptions::default()) else { return };
     let (store, manager) = (client_of(&server).await, rslock(&server));
     let taken = async || matches!(manager.lock(KEY, LONG).await, Err(LockError::Unavailable));
-    let reader = || with(ask("counter"), |ask| ask.mode = Mode::Shared);
+    let reader = || with(request("counter"), |request| request.mode = Mode::Shared);
     let (first, second) = (take(&store, &reader()).await, take(&store, &reader()).await);
     assert!(taken().await);
-    give_back(&store, &first.claim).await;
+    give_back(&store, &first.key).await;
     assert!(taken().await, "the second reader is still there");
-    give_back(&store, &second.claim).await;
-    let brief = take(&store, &with(ask("counter"), |ask| ask.min_hold = Duration::from_secs(600))).await;
-    give_back(&store, &brief.claim).await;
+    give_back(&store, &second.key).await;
+    let brief =
+        take(&store, &with(request("counter"), |request| request.min_hold = Duration::from_secs(600))).await;
+    give_back(&store, &brief.key).await;
     assert!(taken().await, "it lingers");
     store.break_lock(&name("counter"), "enough").await.unwrap();
     manager.lock(KEY, LONG).await.unwrap();
@@ -234,8 +235,8 @@ async fn a_break_frees_a_foreign_lock_and_its_late_release_harms_nobody() {
     let (store, manager) = (client_of(&server).await, rslock(&server));
     let theirs = manager.lock(KEY, LONG).await.unwrap();
     let fence = store.break_lock(&name("counter"), "its host is gone").await.unwrap();
-    let ours = take(&store, &ask("counter")).await;
+    let ours = take(&store, &request("counter")).await;
     grow(&[fence, ours.fence]);
     theirs.release().await;
-    assert_eq!(renew(&store, &ours).await, Renewal::Renewed);
+    assert_eq!(renew(&store, &ours).await, RenewOutcome::Renewed);
 }

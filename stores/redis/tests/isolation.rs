@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use common::{Client, keeper, open, tell};
 use futures_util::future::join_all;
-use lockkeeper_core::{Acquired, Error, Renewal};
+use lockkeeper_core::{AcquireOutcome, Error, RenewOutcome};
 use lockkeeper_testkit::laws::{
-    ask, eventually, give_back, granted, is_free, name, soon, stand_in_line, take,
+    eventually, give_back, granted, is_free, join_queue, name, request, soon, take,
 };
 use lockkeeper_testkit::servers::{self, RedisCluster, RedisOptions};
 
@@ -77,7 +77,7 @@ async fn a_renewal_at_a_silent_node_is_unknown_and_the_others_are_renewed() {
     cluster.nodes()[1].pause();
     let begun = Instant::now();
     let answers = soon("renewals are answered", store.renew(&grants)).await.unwrap();
-    assert_eq!(answers, [Renewal::Renewed, Renewal::Unknown, Renewal::Renewed]);
+    assert_eq!(answers, [RenewOutcome::Renewed, RenewOutcome::Unknown, RenewOutcome::Renewed]);
     assert!(begun.elapsed() < Duration::from_secs(3), "after {:?}", begun.elapsed());
     cluster.nodes()[1].resume();
 }
@@ -91,23 +91,23 @@ async fn other_nodes_serve_while_one_is_silent() {
     let healthy = names_at(&cluster, 0, 30);
     let silent = names_at(&cluster, 1, 30);
     // A waiter at each, so that both are polled.
-    let held = take(&two, &ask(&silent[0])).await;
-    let waits = stand_in_line(&one, &ask(&silent[0]), 1).await;
+    let held = take(&two, &request(&silent[0])).await;
+    let waits = join_queue(&one, &request(&silent[0]), 1).await;
     tell(cluster.addrs()[0], &["SET", &format!("lock:{}", healthy[0]), "foreign", "PX", "600000"]);
-    let foreign = stand_in_line(&one, &ask(&healthy[0]), 1).await;
+    let foreign = join_queue(&one, &request(&healthy[0]), 1).await;
     cluster.nodes()[1].pause();
     let stuck: Vec<_> = silent[1..]
         .iter()
         .map(|text| {
-            let (one, asked) = (one.clone(), ask(text));
+            let (one, asked) = (one.clone(), request(text));
             tokio::spawn(async move { one.acquire(&asked).await.map(drop) })
         })
         .collect();
     let mut slowest = Duration::ZERO;
     for text in &healthy[1..] {
         let begun = Instant::now();
-        let grant = take(&one, &ask(text)).await;
-        give_back(&one, &grant.claim).await;
+        let grant = take(&one, &request(text)).await;
+        give_back(&one, &grant.key).await;
         slowest = slowest.max(begun.elapsed());
     }
     assert!(slowest < Duration::from_secs(1), "one took {slowest:?}");
@@ -120,7 +120,7 @@ async fn other_nodes_serve_while_one_is_silent() {
         assert!(matches!(answer, Err(Error::Unknown(_) | Error::Unavailable(_))), "{answer:?}");
     }
     cluster.nodes()[1].resume();
-    eventually("the node answers again", || async { two.release(&held.claim).await.is_ok() }).await;
+    eventually("the node answers again", || async { two.release(&held.key).await.is_ok() }).await;
     granted(waits).await;
 }
 
@@ -130,19 +130,19 @@ async fn a_node_that_dies_costs_the_others_not_one_request() {
     let Some(mut cluster) = cluster() else { return };
     let store = client_of(&cluster).await;
     let (healthy, dead) = (names_at(&cluster, 0, 20), names_at(&cluster, 1, 20));
-    take(&store, &ask(&dead[0])).await;
+    take(&store, &request(&dead[0])).await;
     cluster.node_mut(1).kill9();
     for (here, there) in healthy.iter().zip(&dead) {
-        let lost = soon("an ask ends", store.acquire(&ask(there))).await;
+        let lost = soon("an request ends", store.acquire(&request(there))).await;
         assert!(matches!(lost, Err(Error::Unknown(_) | Error::Unavailable(_))), "{lost:?}");
         let begun = Instant::now();
-        let answer = store.acquire(&ask(here)).await;
-        assert!(matches!(answer, Ok(Acquired::Granted(_))), "{answer:?}");
+        let answer = store.acquire(&request(here)).await;
+        assert!(matches!(answer, Ok(AcquireOutcome::Granted(_))), "{answer:?}");
         assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
     }
 }
 
-/// Seeds that take connections and never answer hold nobody up for long: the next one is asked meanwhile.
+/// Seeds that take connections and never answer hold no client up for long: the next one is asked meanwhile.
 #[tokio::test(flavor = "multi_thread")]
 async fn seeds_that_are_silent_do_not_delay_the_opening() {
     let Some(cluster) = cluster() else { return };
@@ -152,6 +152,34 @@ async fn seeds_that_are_silent_do_not_delay_the_opening() {
     let begun = Instant::now();
     let store = open(&format!("redis+cluster://{},{}", seeds.join(","), cluster.addrs()[2])).await;
     assert!(begun.elapsed() < Duration::from_millis(2500), "{:?}", begun.elapsed());
-    take(&store, &ask("orders/42")).await;
+    take(&store, &request("orders/42")).await;
     assert!(store.inspect(&name("orders/42")).await.unwrap().is_some());
+}
+
+/// A node that has left the cluster is not called any more: the store closes its connection.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_left_the_cluster_is_disconnected() {
+    let Some(cluster) = cluster() else { return };
+    let (addrs, text) = (cluster.addrs(), names_at(&cluster, 2, 1).remove(0));
+    let store = client_of(&cluster).await;
+    let held = take(&store, &request(&text)).await;
+    give_back(&store, &held.key).await;
+    let connections = || {
+        tell(addrs[2], &["CLIENT", "LIST", "TYPE", "PUBSUB"]).lines().count()
+            + tell(addrs[2], &["CLIENT", "LIST", "TYPE", "NORMAL"]).lines().count()
+    };
+    assert!(connections() > 1, "nothing is shown: it was not connected");
+    let id = tell(addrs[2], &["CLUSTER", "MYID"]);
+    tell(addrs[2], &["FLUSHALL"]);
+    tell(addrs[2], &["CLUSTER", "RESET", "HARD"]);
+    for addr in &addrs[..2] {
+        tell(*addr, &["CLUSTER", "FORGET", &id]);
+    }
+    tell(addrs[1], &["CLUSTER", "ADDSLOTSRANGE", "10922", "16383"]);
+    eventually("another node has its slots", || async {
+        matches!(store.acquire(&request(&text)).await, Ok(AcquireOutcome::Granted(_)))
+    })
+    .await;
+    // One is the connection that this test asks on.
+    eventually("the connection is closed", || async { connections() == 1 }).await;
 }

@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::table::{Answer, Effect, Now, Table};
+use lockkeeper_core::table::{Answer, Now, Table, TableEffect};
 use lockkeeper_core::{
-    Acquired, Ask, Attempt, Claim, Error, Fence, Grant, Held, Holder, LockName, LockPage, Locks, Mode,
-    Moment, Names, Owner, Page, Result, Wait, Wall,
+    AcquireOutcome, Attempt, BootInstant, Error, Fence, Grant, Holder, HolderView, LockName, LockPage,
+    LockRequest, Locks, Mode, Names, Owner, Page, RequestKey, Result, Wait, WallTime,
 };
 use lockkeeper_redis::{Options, RedisStore};
 use lockkeeper_testkit::laws::{name, soon};
@@ -50,8 +50,8 @@ struct Pair {
     stores: Vec<RedisStore>,
     table: Table,
     attempts: u64,
-    claims: Vec<Claim>,
-    waiting: HashMap<Attempt, (usize, JoinHandle<Result<Acquired>>)>,
+    keys: Vec<RequestKey>,
+    waiting: HashMap<Attempt, (usize, JoinHandle<Result<AcquireOutcome>>)>,
     /// The fences of the table, and what the store gave instead, for each name. Who of two is served first at the same moment
     /// is left open where they want different names.
     fences: HashMap<LockName, BTreeMap<Fence, Fence>>,
@@ -62,86 +62,85 @@ struct Pair {
 impl Pair {
     fn now(&self) -> Now {
         let passed = self.passed.as_nanos() as u64;
-        Now { moment: Moment::from_nanos(passed), wall: Wall::from_micros(1 + passed / 1000) }
+        Now { moment: BootInstant::from_nanos(passed), wall: WallTime::from_micros(1 + passed / 1000) }
     }
 
     fn any_store(&mut self) -> usize {
         self.dice.roll(self.stores.len() as u64) as usize
     }
 
-    fn new_ask(&mut self) -> Ask {
+    fn new_ask(&mut self) -> LockRequest {
         let dice = &mut self.dice;
         let count = if dice.one_in(4) { 2 } else { 1 };
         let names = Names::new((0..count).map(|_| name(["a", "b", "c"][dice.roll(3) as usize]))).unwrap();
         self.attempts += 1;
         let attempt = Attempt::from_bytes(u128::from(self.attempts).to_be_bytes());
         let holder = Holder::new("here", 1, Some(self.attempts.to_string())).unwrap();
-        let mut ask = Ask::new(attempt, names, UNIT + dice.units(6), Arc::new(holder));
-        ask.mode = [Mode::Exclusive, Mode::Exclusive, Mode::Shared, Mode::Permit(2)][dice.roll(4) as usize];
-        ask.wait = if dice.one_in(3) { Wait::No } else { Wait::Forever };
+        let mut request = LockRequest::new(attempt, names, UNIT + dice.units(6), Arc::new(holder));
+        request.mode =
+            [Mode::Exclusive, Mode::Exclusive, Mode::Shared, Mode::Permit(2)][dice.roll(4) as usize];
+        request.wait = if dice.one_in(3) { Wait::No } else { Wait::Forever };
         if dice.one_in(3) {
-            ask.owner = Some(Owner::from_bytes([dice.roll(4) as u8; 16]));
+            request.owner = Some(Owner::from_bytes([dice.roll(4) as u8; 16]));
         }
         if dice.one_in(5) {
-            ask.lock_delay = dice.units(5);
+            request.lock_delay = dice.units(5);
         }
         if dice.one_in(5) {
-            ask.min_hold = dice.units(5);
+            request.min_hold = dice.units(5);
         }
-        ask
+        request
     }
 
-    async fn ask(&mut self) {
-        let ask = self.new_ask();
-        let expected = self.table.handle_ask(self.now(), ask.clone());
-        let (claim, place) = (ask.claim.clone(), self.any_store());
-        self.claims.push(claim.clone());
+    async fn request(&mut self) {
+        let request = self.new_ask();
+        let expected = self.table.handle_request(self.now(), request.clone());
+        let (key, place) = (request.key.clone(), self.any_store());
+        self.keys.push(key.clone());
         let store = self.stores[place].clone();
-        let mut got = tokio::spawn(async move { store.acquire(&ask).await });
+        let mut got = tokio::spawn(async move { store.acquire(&request).await });
         match expected {
             Ok(Answer::Waiting) => {
                 self.waited += 1;
-                self.waiting.insert(claim.attempt, (place, got));
+                self.waiting.insert(key.attempt, (place, got));
             }
-            // A circle of owners, which this store does not find: take it back. An upgrade is told at once.
+            // A cycle of owners, which this store does not find: withdraw the request. An upgrade is reported at once.
             Err(Error::Deadlock(_)) => {
                 if tokio::time::timeout(Duration::from_millis(50), &mut got).await.is_err() {
                     got.abort();
-                    self.stores[place].release(&claim).await.unwrap();
+                    self.stores[place].release(&key).await.unwrap();
                 }
             }
-            Ok(Answer::Granted(grant)) => self.same(got.await.unwrap(), Ok(Acquired::Granted(grant))),
-            Ok(Answer::Busy(busy)) => self.same(got.await.unwrap(), Ok(Acquired::Busy(busy))),
+            Ok(Answer::Granted(grant)) => self.same(got.await.unwrap(), Ok(AcquireOutcome::Granted(grant))),
+            Ok(Answer::Busy(busy)) => self.same(got.await.unwrap(), Ok(AcquireOutcome::Busy(busy))),
             Err(error) => self.same(got.await.unwrap(), Err(error)),
         }
     }
 
-    fn any_claim(&mut self) -> Claim {
-        let recent = self.claims.len().min(12) as u64;
-        self.claims[self.claims.len() - 1 - self.dice.roll(recent) as usize].clone()
+    fn any_claim(&mut self) -> RequestKey {
+        let recent = self.keys.len().min(12) as u64;
+        self.keys[self.keys.len() - 1 - self.dice.roll(recent) as usize].clone()
     }
 
     async fn release(&mut self) {
-        let claim = self.any_claim();
-        let expected = self.table.handle_release(self.now(), &claim);
-        let waiter = self.waiting.remove(&claim.attempt);
-        // Whoever waits leaves the line where it stands; what is held can be given back anywhere.
+        let key = self.any_claim();
+        let expected = self.table.handle_release(self.now(), &key);
+        let waiter = self.waiting.remove(&key.attempt);
+        // A client that waits leaves the line where it stands; what is held can be given back anywhere.
         let place = waiter.as_ref().map_or_else(|| self.any_store(), |(place, _)| *place);
-        assert_eq!(self.stores[place].release(&claim).await.unwrap(), expected, "{claim:?}");
+        assert_eq!(self.stores[place].release(&key).await.unwrap(), expected, "{key:?}");
         if let Some((_, waiter)) = waiter {
             waiter.abort();
         }
     }
 
     async fn renew(&mut self) {
-        let claim = self.any_claim();
-        let expected = self.table.handle_renew(self.now(), &claim.attempt);
-        let (fence, mode, ttl, sent_at) = (Fence::MAX, Mode::Exclusive, UNIT, Moment::default());
+        let key = self.any_claim();
+        let expected = self.table.handle_renew(self.now(), &key.attempt);
+        let (fence, mode, ttl, sent_at) = (Fence::MAX, Mode::Exclusive, UNIT, BootInstant::default());
         let place = self.any_store();
-        let answers = self.stores[place]
-            .renew(&[Grant { claim, fence, mode, ttl, sent_at, lease: ttl }])
-            .await
-            .unwrap();
+        let answers =
+            self.stores[place].renew(&[Grant { key, fence, mode, ttl, sent_at, lease: ttl }]).await.unwrap();
         assert_eq!(answers, [expected]);
     }
 
@@ -170,7 +169,7 @@ impl Pair {
         }
     }
 
-    /// Compares everything that can be seen, as soon as those who are next in line have come to their turn.
+    /// Compares everything that can be seen, as soon as those who are next in the queue have come to their turn.
     async fn compare(&mut self) {
         let expected = seen(self.table.list(self.now().moment, "", &Page::FIRST));
         let began = Instant::now();
@@ -183,7 +182,7 @@ impl Pair {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         while let Some(effect) = self.table.poll_effect() {
-            let Effect::Answer(attempt, expected) = effect else { continue };
+            let TableEffect::Answer(attempt, expected) = effect else { continue };
             let (place, waiter) = self.waiting.remove(&attempt).expect("it waits");
             let got = soon("a waiter is answered", waiter).await.unwrap();
             // What its store says for it has arrived before this is answered.
@@ -196,15 +195,15 @@ impl Pair {
         assert!(early.is_none(), "answered out of turn: {early:?}");
     }
 
-    fn same(&mut self, got: Result<Acquired>, expected: Result<Acquired>) {
+    fn same(&mut self, got: Result<AcquireOutcome>, expected: Result<AcquireOutcome>) {
         match (got, expected) {
-            (Ok(Acquired::Granted(got)), Ok(Acquired::Granted(expected))) => {
-                assert_eq!((&got.claim, got.mode, got.ttl), (&expected.claim, expected.mode, expected.ttl));
-                for name in &got.claim.names {
+            (Ok(AcquireOutcome::Granted(got)), Ok(AcquireOutcome::Granted(expected))) => {
+                assert_eq!((&got.key, got.mode, got.ttl), (&expected.key, expected.mode, expected.ttl));
+                for name in &got.key.names {
                     self.note(name, expected.fence, got.fence);
                 }
             }
-            (Ok(Acquired::Busy(got)), Ok(Acquired::Busy(expected))) => {
+            (Ok(AcquireOutcome::Busy(got)), Ok(AcquireOutcome::Busy(expected))) => {
                 assert_eq!((&got.name, got.waiting), (&expected.name, expected.waiting));
                 assert_eq!(labels(&got.held), labels(&expected.held));
             }
@@ -226,8 +225,8 @@ impl Pair {
 
 type Label = (Option<String>, Mode, bool, Option<String>, u64);
 
-fn labels(held: &[Held]) -> Vec<Label> {
-    let view = |held: &Held| {
+fn labels(held: &[HolderView]) -> Vec<Label> {
+    let view = |held: &HolderView| {
         let (label, revoked) = (held.holder.label.clone(), held.revoked.clone());
         (label, held.mode, held.lingering, revoked, units(held.expires_in_ms))
     };
@@ -243,7 +242,7 @@ fn units(ms: u64) -> u64 {
 /// What is compared: all but the numbers that depend on the time of day.
 fn seen(page: LockPage) -> Vec<String> {
     let line = |view: &lockkeeper_core::LockView| -> Vec<_> {
-        view.line.iter().map(|queued| (queued.holder.label.clone(), queued.mode)).collect()
+        view.queue.iter().map(|queued| (queued.holder.label.clone(), queued.mode)).collect()
     };
     let locks = page.locks.iter();
     let shown = locks.map(|v| (&v.name, labels(&v.held), v.waiting, line(v), v.delayed_ms.map(units)));
@@ -285,16 +284,16 @@ async fn compare(clients: usize) {
             stores,
             table: Table::default(),
             attempts: 0,
-            claims: Vec::new(),
+            keys: Vec::new(),
             waiting: HashMap::new(),
             fences: HashMap::new(),
             waited: 0,
             served: 0,
         };
-        pair.ask().await;
+        pair.request().await;
         for _ in 0..150 {
             match pair.dice.roll(10) {
-                0..=3 => pair.ask().await,
+                0..=3 => pair.request().await,
                 4..=6 => pair.release().await,
                 7 => pair.renew().await,
                 8 if pair.dice.one_in(3) => pair.take_away().await,

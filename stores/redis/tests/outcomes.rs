@@ -1,13 +1,14 @@
-//! What callers are told when a request failed after it was applied, and that nothing is held for nobody afterwards.
+//! What callers are told when a request failed after it was applied, and that nothing is held without a caller afterwards.
 
 mod common;
 
 use std::time::Duration;
 
 use common::{Client, client_of, failed, keeper, open, says, tell, url};
-use lockkeeper_core::{Acquired, Ask, Error, Grant, Mode, Outcome, Release, Wait};
+use lockkeeper_core::{AcquireOutcome, Error, Grant, LockRequest, Mode, Outcome, ReleaseOutcome, Wait};
 use lockkeeper_testkit::laws::{
-    ask, eventually, give_back, granted, in_line, is_free, name, refused, soon, stand_in_line, take, with,
+    eventually, give_back, granted, is_free, join_queue, name, queue_reaches, refused, request, soon, take,
+    with,
 };
 use lockkeeper_testkit::proxy::{Direction, Fault, Framing, Proxy};
 use lockkeeper_testkit::servers::{self, RedisOptions, Server};
@@ -50,7 +51,7 @@ async fn two_teams_with_prefixes_of_their_own_do_not_fail_each_other() {
     }
     for i in 0..20 {
         for team in &teams {
-            take(team, &ask(&format!("jobs/{i}"))).await;
+            take(team, &request(&format!("jobs/{i}"))).await;
         }
     }
     let denied = tell(server.addr(), &["ACL", "LOG"]);
@@ -64,9 +65,9 @@ async fn a_grant_whose_wait_was_refused_is_given_back() {
     add_user(&server, "worker", "lock:", &["-wait"]);
     let store = open(&format!("redis://worker:pw@{}?wait_replicas=1", server.addr())).await;
     for min_hold in [Duration::ZERO, HOUR] {
-        let asked = with(ask("jobs"), |ask| ask.min_hold = min_hold);
+        let asked = with(request("jobs"), |request| request.min_hold = min_hold);
         says(&failed(&store, &asked).await, Outcome::Denied, &["NOPERM"]);
-        assert_eq!(tell(server.addr(), &["EXISTS", "lock:jobs"]), "0", "held for nobody");
+        assert_eq!(tell(server.addr(), &["EXISTS", "lock:jobs"]), "0", "held without a caller");
     }
 }
 
@@ -76,9 +77,9 @@ async fn an_error_raised_inside_a_script_that_may_have_written_is_unknown() {
     let Ok(server) = servers::redis(RedisOptions::default()) else { return };
     let store = client_of(&server).await;
     // The queue of the lock is something else: the script notices when it is about to add an entry.
-    tell(server.addr(), &["SET", "lockkeeper:{all}:line:lock:jobs", "no queue"]);
-    take(&store, &ask("jobs")).await;
-    let patient = with(ask("jobs"), |ask| ask.wait = Wait::Forever);
+    tell(server.addr(), &["SET", "lockkeeper:{all}:queue:lock:jobs", "no queue"]);
+    take(&store, &request("jobs")).await;
+    let patient = with(request("jobs"), |request| request.wait = Wait::Forever);
     says(&failed(&store, &patient).await, Outcome::Unknown, &["WRONGTYPE", "a part of its work"]);
 }
 
@@ -90,25 +91,25 @@ async fn a_failed_replication_does_not_fail_the_waiters_of_the_same_batch() {
     tell(pair.primary().addr(), &["SET", "anything", "at all"]);
     pair.wait_synced();
     let holder = client_of(pair.primary()).await;
-    let held = take(&holder, &ask("held")).await;
+    let held = take(&holder, &request("held")).await;
     pair.wait_synced();
     pair.cut_replication();
     let store = open(&format!("{}?wait_replicas=1&timeout=1s", url(pair.primary()))).await;
-    let asks: Vec<Ask> = (0..40)
+    let requests: Vec<LockRequest> = (0..40)
         .map(|i| {
             let text = if i % 2 == 0 { "held".to_owned() } else { format!("free/{i}") };
-            with(ask(&text), |ask| ask.wait = Wait::For(Duration::from_secs(600)))
+            with(request(&text), |request| request.wait = Wait::For(Duration::from_secs(600)))
         })
         .collect();
-    let tasks: Vec<_> = asks
+    let tasks: Vec<_> = requests
         .iter()
         .cloned()
-        .map(|ask| {
+        .map(|request| {
             let store = store.clone();
-            tokio::spawn(async move { (ask.clone(), store.acquire(&ask).await) })
+            tokio::spawn(async move { (request.clone(), store.acquire(&request).await) })
         })
         .collect();
-    in_line(&holder, &name("held"), 20).await;
+    queue_reaches(&holder, &name("held"), 20).await;
     // Every request for a free lock is answered, with an error; no request in the queue is.
     eventually("the others are answered", || async {
         tasks.iter().filter(|task| task.is_finished()).count() >= 20
@@ -117,15 +118,15 @@ async fn a_failed_replication_does_not_fail_the_waiters_of_the_same_batch() {
     assert_eq!(waiting(&holder, "held").await, 20);
     for task in tasks {
         if task.is_finished() {
-            let (ask, answer) = task.await.unwrap();
-            assert_ne!(ask.claim.names.first().as_str(), "held", "a waiter was told: {answer:?}");
+            let (request, answer) = task.await.unwrap();
+            assert_ne!(request.key.names.first().as_str(), "held", "a waiter was told: {answer:?}");
             assert!(matches!(answer, Err(Error::Unavailable(_))), "{answer:?}");
-            assert_eq!(tell(pair.primary().addr(), &["EXISTS", &format!("lock:{}", ask.claim.names)]), "0");
+            assert_eq!(tell(pair.primary().addr(), &["EXISTS", &format!("lock:{}", request.key.names)]), "0");
         } else {
             task.abort();
         }
     }
-    give_back(&holder, &held.claim).await;
+    give_back(&holder, &held.key).await;
 }
 
 /// The queue entries of four waiters whose wait ended during an outage would cost the next waiter a claim each.
@@ -136,35 +137,35 @@ async fn a_wait_that_ends_while_the_server_is_unreachable_leaves_no_queue_entry(
         return;
     };
     // The process lives on, and waits for something else.
-    let elsewhere = take(&other, &ask("elsewhere")).await;
-    let waits = stand_in_line(&store, &ask("elsewhere"), 1).await;
-    let held = take(&other, &ask("jobs")).await;
-    let brief = || with(ask("jobs"), |ask| ask.wait = Wait::For(Duration::from_secs(2)));
-    let asks: Vec<Ask> = (0..4).map(|_| brief()).collect();
-    let tasks = asks.iter().cloned().map(|ask| {
+    let elsewhere = take(&other, &request("elsewhere")).await;
+    let waits = join_queue(&store, &request("elsewhere"), 1).await;
+    let held = take(&other, &request("jobs")).await;
+    let brief = || with(request("jobs"), |request| request.wait = Wait::For(Duration::from_secs(2)));
+    let requests: Vec<LockRequest> = (0..4).map(|_| brief()).collect();
+    let tasks = requests.iter().cloned().map(|request| {
         let store = store.clone();
-        tokio::spawn(async move { store.acquire(&ask).await })
+        tokio::spawn(async move { store.acquire(&request).await })
     });
     let tasks: Vec<_> = tasks.collect();
     let library = keeper(&store);
     let guarded =
         tokio::spawn(library.lock("jobs").ttl(Duration::from_secs(2)).wait(Duration::from_secs(2)).acquire());
-    in_line(&other, &name("jobs"), 5).await;
+    queue_reaches(&other, &name("jobs"), 5).await;
     proxy.cut_all();
     for task in tasks {
         let answer = soon("a wait ends", task).await.unwrap();
         assert!(matches!(answer, Err(Error::Unknown(_))), "it stands in the queue, and is told: {answer:?}");
     }
     let answer = soon("a wait ends", guarded).await.unwrap();
-    assert!(answer.is_err(), "nobody gave it the lock");
+    assert!(answer.is_err(), "no client gave it the lock");
     proxy.heal();
-    for ask in &asks {
-        eventually("a release is answered", || async { store.release(&ask.claim).await.is_ok() }).await;
+    for request in &requests {
+        eventually("a release is answered", || async { store.release(&request.key).await.is_ok() }).await;
     }
     eventually("no queue entry is left", || async { waiting(&other, "jobs").await == 0 }).await;
-    give_back(&other, &held.claim).await;
+    give_back(&other, &held.key).await;
     is_free(&other, "jobs").await;
-    give_back(&other, &elsewhere.claim).await;
+    give_back(&other, &elsewhere.key).await;
     granted(waits).await;
 }
 
@@ -176,37 +177,37 @@ async fn a_release_that_was_given_up_leaves_no_queue_entry_before_a_waiter() {
     else {
         return;
     };
-    let elsewhere = take(&other, &ask("elsewhere")).await;
-    let waits = stand_in_line(&store, &ask("elsewhere"), 1).await;
-    let held = take(&other, &ask("jobs")).await;
+    let elsewhere = take(&other, &request("elsewhere")).await;
+    let waits = join_queue(&store, &request("elsewhere"), 1).await;
+    let held = take(&other, &request("jobs")).await;
     let library = keeper(&store);
-    let asks = tokio::spawn(library.lock("jobs").ttl(Duration::from_secs(1)).acquire());
-    in_line(&other, &name("jobs"), 1).await;
-    let behind = stand_in_line(&other, &ask("jobs"), 2).await;
+    let requests = tokio::spawn(library.lock("jobs").ttl(Duration::from_secs(1)).acquire());
+    queue_reaches(&other, &name("jobs"), 1).await;
+    let behind = join_queue(&other, &request("jobs"), 2).await;
     proxy.cut_all();
-    asks.abort();
-    assert!(asks.await.is_err());
+    requests.abort();
+    assert!(requests.await.is_err());
     soon("the library gives up", library.settle()).await;
     proxy.heal();
-    in_line(&other, &name("jobs"), 1).await;
-    give_back(&other, &held.claim).await;
+    queue_reaches(&other, &name("jobs"), 1).await;
+    give_back(&other, &held.key).await;
     granted(behind).await;
-    give_back(&other, &elsewhere.claim).await;
+    give_back(&other, &elsewhere.key).await;
     granted(waits).await;
 }
 
 /// A request waits in a buffer on its way, the client gives it up and releases on another connection; then it arrives.
-async fn arrives_late(asked: &Ask) -> Option<()> {
+async fn arrives_late(asked: &LockRequest) -> Option<()> {
     let (server, proxy, store, other) = through_a_proxy("timeout=300ms&poll=200ms&claim=60s").await?;
     let held = match asked.wait {
         Wait::No => None,
-        _ => Some(take(&other, &ask("jobs")).await),
+        _ => Some(take(&other, &request("jobs")).await),
     };
     let fault = proxy.inject(Fault::at_request(1).hold());
     let answer = soon("the request ends", store.acquire(asked)).await;
     assert!(matches!(answer, Err(Error::Unknown(_))), "{answer:?}");
     assert!(fault.fired());
-    eventually("a release is answered", || async { store.release(&asked.claim).await.is_ok() }).await;
+    eventually("a release is answered", || async { store.release(&asked.key).await.is_ok() }).await;
     let before = tell(server.addr(), &["INFO", "commandstats"]);
     proxy.heal();
     let calls =
@@ -216,24 +217,24 @@ async fn arrives_late(asked: &Ask) -> Option<()> {
     })
     .await;
     if let Some(held) = held {
-        assert_eq!(waiting(&other, "jobs").await, 0, "in the queue for nobody");
-        give_back(&other, &held.claim).await;
+        assert_eq!(waiting(&other, "jobs").await, 0, "in the queue without a caller");
+        give_back(&other, &held.key).await;
     }
     is_free(&other, "jobs").await;
     // The caller may use the attempt again: what it sends now is newer than its release.
-    give_back(&store, &take(&store, asked).await.claim).await;
+    give_back(&store, &take(&store, asked).await.key).await;
     is_free(&other, "jobs").await;
     Some(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_arrives_after_its_release_takes_no_lock() {
-    arrives_late(&ask("jobs")).await;
+    arrives_late(&request("jobs")).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_arrives_after_its_release_takes_no_queue_entry() {
-    arrives_late(&with(ask("jobs"), |ask| ask.wait = Wait::Forever)).await;
+    arrives_late(&with(request("jobs"), |request| request.wait = Wait::Forever)).await;
 }
 
 /// The caller is gone as well: the store releases for it, and what arrives then is refused.
@@ -244,7 +245,7 @@ async fn a_request_without_a_caller_that_arrives_late_takes_no_lock() {
         return;
     };
     let fault = proxy.inject(Fault::at_request(1).hold());
-    let (store2, asked) = (store.clone(), ask("jobs"));
+    let (store2, asked) = (store.clone(), request("jobs"));
     let task = tokio::spawn(async move { store2.acquire(&asked).await });
     eventually("the request is on its way", || async { fault.fired() }).await;
     task.abort();
@@ -256,7 +257,7 @@ async fn a_request_without_a_caller_that_arrives_late_takes_no_lock() {
     proxy.heal();
     let late = || tell(server.addr(), &["EXISTS", "lock:jobs"]) == "1";
     for _ in 0..20 {
-        assert!(!late(), "held for nobody");
+        assert!(!late(), "held without a caller");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     is_free(&other, "jobs").await;
@@ -268,17 +269,17 @@ async fn let_in_by_message(
     proxy: &Proxy,
     store: &Client,
     other: &Client,
-    asked: &Ask,
+    asked: &LockRequest,
 ) -> Grant {
-    let held = take(other, &ask("jobs")).await;
-    let waiter = stand_in_line(store, asked, 1).await;
+    let held = take(other, &request("jobs")).await;
+    let waiter = join_queue(store, asked, 1).await;
     // It does so once it knows that it is in the queue.
     eventually("it listens", || async {
         !tell(server.addr(), &["PUBSUB", "CHANNELS", "lockkeeper:wake:*"]).is_empty()
     })
     .await;
     proxy.hold(Direction::Requests);
-    give_back(other, &held.claim).await;
+    give_back(other, &held.key).await;
     let grant = granted(waiter).await;
     assert!(grant.lease < grant.ttl, "the server confirmed it: nothing is shown");
     // What was on its way is lost.
@@ -290,13 +291,13 @@ async fn let_in_by_message(
 #[tokio::test(flavor = "multi_thread")]
 async fn a_minimum_hold_counts_for_a_waiter_that_the_server_did_not_hear_confirm() {
     let Some((server, proxy, store, other)) = through_a_proxy("poll=1s&claim=60s").await else { return };
-    let cron = with(ask("jobs"), |ask| ask.min_hold = HOUR);
+    let cron = with(request("jobs"), |request| request.min_hold = HOUR);
     let grant = let_in_by_message(&server, &proxy, &store, &other, &cron).await;
     eventually("it is released", || async {
-        matches!(store.release(&grant.claim).await, Ok(Release::Released))
+        matches!(store.release(&grant.key).await, Ok(ReleaseOutcome::Released))
     })
     .await;
-    let busy = refused(&other, &ask("jobs")).await;
+    let busy = refused(&other, &request("jobs")).await;
     assert!(busy.held[0].lingering, "the job can run twice: {busy:?}");
 }
 
@@ -304,15 +305,15 @@ async fn a_minimum_hold_counts_for_a_waiter_that_the_server_did_not_hear_confirm
 #[tokio::test(flavor = "multi_thread")]
 async fn a_minimum_hold_does_not_count_for_a_waiter_that_gave_up() {
     let Some((_server, proxy, store, other)) = through_a_proxy("poll=1s&claim=60s").await else { return };
-    let cron = with(ask("jobs"), |ask| ask.min_hold = HOUR);
-    let held = take(&other, &ask("jobs")).await;
-    let waiter = stand_in_line(&store, &cron, 1).await;
+    let cron = with(request("jobs"), |request| request.min_hold = HOUR);
+    let held = take(&other, &request("jobs")).await;
+    let waiter = join_queue(&store, &cron, 1).await;
     proxy.cut_all();
     waiter.abort();
     assert!(waiter.await.is_err());
-    give_back(&other, &held.claim).await;
+    give_back(&other, &held.key).await;
     proxy.heal();
-    eventually("it leaves", || async { store.release(&cron.claim).await.is_ok() }).await;
+    eventually("it leaves", || async { store.release(&cron.key).await.is_ok() }).await;
     is_free(&other, "jobs").await;
 }
 
@@ -320,18 +321,18 @@ async fn a_minimum_hold_does_not_count_for_a_waiter_that_gave_up() {
 async fn a_lock_delay_counts_for_a_waiter_that_the_server_did_not_hear_confirm() {
     let Some((server, proxy, store, other)) = through_a_proxy("poll=200ms&claim=4s").await else { return };
     for broken in [false, true] {
-        let delayed = with(ask("jobs"), |ask| ask.lock_delay = HOUR);
+        let delayed = with(request("jobs"), |request| request.lock_delay = HOUR);
         let_in_by_message(&server, &proxy, &store, &other, &delayed).await;
         if broken {
             other.break_lock(&name("jobs"), "its host is gone").await.unwrap();
         }
         // Otherwise it never says anything again: the hold ends with the claim.
-        eventually("nobody is let in for a while", || async {
+        eventually("no client is let in for a while", || async {
             let view = other.inspect(&name("jobs")).await.unwrap();
             view.expect("it is not free").delayed_ms.is_some()
         })
         .await;
-        refused(&other, &ask("jobs")).await;
+        refused(&other, &request("jobs")).await;
         other.break_lock(&name("jobs"), "the next round").await.unwrap();
         is_free(&other, "jobs").await;
     }
@@ -343,13 +344,13 @@ async fn a_short_claim_does_not_shorten_the_queue_of_a_long_one() {
     let Ok(server) = servers::redis(RedisOptions::default()) else { return };
     let hasty = open(&format!("{}?poll=50ms&claim=100ms", url(&server))).await;
     let patient = open(&format!("{}?poll=5m&claim=10m", url(&server))).await;
-    let held = take(&hasty, &ask("jobs")).await;
-    let waiter = stand_in_line(&patient, &ask("jobs"), 1).await;
-    let second = with(ask("jobs"), |ask| ask.wait = Wait::For(Duration::from_millis(500)));
-    assert!(matches!(hasty.acquire(&second).await, Ok(Acquired::Busy(_))));
-    let left: i64 = tell(server.addr(), &["PTTL", "lockkeeper:{all}:line:lock:jobs"]).parse().unwrap();
+    let held = take(&hasty, &request("jobs")).await;
+    let waiter = join_queue(&patient, &request("jobs"), 1).await;
+    let second = with(request("jobs"), |request| request.wait = Wait::For(Duration::from_millis(500)));
+    assert!(matches!(hasty.acquire(&second).await, Ok(AcquireOutcome::Busy(_))));
+    let left: i64 = tell(server.addr(), &["PTTL", "lockkeeper:{all}:queue:lock:jobs"]).parse().unwrap();
     assert!(left > 300_000, "the queue ends in {left} ms, and its waiters are never served");
-    give_back(&hasty, &held.claim).await;
+    give_back(&hasty, &held.key).await;
     granted(waiter).await;
 }
 
@@ -358,15 +359,16 @@ async fn a_short_claim_does_not_shorten_the_queue_of_a_long_one() {
 async fn every_queue_has_an_end() {
     let Ok(server) = servers::redis(RedisOptions::default()) else { return };
     let store = open(&format!("{}?poll=5m&claim=10m", url(&server))).await;
-    let (first, second) = (take(&store, &ask("a")).await, take(&store, &ask("b")).await);
-    let both = with(lockkeeper_testkit::laws::ask_all(&["a", "b"]), |ask| ask.wait = Wait::Forever);
-    let waiter = stand_in_line(&store, &both, 1).await;
-    give_back(&store, &first.claim).await;
+    let (first, second) = (take(&store, &request("a")).await, take(&store, &request("b")).await);
+    let both =
+        with(lockkeeper_testkit::laws::request_all(&["a", "b"]), |request| request.wait = Wait::Forever);
+    let waiter = join_queue(&store, &both, 1).await;
+    give_back(&store, &first.key).await;
     for queue in ["a", "b"] {
-        let left = tell(server.addr(), &["PTTL", &format!("lockkeeper:{{all}}:line:lock:{queue}")]);
+        let left = tell(server.addr(), &["PTTL", &format!("lockkeeper:{{all}}:queue:lock:{queue}")]);
         assert!(left.parse::<i64>().unwrap() > 0, "the queue of {queue} never ends: {left}");
     }
-    give_back(&store, &second.claim).await;
+    give_back(&store, &second.key).await;
     granted(waiter).await;
 }
 
@@ -375,11 +377,11 @@ async fn every_queue_has_an_end() {
 async fn a_key_of_another_type_does_not_fail_the_poll_of_the_others() {
     let Ok(server) = servers::redis(RedisOptions::default()) else { return };
     let store = open(&format!("{}?poll=100ms&claim=2s", url(&server))).await;
-    let held = with(ask("jobs"), |ask| ask.ttl = Duration::from_secs(3));
+    let held = with(request("jobs"), |request| request.ttl = Duration::from_secs(3));
     take(&store, &held).await;
-    take(&store, &ask("odd")).await;
-    let odd = stand_in_line(&store, &ask("odd"), 1).await;
-    let waiter = stand_in_line(&store, &ask("jobs"), 1).await;
+    take(&store, &request("odd")).await;
+    let odd = join_queue(&store, &request("odd"), 1).await;
+    let waiter = join_queue(&store, &request("jobs"), 1).await;
     tell(server.addr(), &["DEL", "lock:odd"]);
     tell(server.addr(), &["RPUSH", "lock:odd", "dear", "data"]);
     // Only a poll finds out that its holder is gone.
@@ -394,11 +396,44 @@ async fn a_key_of_another_type_does_not_fail_the_poll_of_the_others() {
 async fn a_lock_whose_holds_are_missing_is_neither_free_nor_lost() {
     let Ok(server) = servers::redis(RedisOptions::default()) else { return };
     let store = open(&format!("{}?timeout=300ms", url(&server))).await;
-    let held = take(&store, &with(ask("jobs"), |ask| ask.mode = Mode::Shared)).await;
+    let held = take(&store, &with(request("jobs"), |request| request.mode = Mode::Shared)).await;
     tell(server.addr(), &["DEL", "lockkeeper:{all}:holds:lock:jobs"]);
     let renewed = soon("a renewal ends", store.renew(std::slice::from_ref(&held))).await;
     assert!(matches!(&renewed, Err(Error::Unavailable(_) | Error::Unknown(_))), "{renewed:?}");
-    says(&failed(&store, &ask("jobs")).await, Outcome::Unavailable, &["TRYAGAIN"]);
+    says(&failed(&store, &request("jobs")).await, Outcome::Unavailable, &["TRYAGAIN"]);
     store.break_lock(&name("jobs"), "its holds are gone").await.unwrap();
     is_free(&store, "jobs").await;
+}
+
+/// The same lock in one script with others: they are granted and handed over, and no caller hears that nothing has happened
+/// while its lock is held.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_whose_holds_are_missing_does_not_fail_the_others() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let store = open(&format!("{}?poll=100ms&claim=2s", url(&server))).await;
+    let shared = with(request("jobs"), |request| request.mode = Mode::Shared);
+    take(&store, &shared).await;
+    let held = with(request("dead"), |request| request.ttl = Duration::from_secs(3));
+    take(&store, &held).await;
+    let (stuck, waiter) =
+        (join_queue(&store, &request("jobs"), 1).await, join_queue(&store, &request("dead"), 1).await);
+    tell(server.addr(), &["DEL", "lockkeeper:{all}:holds:lock:jobs"]);
+    let tasks: Vec<_> = (0..200)
+        .map(|i| {
+            let text = if i % 2 == 0 { "jobs".to_owned() } else { format!("free/{i}") };
+            let (store, asked) = (store.clone(), request(&text));
+            tokio::spawn(async move { (text, store.acquire(&asked).await) })
+        })
+        .collect();
+    for task in tasks {
+        let (text, answer) = soon("an answer", task).await.unwrap();
+        match text.as_str() {
+            "jobs" => says(&answer.expect_err("its holds are missing"), Outcome::Unavailable, &["TRYAGAIN"]),
+            _ => assert!(matches!(answer, Ok(AcquireOutcome::Granted(_))), "{text}: {answer:?}"),
+        }
+    }
+    // Only a poll finds out that its holder is gone.
+    granted(waiter).await;
+    assert!(!stuck.is_finished(), "it is neither free nor lost");
+    stuck.abort();
 }

@@ -3,8 +3,8 @@
 mod common;
 
 use common::{grow, keeper, open, refused_at_open, renew, says, tell};
-use lockkeeper_core::{Acquired, Error, Outcome, Release, Renewal};
-use lockkeeper_testkit::laws::{ask, eventually, give_back, name, take};
+use lockkeeper_core::{AcquireOutcome, Error, Outcome, ReleaseOutcome, RenewOutcome};
+use lockkeeper_testkit::laws::{eventually, give_back, name, request, take};
 use lockkeeper_testkit::servers::{self, RedisOptions, RedisSentinel};
 
 fn url(fleet: &RedisSentinel, name: &str) -> String {
@@ -22,23 +22,23 @@ async fn the_store_follows_the_primary_that_the_sentinels_name() {
     let store = open(&url(&fleet, RedisSentinel::NAME)).await;
     assert_eq!(store.profile().store, "redis+sentinel");
     common::not_for_correctness(&store, &["sentinel"]);
-    let before = take(&store, &ask("orders/42")).await;
+    let before = take(&store, &request("orders/42")).await;
     fleet.pair.wait_synced();
 
     let old = fleet.master_addr().unwrap();
     fleet.pair.primary_mut().kill9();
-    // Until there is a new primary, an ask says so; it does not hang.
-    let asked = ask("orders/43");
-    let meanwhile = lockkeeper_testkit::laws::soon("an ask ends", store.acquire(&asked)).await;
+    // Until there is a new primary, a request says so; it does not hang.
+    let asked = request("orders/43");
+    let meanwhile = lockkeeper_testkit::laws::soon("an request ends", store.acquire(&asked)).await;
     assert!(matches!(meanwhile, Err(Error::Unavailable(_) | Error::Unknown(_))), "{meanwhile:?}");
     assert_eq!(fleet.wait_for_failover(old), fleet.pair.replica().addr());
 
     // The same store, not opened again; the same attempt, because it may have happened.
     eventually("the store finds the new primary", || async {
-        matches!(store.acquire(&asked).await, Ok(Acquired::Granted(_)))
+        matches!(store.acquire(&asked).await, Ok(AcquireOutcome::Granted(_)))
     })
     .await;
-    let after = take(&store, &ask("orders/44")).await;
+    let after = take(&store, &request("orders/44")).await;
     grow(&[before.fence, after.fence]);
     // The replica had heard of it, so it is still held there.
     let view = store.inspect(&name("orders/42")).await.unwrap().unwrap();
@@ -58,7 +58,9 @@ async fn the_store_follows_the_primary_that_the_sentinels_name() {
 async fn an_old_primary_that_still_answers_is_left_for_the_new_one() {
     let Ok(fleet) = servers::redis_sentinel(RedisOptions::default()) else { return };
     let store = open(&url(&fleet, RedisSentinel::NAME)).await;
-    let before = take(&store, &ask("before")).await;
+    let before = take(&store, &request("before")).await;
+    // Its grants have a connection of their own.
+    let counted = open(&format!("{}&wait_replicas=1", url(&fleet, RedisSentinel::NAME))).await;
     fleet.pair.wait_synced();
     let old = fleet.master_addr().unwrap();
     fleet.pair.cut_off_sentinels();
@@ -68,7 +70,7 @@ async fn an_old_primary_that_still_answers_is_left_for_the_new_one() {
     let begun = std::time::Instant::now();
     for i in 0.. {
         let name = format!("orders/{i}");
-        if let Ok(Acquired::Granted(grant)) = store.acquire(&ask(&name)).await {
+        if let Ok(AcquireOutcome::Granted(grant)) = store.acquire(&request(&name)).await {
             fences.push(grant.fence);
             if tell(new, &["EXISTS", &format!("lock:{name}")]) == "1" {
                 break;
@@ -79,17 +81,29 @@ async fn an_old_primary_that_still_answers_is_left_for_the_new_one() {
     }
     grow(&fences);
     // A release finds the same server as the request before it, and what was synced is still held there.
-    let held = take(&store, &ask("after")).await;
-    assert_eq!(give_back(&store, &held.claim).await, Release::Released);
-    assert_eq!(renew(&store, &before).await, Renewal::Renewed);
+    let held = take(&store, &request("after")).await;
+    assert_eq!(give_back(&store, &held.key).await, ReleaseOutcome::Released);
+    assert_eq!(renew(&store, &before).await, RenewOutcome::Renewed);
+    // The old primary has no replica any more, and says so for ever: that too is asked of the new one, and given back there.
+    eventually("grants that no replica has are asked of the new primary", || async {
+        let asked = request("counted");
+        says(&common::failed(&counted, &asked).await, Outcome::Unavailable, &["0 of 1 replicas"]);
+        tell(new, &["INFO", "commandstats"]).contains("cmdstat_wait:")
+    })
+    .await;
+    assert_eq!(tell(new, &["EXISTS", "lock:counted"]), "0", "it was granted here and given back elsewhere");
 }
 
-/// The sentinels tell only a user of theirs where the primary is.
+/// The sentinels tell only a user of theirs where the primary is, which needs the rights in the manual and no others.
 #[tokio::test(flavor = "multi_thread")]
 async fn sentinels_with_a_password_are_asked_with_it() {
     let Ok(fleet) = servers::redis_sentinel(RedisOptions::default()) else { return };
+    let manual = include_str!("../../../docs/stores/redis.md");
+    let rights =
+        manual.split('`').find(|text| text.starts_with("+sentinel|")).expect("the manual names them");
     for sentinel in fleet.sentinels() {
-        tell(sentinel, &["ACL", "SETUSER", "keeper", "on", ">sesame", "+@all"]);
+        let words = ["ACL", "SETUSER", "keeper", "on", ">sesame"].into_iter();
+        tell(sentinel, &words.chain(rights.split(' ')).collect::<Vec<_>>());
         tell(
             sentinel,
             &["ACL", "SETUSER", "default", "-sentinel|get-master-addr-by-name", "-sentinel|master"],
@@ -102,6 +116,6 @@ async fn sentinels_with_a_password_are_asked_with_it() {
     says(&wrong, Outcome::Denied, &["WRONGPASS"]);
     assert!(!wrong.to_string().contains("canary"), "{wrong}");
     let store = open(&format!("{url}&sentinel_user=keeper&sentinel_password=sesame")).await;
-    let grant = take(&store, &ask("orders/42")).await;
-    give_back(&store, &grant.claim).await;
+    let grant = take(&store, &request("orders/42")).await;
+    give_back(&store, &grant.key).await;
 }

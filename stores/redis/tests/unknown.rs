@@ -5,18 +5,30 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper::Lockkeeper;
-use lockkeeper_core::{Error, Fence, Release, Store};
+use lockkeeper_core::{Error, Fence, ReleaseOutcome, Store};
 use lockkeeper_host::SystemClock;
 use lockkeeper_redis::{Options, RedisStore};
-use lockkeeper_testkit::laws::{self, ask, eventually, give_back, is_free, soon, take};
+use lockkeeper_testkit::laws::{self, eventually, give_back, is_free, request, soon, take};
 use lockkeeper_testkit::proxy::{At, Fault, Framing, Proxy, every_point};
 use lockkeeper_testkit::servers::{self, RedisOptions, Server, redis_call};
 
 const TTL: Duration = Duration::from_secs(20);
 
 async fn open(addr: impl std::fmt::Display) -> Result<Arc<dyn Store>, Error> {
-    let url = format!("redis://{addr}?timeout=300ms&poll=100ms&claim=2s");
+    open_with(addr, "claim=2s").await
+}
+
+async fn open_with(addr: impl std::fmt::Display, more: &str) -> Result<Arc<dyn Store>, Error> {
+    let url = format!("redis://{addr}?timeout=300ms&poll=100ms&{more}");
     Ok(Arc::new(RedisStore::open(Options::from_url(&url)?).await?))
+}
+
+/// A client behind a proxy, and one that talks past it. No claim ends within a test: what goes was removed.
+async fn two_clients(server: &Server) -> (Proxy, Arc<dyn Store>, Arc<dyn Store>) {
+    let proxy = Proxy::start(server.addr(), Framing::Resp);
+    let key = "claim=10m";
+    let (store, other) = (open_with(proxy.addr(), key).await, open_with(server.addr(), key).await);
+    (proxy, store.unwrap(), other.unwrap())
 }
 
 /// What an unlucky client does, from its first word to its last. Everything must come out as if nothing had happened.
@@ -35,17 +47,18 @@ async fn story(proxy: &Proxy, other: &Arc<dyn Store>) {
     let seen = other.inspect(&laws::name("x")).await.unwrap().unwrap();
     assert_eq!(seen.held.iter().map(|held| held.fence).collect::<Vec<_>>(), [guard.fence()]);
     // A lock that is waited for: handed over once, to the one that waits.
-    let held = take(other, &ask("y")).await;
+    let held = take(other, &request("y")).await;
     let waiter = tokio::spawn(keeper.lock("y").ttl(TTL).acquire());
-    laws::in_line(other, &laws::name("y"), 1).await;
-    give_back(other, &held.claim).await;
+    laws::queue_reaches(other, &laws::name("y"), 1).await;
+    give_back(other, &held.key).await;
     let next = soon("the waiter is served", waiter).await.unwrap();
     // Only if its claim was lost for good may it be told so; then it holds nothing.
     let next = next.unwrap_or_else(|error| panic!("the waiter was let down: {error}"));
     assert!(next.fence() > held.fence);
     // A release that may have happened is a release in the end.
     match soon("a release ends", guard.release()).await {
-        Ok(Release::Released | Release::AlreadyGone) | Err(Error::Unknown(_) | Error::Unavailable(_)) => {}
+        Ok(ReleaseOutcome::Released | ReleaseOutcome::AlreadyGone)
+        | Err(Error::Unknown(_) | Error::Unavailable(_)) => {}
         Err(error) => panic!("{error}"),
     }
     drop(next);
@@ -61,16 +74,16 @@ async fn break_everywhere(server: &Server, kind: &str, fault: fn(At) -> Fault) {
         let proxy = Proxy::start(server.addr(), Framing::Resp);
         let injected = proxy.inject(fault(Fault::at_request(n)));
         story(&proxy, &other).await;
-        let grant = take(&other, &ask("x")).await;
+        let grant = take(&other, &request("x")).await;
         assert!(Some(grant.fence) > last, "the fence went back");
         last = Some(grant.fence);
-        give_back(&other, &grant.claim).await;
+        give_back(&other, &grant.key).await;
         injected.fired()
     })
     .await;
     println!("{kind}: {points} points");
     assert!(points > 8, "the story has more than {points} requests");
-    // Nothing is left but the counter, once the places in line of those who are gone are over.
+    // Nothing is left but the counter, once the queue entries of those who are gone are over.
     eventually("nothing is left behind", || async {
         redis_call(server.addr(), &["KEYS", "*"]).unwrap() == "lockkeeper:{all}:fence"
     })
@@ -121,11 +134,12 @@ async fn a_request_that_arrives_twice_would_be_harmless() {
     // No network does this to a connection; a retry does. The scripts must not mind.
     let Ok(server) = servers::redis(RedisOptions::default()) else { return };
     let store = open(server.addr()).await.unwrap();
-    let once = ask("x");
+    let once = request("x");
     let (first, again) = tokio::join!(take(&store, &once), take(&store, &once));
     assert_eq!(first.fence, again.fence);
-    let (one, two) = tokio::join!(store.release(&once.claim), store.release(&once.claim));
-    let released = [one.unwrap(), two.unwrap()].iter().filter(|answer| **answer == Release::Released).count();
+    let (one, two) = tokio::join!(store.release(&once.key), store.release(&once.key));
+    let released =
+        [one.unwrap(), two.unwrap()].iter().filter(|answer| **answer == ReleaseOutcome::Released).count();
     assert_eq!(released, 1);
     is_free(&store, "x").await;
 }
@@ -133,28 +147,33 @@ async fn a_request_that_arrives_twice_would_be_harmless() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_stays_of_what_nobody_heard_of() {
     let Ok(server) = servers::redis(RedisOptions::default()) else { return };
-    let proxy = Proxy::start(server.addr(), Framing::Resp);
-    let (store, other) = (open(proxy.addr()).await.unwrap(), open(server.addr()).await.unwrap());
-    laws::doubt::an_ask_in_doubt_leaves_nothing(&proxy, &store, &other).await;
-    laws::doubt::a_release_that_was_given_up_leaves_nothing(&proxy, &store, &other).await;
+    let (proxy, store, other) = two_clients(&server).await;
+    laws::unknown::an_unknown_request_leaves_nothing(&proxy, &store, &other).await;
+    laws::unknown::a_release_that_was_given_up_leaves_nothing(&proxy, &store, &other).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_wait_that_ends_during_an_outage_leaves_nothing() {
     let Ok(server) = servers::redis(RedisOptions::default()) else { return };
-    let proxy = Proxy::start(server.addr(), Framing::Resp);
-    let (store, other) = (open(proxy.addr()).await.unwrap(), open(server.addr()).await.unwrap());
-    laws::doubt::a_wait_that_ends_during_an_outage_leaves_nothing(&proxy, &store, &other).await;
+    let (proxy, store, other) = two_clients(&server).await;
+    laws::unknown::a_wait_that_ends_during_an_outage_leaves_nothing(&proxy, &store, &other).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_that_arrives_after_its_release_takes_nothing() {
     let Ok(server) = servers::redis(RedisOptions::default()) else { return };
-    let proxy = Proxy::start(server.addr(), Framing::Resp);
-    let (store, other) = (open(proxy.addr()).await.unwrap(), open(server.addr()).await.unwrap());
+    let (proxy, store, other) = two_clients(&server).await;
     let arrived =
-        laws::doubt::a_request_that_arrives_after_its_release_takes_nothing(&proxy, &store, &other).await;
+        laws::unknown::a_request_that_arrives_after_its_release_takes_nothing(&proxy, &store, &other).await;
     assert!(arrived, "nothing is shown: the late request was not answered");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_server_is_noticed_while_callers_come_and_go() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let open = async |addr| open(addr).await.unwrap();
+    laws::silence::a_silent_server_is_noticed_while_callers_come_and_go(server.addr(), Framing::Resp, open)
+        .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -162,4 +181,17 @@ async fn dead_clients_cost_no_more_than_declared() {
     let Ok(server) = servers::redis(RedisOptions::default()) else { return };
     let open = async |addr| open(addr).await.unwrap();
     laws::wake::dead_clients_cost_no_more_than_declared(server.addr(), Framing::Resp, open).await;
+}
+
+/// With the claim of 5 s that is the default: it follows the ttl of 2 s.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_waiters_of_a_short_ttl_cost_a_ttl_and_a_poll() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let open = async |addr: std::net::SocketAddr| {
+        let options = Options::from_url(&format!("redis://{addr}")).unwrap();
+        Arc::new(RedisStore::open(options).await.unwrap()) as Arc<dyn Store>
+    };
+    let bound = Duration::from_secs(3);
+    laws::wake::dead_waiters_of_a_short_ttl_cost_no_more_than(bound, server.addr(), Framing::Resp, open)
+        .await;
 }

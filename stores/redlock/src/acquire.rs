@@ -1,240 +1,251 @@
-//! Asking, and waiting for the lock.
+//! Acquiring a lock: rounds of votes, and waiting between them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use lockkeeper_core::lease::Why;
-use lockkeeper_core::vote::{Verdict, Vote};
-use lockkeeper_core::{Acquired, Ask, Busy, Error, Fence, Grant, Mode, Moment, Result, Wait};
+use lockkeeper_core::lease::LossReason;
+use lockkeeper_core::vote::{Vote, VoteOutcome};
+use lockkeeper_core::{
+    AcquireOutcome, BootInstant, Busy, Error, Fence, Grant, LockRequest, Mode, Result, Wait,
+};
 use lockkeeper_host::{random_128, sleep_until};
 
-use crate::entry;
-use crate::errand::Errand;
-use crate::node::Debt;
+use crate::codec;
+use crate::node::NodeRelease;
+use crate::pending_request::PendingAttempt;
 use crate::quorum::millis;
-use crate::round::{Job, Round};
-use crate::script::{Call, LOCK};
-use crate::store::{COUNTER, Shared};
+use crate::round::{Round, RoundRequest};
+use crate::statements::{LOCK, ScriptCall};
+use crate::store::{FENCE_COUNTER, RedlockInner};
 
-/// How an ask without patience goes on when several try at once and nobody wins.
-const CONTESTED: u32 = 8;
-/// The first pause between two such tries, at most; the next is twice as long.
-const PAUSE: Duration = Duration::from_millis(4);
-/// Other clients give a lock back without a word to us: it is tried more often.
-const FOREIGN: Duration = Duration::from_millis(100);
-/// Those who are told of a release together do not try together.
-const SPREAD: Duration = Duration::from_millis(16);
+/// How often a request without a wait tries again when several clients share the nodes and none has a majority.
+const MAX_CONTESTED_TRIES: u32 = 8;
+/// The longest first pause between two such tries; the next one is twice as long.
+const CONTESTED_PAUSE: Duration = Duration::from_millis(4);
+/// How often a waiter polls a lock that another Redlock client holds, because that client publishes no release.
+const FOREIGN_POLL: Duration = Duration::from_millis(100);
+/// Processes that are notified of the same release try after a random part of this, so that they do not collide.
+const WAKE_JITTER: Duration = Duration::from_millis(16);
 
-/// How a round ended, if it ended well.
-enum Outcome {
+/// The outcome of a round that the nodes decided.
+enum RoundOutcome {
     Granted(Grant),
-    Busy(Busy, Next),
+    Busy(Busy, NextTry),
 }
 
-/// When it is worth trying again.
+/// When to try again.
 #[derive(Clone, Copy)]
-enum Next {
-    /// Nobody has a majority.
+enum NextTry {
+    /// No client has a majority.
     Soon,
-    /// Somebody has: after this long, if nothing is heard before.
+    /// A client has a majority: try after this long, or when a release is published.
     After(Duration),
 }
 
-impl Shared {
-    pub fn check(&self, ask: &Ask) -> Result<()> {
-        ask.check()?;
+impl RedlockInner {
+    pub fn check(&self, request: &LockRequest) -> Result<()> {
+        request.check()?;
         let wanted = [
-            (ask.mode == Mode::Shared, "shared locks"),
-            (matches!(ask.mode, Mode::Permit(_)), "permits"),
-            (ask.claim.names.count() > 1, "several names at once"),
-            (ask.owner.is_some(), "re-entry by an owner"),
-            (!ask.lock_delay.is_zero(), "lock-delay"),
-            (!ask.min_hold.is_zero(), "minimum hold"),
+            (request.mode == Mode::Shared, "shared locks"),
+            (matches!(request.mode, Mode::Permit(_)), "permits"),
+            (request.key.names.count() > 1, "several names at once"),
+            (request.owner.is_some(), "re-entry by an owner"),
+            (!request.lock_delay.is_zero(), "lock-delay"),
+            (!request.min_hold.is_zero(), "minimum hold"),
         ];
         if let Some((_, what)) = wanted.iter().find(|(wanted, _)| *wanted) {
             return Err(unsupported(what));
         }
-        if ask.ttl > self.options.max_ttl {
+        if request.ttl > self.options.max_ttl {
             return Err(Error::invalid(format!(
                 "the ttl is {:?}, and this store allows {:?} at most: a longer one needs ?max_ttl=",
-                ask.ttl, self.options.max_ttl
+                request.ttl, self.options.max_ttl
             )));
         }
         Ok(())
     }
 
-    pub async fn acquire(self: &Arc<Self>, ask: &Ask) -> Result<Acquired> {
+    pub async fn acquire(self: &Arc<Self>, request: &LockRequest) -> Result<AcquireOutcome> {
         let clock = &*self.options.clock;
-        let until = match ask.wait {
+        let until = match request.wait {
             Wait::No => clock.now(),
             Wait::For(time) => clock.now() + time,
-            Wait::Forever => Moment::NEVER,
+            Wait::Forever => BootInstant::NEVER,
         };
-        let errand = self.errands.begin(ask.claim.attempt);
-        let _asking = errand.ask();
-        let (busy, next) = match self.ask_now(&errand, ask).await? {
-            Outcome::Granted(grant) => return Ok(Acquired::Granted(grant)),
-            Outcome::Busy(busy, _) if ask.wait == Wait::No => return Ok(Acquired::Busy(busy)),
-            Outcome::Busy(busy, next) => (busy, next),
+        let pending = self.pending.begin(request.key.attempt);
+        let _caller = pending.count_caller();
+        let (busy, next) = match self.try_until_decided(&pending, request).await? {
+            RoundOutcome::Granted(grant) => return Ok(AcquireOutcome::Granted(grant)),
+            RoundOutcome::Busy(busy, _) if request.wait == Wait::No => return Ok(AcquireOutcome::Busy(busy)),
+            RoundOutcome::Busy(busy, next) => (busy, next),
         };
-        self.wait(&errand, ask, until, busy, next).await
+        self.wait(&pending, request, until, busy, next).await
     }
 
-    /// Asks until somebody has the lock: if several ask at once, it may be that nobody gets a majority.
-    async fn ask_now(&self, errand: &Arc<Errand>, ask: &Ask) -> Result<Outcome> {
+    /// Repeats the round for as long as several clients share the nodes and none has a majority.
+    async fn try_until_decided(
+        &self,
+        pending: &Arc<PendingAttempt>,
+        request: &LockRequest,
+    ) -> Result<RoundOutcome> {
         let clock = &*self.options.clock;
         for tries in 0.. {
-            match self.round(errand, ask).await? {
-                Outcome::Busy(_, Next::Soon) if tries < CONTESTED => {
-                    sleep_until(clock, clock.now() + jitter(PAUSE * 2u32.pow(tries))).await;
+            match self.round(pending, request).await? {
+                RoundOutcome::Busy(_, NextTry::Soon) if tries < MAX_CONTESTED_TRIES => {
+                    sleep_until(clock, clock.now() + jitter(CONTESTED_PAUSE * 2u32.pow(tries))).await;
                 }
                 outcome => return Ok(outcome),
             }
         }
-        Err(Error::Unknown("the counting of tries has ended".into()))
+        Err(Error::Unknown("the tries were not counted to their end".into()))
     }
 
     async fn wait(
         self: &Arc<Self>,
-        errand: &Arc<Errand>,
-        ask: &Ask,
-        until: Moment,
+        pending: &Arc<PendingAttempt>,
+        request: &LockRequest,
+        until: BootInstant,
         mut busy: Busy,
-        mut next: Next,
-    ) -> Result<Acquired> {
+        mut next: NextTry,
+    ) -> Result<AcquireOutcome> {
         let clock = &*self.options.clock;
-        let place = self.join(&self.key(ask.claim.names.first()));
-        let mut turn = None;
+        let waiter = self.waiter(&self.key(request.key.names.first()));
+        let mut poller = None;
         let mut contested = 0;
         loop {
-            if turn.is_none() {
+            if poller.is_none() {
                 tokio::select! {
-                    got = place.gate.turn() => turn = Some(got),
-                    () = errand.withdrawn() => return Err(left()),
+                    permit = waiter.lock.become_poller() => poller = Some(permit),
+                    () = pending.cancelled() => return Err(cancelled_error()),
                     () = sleep_until(clock, until) => {}
                 }
             }
-            if turn.is_some() {
-                place.listen();
+            if poller.is_some() {
+                waiter.subscribe();
                 let pause = self.pause(next, contested);
                 tokio::select! {
-                    () = place.gate.hint() => sleep_until(clock, (clock.now() + jitter(SPREAD)).min(until)).await,
-                    () = errand.withdrawn() => return Err(left()),
+                    () = waiter.lock.woken() => sleep_until(clock, (clock.now() + jitter(WAKE_JITTER)).min(until)).await,
+                    () = pending.cancelled() => return Err(cancelled_error()),
                     () = sleep_until(clock, (clock.now() + pause).min(until)) => {}
                 }
             }
             let last = clock.now() >= until;
-            match self.round(errand, ask).await {
-                Ok(Outcome::Granted(grant)) => return Ok(Acquired::Granted(grant)),
-                Ok(Outcome::Busy(now_busy, now_next)) => (busy, next) = (now_busy, now_next),
-                // Whoever waits goes on waiting while nodes are away.
+            match self.round(pending, request).await {
+                Ok(RoundOutcome::Granted(grant)) => return Ok(AcquireOutcome::Granted(grant)),
+                Ok(RoundOutcome::Busy(now_busy, now_next)) => (busy, next) = (now_busy, now_next),
+                // A waiter keeps waiting while nodes are unreachable.
                 Err(error @ (Error::Unavailable(_) | Error::Unknown(_)))
-                    if !last && !errand.is_withdrawn() =>
+                    if !last && !pending.is_cancelled() =>
                 {
-                    tracing::debug!(%error, "still waiting");
-                    next = Next::After(self.options.poll);
+                    tracing::debug!(%error, "a round failed; the waiter tries again after the poll interval");
+                    next = NextTry::After(self.options.poll);
                 }
                 Err(error) => return Err(error),
             }
             if last {
-                return Ok(Acquired::Busy(busy));
+                return Ok(AcquireOutcome::Busy(busy));
             }
-            contested = if matches!(next, Next::Soon) { contested + 1 } else { 0 };
+            contested = if matches!(next, NextTry::Soon) { contested + 1 } else { 0 };
         }
     }
 
-    fn pause(&self, next: Next, contested: u32) -> Duration {
+    fn pause(&self, next: NextTry, contested: u32) -> Duration {
         let poll = self.options.poll;
         match next {
-            Next::Soon => jitter((PAUSE * 2u32.pow(contested.min(16))).min(poll)),
-            Next::After(time) => time.min(poll / 2 + jitter(poll / 2)) + Duration::from_millis(1),
+            NextTry::Soon => jitter((CONTESTED_PAUSE * 2u32.pow(contested.min(16))).min(poll)),
+            NextTry::After(time) => time.min(poll / 2 + jitter(poll / 2)) + Duration::from_millis(1),
         }
     }
 
-    /// Asks every node once. If it is not granted, what some of them gave has been released, or will be.
-    async fn round(&self, errand: &Arc<Errand>, ask: &Ask) -> Result<Outcome> {
+    /// Runs one round. If it does not grant the lock, the nodes that locked it have released it, or will.
+    async fn round(&self, pending: &Arc<PendingAttempt>, request: &LockRequest) -> Result<RoundOutcome> {
         let clock = &*self.options.clock;
-        let patience = self.patience(ask.ttl);
+        let node_timeout = self.node_timeout(request.ttl);
         let sent_at = clock.now();
-        let floor = Fence::new(self.floor.load(Ordering::Relaxed)).ok();
-        let vote = Vote::new(self.nodes.len(), ask.ttl, patience, floor, sent_at)?;
-        let number = self.number();
-        let job = self.job(ask, number, sent_at);
-        let round = Round::begin(errand, number, vote, job, &self.nodes, &self.reactor);
+        let highest_fence_seen = Fence::new(self.highest_fence_seen.load(Ordering::Relaxed)).ok();
+        let vote = Vote::new(self.nodes.len(), request.ttl, node_timeout, highest_fence_seen, sent_at)?;
+        let number = self.next_round();
+        let round_request = self.round_request(request, number, sent_at);
+        let round = Round::begin(pending, number, vote, round_request, &self.nodes, &self.io_thread);
         let verdict = round.verdict(clock).await;
-        let revoked = round.said().revoked.clone();
-        if let Verdict::Granted(fence) = verdict
+        let revoked = round.replies().revoked.clone();
+        if let VoteOutcome::Granted(fence) = verdict
             && revoked.is_none()
         {
-            self.seen(fence);
-            let (claim, mode, ttl) = (ask.claim.clone(), ask.mode, ask.ttl);
-            return Ok(Outcome::Granted(Grant { claim, fence, mode, ttl, sent_at, lease: ttl }));
+            self.record_fence(fence);
+            let (key, mode, ttl) = (request.key.clone(), request.mode, request.ttl);
+            return Ok(RoundOutcome::Granted(Grant { key, fence, mode, ttl, sent_at, lease: ttl }));
         }
-        round.tidy(clock, patience).await;
+        round.wait_until_released(clock, node_timeout).await;
         if let Some(reason) = revoked {
-            return Err(Error::Lost(Why::Revoked(reason).to_string()));
+            return Err(Error::Lost(LossReason::Revoked(reason).to_string()));
         }
         match verdict {
-            Verdict::Withdrawn => Err(left()),
-            Verdict::Silent => Err(self.silence(&round)),
-            _ => Ok(self.busy(ask, &round, verdict)),
+            VoteOutcome::Withdrawn => Err(cancelled_error()),
+            VoteOutcome::Silent => Err(self.no_verdict(&round)),
+            _ => Ok(self.busy(request, &round, verdict)),
         }
     }
 
-    fn job(&self, ask: &Ask, number: u64, sent_at: Moment) -> Job {
-        let [lock, vote] = self.keys(ask.claim.names.first());
-        let attempt = ask.claim.attempt.to_hex();
+    fn round_request(&self, request: &LockRequest, number: u64, sent_at: BootInstant) -> RoundRequest {
+        let [lock, vote] = self.keys(request.key.names.first());
+        let attempt = request.key.attempt.to_hex();
         let channel = self.channel(&lock);
-        let keys = [lock, vote, COUNTER.to_owned()];
-        let call = Call::new(&LOCK, &keys[..])
+        let keys = [lock, vote, FENCE_COUNTER.to_owned()];
+        let call = ScriptCall::new(&LOCK, &keys[..])
             .arg(&attempt)
             .arg(number)
-            .arg(millis(ask.ttl))
+            .arg(millis(request.ttl))
             .arg(millis(self.options.young_node))
-            .arg(entry::info(&ask.holder));
+            .arg(codec::info(&request.holder));
         let both = [keys[0].clone(), keys[1].clone()];
-        let debt = Debt::of_round(both, &attempt, number, channel, sent_at + ask.ttl);
-        Job { lock: call, keys, attempt, debt, clock: self.options.clock.clone() }
+        let release = NodeRelease::of_round(both, &attempt, number, channel, sent_at + request.ttl);
+        RoundRequest { lock: call, keys, attempt, release, clock: self.options.clock.clone() }
     }
 
-    /// Who is in the way, and when it is worth trying again.
-    fn busy(&self, ask: &Ask, round: &Round, verdict: Verdict) -> Outcome {
-        let said = round.said();
-        let leader = entry::leader(said.seen.iter());
+    /// The holder, and when to try again.
+    fn busy(&self, request: &LockRequest, round: &Round, verdict: VoteOutcome) -> RoundOutcome {
+        let replies = round.replies();
+        let leader = codec::leader(replies.seen.iter());
         let held: Vec<_> =
-            (!leader.is_empty()).then(|| entry::held(&leader, self.quorum)).into_iter().collect();
-        let next = if verdict == Verdict::Contested {
-            Next::Soon
+            (!leader.is_empty()).then(|| codec::holder_view(&leader, self.quorum)).into_iter().collect();
+        let next = if verdict == VoteOutcome::Contested {
+            NextTry::Soon
         } else {
             let ends = Duration::from_millis(held.first().map_or(0, |held| held.expires_in_ms));
-            Next::After(if leader.iter().all(|seen| seen.ours.is_none()) { ends.min(FOREIGN) } else { ends })
+            NextTry::After(if leader.iter().all(|seen| seen.metadata.is_none()) {
+                ends.min(FOREIGN_POLL)
+            } else {
+                ends
+            })
         };
-        Outcome::Busy(Busy { name: ask.claim.names.first().clone(), held, waiting: 0 }, next)
+        RoundOutcome::Busy(Busy { name: request.key.names.first().clone(), held, waiting: 0 }, next)
     }
 
-    fn silence(&self, round: &Round) -> Error {
-        let said = round.said();
-        let silent = self.too_few(said.seen.len() + said.given, said.young, &said.failures);
+    fn no_verdict(&self, round: &Round) -> Error {
+        let replies = round.replies();
+        let silent =
+            self.no_majority(replies.seen.len() + replies.granted_nodes, replies.young, &replies.failures);
         match silent {
             Error::Unavailable(text) if round.unclean() >= self.quorum => Error::Unknown(format!(
-                "{text}. A majority may keep the lock for nobody until it is released"
+                "{text}. A majority may be locked without a holder until the release arrives"
             )),
             other => other,
         }
     }
 }
 
-/// A random part of a time.
+/// A random duration up to `most`.
 fn jitter(most: Duration) -> Duration {
     most * u32::from(random_128()[0]) / 256
 }
 
-fn left() -> Error {
-    Error::Unknown("the ask was taken back".into())
+fn cancelled_error() -> Error {
+    Error::Unknown("the lock request was released before it was answered".into())
 }
 
-/// What this store does not have, and which do.
+/// The error for a feature that this store does not have.
 pub fn unsupported(what: &str) -> Error {
     Error::Unsupported(format!("the redlock store has no {what}: use redis:// or sqlite: for that"))
 }

@@ -1,10 +1,12 @@
+//! The options of the store, and its URL.
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::vote::majority;
-use lockkeeper_core::{Address, Error, Result, limits};
+use lockkeeper_core::{Error, Result, StoreUrl, limits};
 use lockkeeper_host::{Clock, SystemClock};
-use lockkeeper_redis::{Access, Door, Tls};
+use lockkeeper_redis::{ConnectOptions, Endpoint, Tls};
 
 /// How to open a store.
 ///
@@ -13,29 +15,29 @@ use lockkeeper_redis::{Access, Door, Tls};
 /// # use lockkeeper_redlock::Options;
 /// let options = Options::from_url("redlock://:secret@10.0.0.1,10.0.0.2,10.0.0.3:7000?max_ttl=30s")?;
 /// assert_eq!((options.nodes.len(), options.max_ttl), (3, Duration::from_secs(30)));
-/// assert_eq!(options.young_node, Duration::from_secs(30), "what it is, unless it is given");
+/// assert_eq!(options.young_node, Duration::from_secs(30), "the default is max_ttl");
 /// assert!(Options::from_url("redlock://10.0.0.1,10.0.0.2").is_err(), "two cannot outvote each other");
 /// # Ok::<(), lockkeeper_core::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The nodes: an odd number of servers that know nothing of each other, 3 or more.
-    pub nodes: Vec<Door>,
-    /// User, password, database, encryption; and for how long a node may be silent before its connection is given up.
-    pub access: Access,
-    /// What stands before the name in the key of a lock: `lock:` by default. Other clients of the same locks need the
+    /// The nodes: an odd number of independent servers, 3 or more.
+    pub nodes: Vec<Endpoint>,
+    /// User, password, database, encryption; and how long a node may be silent before its connection is closed.
+    pub access: ConnectOptions,
+    /// The prefix of the key of a lock, before the name: `lock:` by default. Other clients of the same locks need the
     /// same.
     pub prefix: String,
-    /// The longest ttl that can be asked for: a node that came back empty is kept out for as long.
+    /// The longest ttl of a request. A node that restarted empty does not vote for as long.
     pub max_ttl: Duration,
-    /// How long a node must have been up before it counts. As long as `max_ttl` unless given; zero is for servers that
-    /// lose nothing when they restart, or for those who do not mind.
+    /// How long a node must have been up before it votes; `max_ttl` by default. Zero is for servers that lose nothing when they
+    /// restart, or where a second holder is acceptable.
     pub young_node: Duration,
-    /// How long a node has for an answer before the others decide without it; never more than a quarter of the ttl.
+    /// How long a node has for a reply before the others decide without it; never more than a quarter of the ttl.
     pub node_timeout: Duration,
-    /// How often a process that waits tries for itself, whatever it is told: a lost message costs this much at most.
+    /// The longest time between two tries of a waiting process, so that a lost notification costs this much at most.
     pub poll: Duration,
-    /// Where time comes from.
+    /// The source of time.
     pub clock: Arc<dyn Clock>,
 }
 
@@ -43,19 +45,20 @@ const OPTIONS: [&str; 10] =
     ["db", "prefix", "max_ttl", "young_node", "node_timeout", "timeout", "poll", "ca", "cert", "key"];
 
 impl Options {
-    /// From an address: `redlock://HOSTS`, or `redlocks://HOSTS` with TLS.
+    /// Parses a URL: `redlock://HOSTS`, or `redlocks://HOSTS` with TLS.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with what is wrong.
+    /// [`Error::Invalid`] that says which part is wrong.
     pub fn from_url(url: &str) -> Result<Self> {
-        let mut address = Address::parse(url)?;
+        let mut address = StoreUrl::parse(url)?;
         let encrypted = match address.scheme.as_str() {
             "redlock" => false,
             "redlocks" => true,
-            other => return Err(Error::invalid(format!("{other}:// is not the address of a Redlock store"))),
+            other => return Err(Error::invalid(format!("{other}:// is not the URL of a Redlock store"))),
         };
-        let door = |(host, port): &(String, Option<u16>)| Door::Tcp(host.clone(), port.unwrap_or(6379));
-        let nodes = address.hosts.iter().map(door).collect();
+        let endpoint =
+            |(host, port): &(String, Option<u16>)| Endpoint::Tcp(host.clone(), port.unwrap_or(6379));
+        let nodes = address.hosts.iter().map(endpoint).collect();
         let access = access(&mut address, encrypted)?;
         let mut options = Options::new(nodes, access);
         options.prefix = address.option("prefix").unwrap_or(options.prefix);
@@ -68,8 +71,8 @@ impl Options {
         Ok(options)
     }
 
-    /// These nodes, and everything else as usual.
-    pub fn new(nodes: Vec<Door>, access: Access) -> Self {
+    /// These nodes, with the defaults for everything else.
+    pub fn new(nodes: Vec<Endpoint>, access: ConnectOptions) -> Self {
         Options {
             nodes,
             access,
@@ -86,11 +89,13 @@ impl Options {
         majority(self.nodes.len())?;
         let twice = self.nodes.iter().enumerate().find(|(i, node)| self.nodes[..*i].contains(node));
         if let Some((_, node)) = twice {
-            return Err(Error::invalid(format!("the node {node} is there twice: it would vote twice")));
+            return Err(Error::invalid(format!("the node {node} is in the list twice: it would vote twice")));
         }
-        if self.prefix.is_empty() || self.prefix.starts_with("lockkeeper:") || self.prefix.len() > 256 {
+        // With a beginning of it as the prefix, a name could complete it and reach the store's own keys.
+        let own = "lockkeeper:".starts_with(&self.prefix) || self.prefix.starts_with("lockkeeper:");
+        if own || self.prefix.len() > 256 {
             return Err(Error::invalid(format!(
-                "the prefix {:?} is not possible: 1 to 256 bytes that do not begin with lockkeeper:",
+                "the prefix {:?} is not possible: 1 to 256 bytes that neither begin with lockkeeper: nor are its beginning",
                 self.prefix
             )));
         }
@@ -111,7 +116,7 @@ impl Options {
     }
 }
 
-fn access(address: &mut Address, encrypted: bool) -> Result<Access> {
+fn access(address: &mut StoreUrl, encrypted: bool) -> Result<ConnectOptions> {
     let db = match (address.option("db"), address.path.as_str()) {
         (Some(_), path) if !path.is_empty() => {
             return Err(Error::invalid("the database is given twice: in the path and as ?db="));
@@ -135,7 +140,7 @@ fn access(address: &mut Address, encrypted: bool) -> Result<Access> {
     }
     let tls = if encrypted { Some(Tls::new(ca.as_deref(), identity)?) } else { None };
     let timeout = address.span("timeout")?.unwrap_or(Duration::from_secs(1));
-    Ok(Access { user: address.user.clone(), password: address.password.clone(), db, tls, timeout })
+    Ok(ConnectOptions { user: address.user.clone(), password: address.password.clone(), db, tls, timeout })
 }
 
 #[cfg(test)]
@@ -143,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn half_given_addresses_are_refused() {
+    fn incomplete_urls_are_refused() {
         for bad in [
             "redlock://",
             "redlock://a",
@@ -156,6 +161,11 @@ mod tests {
             "redlock://a,b,c?ca=/x",
             "redlocks://a,b,c?cert=/x",
             "redlock://a,b,c?prefix=",
+            "redlock://a,b,c?prefix=l",
+            "redlock://a,b,c?prefix=lock",
+            "redlock://a,b,c?prefix=lockkeeper",
+            "redlock://a,b,c?prefix=lockkeeper:",
+            "redlock://a,b,c?prefix=lockkeeper:x",
             "redlock://a,b,c?max_ttl=0s",
             "redlock://a,b,c?node_timeout=1ms",
             "redlock://a,b,c?node_timeout=5s",

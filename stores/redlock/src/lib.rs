@@ -1,26 +1,27 @@
-//! `redlock://` — locks by the vote of an odd number of independent Redis servers: whoever has a majority has the lock,
-//! for as long as its lease lasts. The fence is voted on too. The lock key is the plain one that other Redlock clients
+//! `redlock://` — locks by the vote of an odd number of independent Redis servers: a client that has locked a majority
+//! holds the lock for as long as its lease lasts. The fence is voted on too. The lock key is the plain one that other Redlock clients
 //! use, so that all of them exclude each other.
 //!
-//! What it promises and what not is in `docs/stores/redlock.md`. The vote itself is [`lockkeeper_core::vote`].
+//! `docs/stores/redlock.md` has the promises, `DESIGN.md` in the crate's folder the decisions. The vote is a state machine
+//! without IO, [`lockkeeper_core::vote`].
 #![deny(missing_docs)]
 
 mod acquire;
 mod break_lock;
+mod codec;
 mod config;
-mod entry;
-mod errand;
-mod line;
+mod inspect;
 mod node;
-mod open;
+mod pending_request;
+mod profile;
 mod quorum;
 mod records;
 mod release;
 mod renew;
 mod round;
-mod script;
+mod statements;
 mod store;
-mod view;
+mod waiters;
 
 pub use config::Options;
 pub use store::RedlockStore;

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lockkeeper_core::{Delete, Expect, LockName, Page, Record, RecordPage, Records, Result, Write};
+use lockkeeper_core::{
+    DeleteOutcome, Expect, LockName, Page, Record, RecordPage, Records, Result, WriteOutcome,
+};
 
 use crate::acquire::unsupported;
 use crate::store::RedlockStore;
@@ -14,11 +16,11 @@ impl Records for RedlockStore {
         Err(unsupported("records"))
     }
 
-    async fn write(&self, _: &LockName, _: &[u8], _: Expect, _: Option<Duration>) -> Result<Write> {
+    async fn write(&self, _: &LockName, _: &[u8], _: Expect, _: Option<Duration>) -> Result<WriteOutcome> {
         Err(unsupported("records"))
     }
 
-    async fn delete(&self, _key: &LockName, _expect: Expect) -> Result<Delete> {
+    async fn delete(&self, _key: &LockName, _expect: Expect) -> Result<DeleteOutcome> {
         Err(unsupported("records"))
     }
 

@@ -7,29 +7,29 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use lockkeeper_core::lease::margin;
 use lockkeeper_core::vote::Tally;
-use lockkeeper_core::{Error, Grant, Moment, Renewal, Result};
+use lockkeeper_core::{BootInstant, Error, Grant, RenewOutcome, Result};
 use lockkeeper_redis::Failure;
 use redis::{Value, cmd};
 use tokio::sync::oneshot;
 
-use crate::errand::Errand;
-use crate::node::{Debt, Node};
-use crate::quorum::{Answers, millis};
-use crate::script::{Call, RENEW, REVIVE};
-use crate::store::{COUNTER, Shared};
+use crate::node::{NodeRelease, RedlockNode};
+use crate::pending_request::PendingAttempt;
+use crate::quorum::{NodeReplies, millis};
+use crate::statements::{RENEW, RESTORE, ScriptCall};
+use crate::store::{FENCE_COUNTER, RedlockInner};
 
 /// How many grants one script renews: few enough that a node is not blocked for long.
-const BATCH: usize = 100;
+const MAX_BATCH: usize = 100;
 
 /// The answers for one batch, and why some of them are unknown.
-struct Renewed {
-    answers: Vec<Renewal>,
-    trouble: Option<Error>,
+struct QuorumRenewal {
+    answers: Vec<RenewOutcome>,
+    error: Option<Error>,
 }
 
-/// What one node says of a grant.
+/// The reply of one node for a grant.
 #[derive(Clone, PartialEq)]
-enum Code {
+enum RenewReply {
     Renewed,
     /// Another holder has the lock there.
     Taken,
@@ -39,34 +39,34 @@ enum Code {
     Revoked(Arc<str>),
 }
 
-/// What one node says of each grant of a batch. `None`: no usable reply.
-type Codes = Option<Vec<Code>>;
+/// The reply of one node for each grant of a batch. `None`: no usable reply.
+type BatchReply = Option<Vec<RenewReply>>;
 
-impl Shared {
-    /// Renews each grant and answers for each. A grant that the nodes did not decide is [`Renewal::Unknown`]; an error
+impl RedlockInner {
+    /// Renews each grant and answers for each. A grant that the nodes did not decide is [`RenewOutcome::Unknown`]; an error
     /// means that nothing is known of any of them.
-    pub async fn renew(self: &Arc<Self>, grants: &[Grant]) -> Result<Vec<Renewal>> {
+    pub async fn renew(self: &Arc<Self>, grants: &[Grant]) -> Result<Vec<RenewOutcome>> {
         // Grants with different times for an answer travel apart: a short one would cut the time of the others.
-        let mut by_patience: BTreeMap<Duration, Vec<usize>> = BTreeMap::new();
+        let mut by_timeout: BTreeMap<Duration, Vec<usize>> = BTreeMap::new();
         for (i, grant) in grants.iter().enumerate() {
-            by_patience.entry(self.patience(grant.ttl)).or_default().push(i);
+            by_timeout.entry(self.node_timeout(grant.ttl)).or_default().push(i);
         }
-        let batches = by_patience.iter().flat_map(|(patience, which)| {
-            which.chunks(BATCH).map(move |which| async move {
+        let batches = by_timeout.iter().flat_map(|(node_timeout, which)| {
+            which.chunks(MAX_BATCH).map(move |which| async move {
                 let batch = which.iter().map(|i| grants[*i].clone()).collect();
-                (which, self.renew_batch(batch, *patience).await)
+                (which, self.renew_batch(batch, *node_timeout).await)
             })
         });
-        let mut answers = vec![Renewal::Unknown; grants.len()];
-        let mut trouble = None;
+        let mut answers = vec![RenewOutcome::Unknown; grants.len()];
+        let mut error = None;
         for (which, batch) in join_all(batches).await {
             which.iter().zip(batch.answers).for_each(|(i, answer)| answers[*i] = answer);
-            trouble = trouble.or(batch.trouble);
+            error = error.or(batch.error);
         }
-        match trouble {
-            Some(error) if answers.iter().all(|answer| *answer == Renewal::Unknown) => Err(error),
+        match error {
+            Some(error) if answers.iter().all(|answer| *answer == RenewOutcome::Unknown) => Err(error),
             Some(error) => {
-                let unknown = answers.iter().filter(|answer| **answer == Renewal::Unknown).count();
+                let unknown = answers.iter().filter(|answer| **answer == RenewOutcome::Unknown).count();
                 tracing::debug!(%error, unknown, of = grants.len(), "some renewals are unknown, and will be tried again");
                 Ok(answers)
             }
@@ -74,91 +74,91 @@ impl Shared {
         }
     }
 
-    /// Answers as soon as the nodes have decided on every grant; a task goes on with the nodes that are slower.
-    async fn renew_batch(self: &Arc<Self>, grants: Vec<Grant>, patience: Duration) -> Renewed {
+    /// Returns as soon as the nodes have decided on every grant; a task goes on with the nodes that are slower.
+    async fn renew_batch(self: &Arc<Self>, grants: Vec<Grant>, node_timeout: Duration) -> QuorumRenewal {
         let count = grants.len();
-        let (tell, told) = oneshot::channel();
-        self.reactor.spawn(self.clone().renew_everywhere(grants, patience, tell));
-        told.await.unwrap_or_else(|_| Renewed {
-            answers: vec![Renewal::Unknown; count],
-            trouble: Some(Error::Unknown("the store was closed during a renewal".into())),
+        let (reply, replies) = oneshot::channel();
+        self.io_thread.spawn(self.clone().renew_on_all(grants, node_timeout, reply));
+        replies.await.unwrap_or_else(|_| QuorumRenewal {
+            answers: vec![RenewOutcome::Unknown; count],
+            error: Some(Error::Unknown("the store was closed during a renewal".into())),
         })
     }
 
-    async fn renew_everywhere(
+    async fn renew_on_all(
         self: Arc<Self>,
         grants: Vec<Grant>,
-        patience: Duration,
-        tell: oneshot::Sender<Renewed>,
+        node_timeout: Duration,
+        reply: oneshot::Sender<QuorumRenewal>,
     ) {
-        // Registered before anything is sent: a release that comes meanwhile must find what begins here.
-        let errands: Vec<_> = grants.iter().map(|grant| self.errands.begin(grant.claim.attempt)).collect();
+        // Registered before anything is sent, so that a release that comes meanwhile finds and cancels it.
+        let pending: Vec<_> = grants.iter().map(|grant| self.pending.begin(grant.key.attempt)).collect();
         let sent_at = self.options.clock.now();
         let call = self.renewal(&grants);
-        let work = |node: Arc<Node>| {
+        let work = |node: Arc<RedlockNode>| {
             let call = call.clone();
-            async move { call.run(&node.link).await }
+            async move { call.run(&node.connection).await }
         };
-        let mut tell = Some(tell);
-        let all = |answers: &Answers| -> Vec<Codes> {
+        let mut reply = Some(reply);
+        let all = |answers: &NodeReplies| -> Vec<BatchReply> {
             answers.iter().map(|answer| codes(answer, grants.len())).collect()
         };
-        let early = |answers: &Answers| {
-            let verdicts = self.verdicts(&all(answers), grants.len());
-            if !verdicts.contains(&Renewal::Unknown)
-                && let Some(tell) = tell.take()
+        let early = |answers: &NodeReplies| {
+            let outcomes = self.outcomes(&all(answers), grants.len());
+            if !outcomes.contains(&RenewOutcome::Unknown)
+                && let Some(reply) = reply.take()
             {
-                _ = tell.send(Renewed { answers: verdicts, trouble: None });
+                _ = reply.send(QuorumRenewal { answers: outcomes, error: None });
             }
             false
         };
-        let answers = self.hear(patience, work, early).await;
+        let answers = self.call_all(node_timeout, work, early).await;
         let codes = all(&answers);
-        let verdicts = self.verdicts(&codes, grants.len());
-        for (i, grant) in grants.iter().enumerate().filter(|(i, _)| verdicts[*i] == Renewal::Renewed) {
-            self.revive_where_missing(grant, &errands[i], &codes, i, sent_at);
+        let outcomes = self.outcomes(&codes, grants.len());
+        for (i, grant) in grants.iter().enumerate().filter(|(i, _)| outcomes[*i] == RenewOutcome::Renewed) {
+            self.restore_where_missing(grant, &pending[i], &codes, i, sent_at);
         }
-        if let Some(tell) = tell {
-            let open = verdicts.contains(&Renewal::Unknown);
-            let trouble = open.then(|| self.undecided(answers));
-            _ = tell.send(Renewed { answers: verdicts, trouble });
+        if let Some(reply) = reply {
+            let open = outcomes.contains(&RenewOutcome::Unknown);
+            let error = open.then(|| self.undecided(answers));
+            _ = reply.send(QuorumRenewal { answers: outcomes, error });
         }
     }
 
-    fn renewal(&self, grants: &[Grant]) -> Call {
-        let mut keys = vec![COUNTER.to_owned()];
-        grants.iter().for_each(|grant| keys.extend(self.keys(grant.claim.names.first())));
-        grants.iter().fold(Call::new(&RENEW, &keys), |call, grant| {
-            call.arg(grant.claim.attempt.to_hex()).arg(millis(grant.ttl)).arg(grant.fence.get())
+    fn renewal(&self, grants: &[Grant]) -> ScriptCall {
+        let mut keys = vec![FENCE_COUNTER.to_owned()];
+        grants.iter().for_each(|grant| keys.extend(self.keys(grant.key.names.first())));
+        grants.iter().fold(ScriptCall::new(&RENEW, &keys), |call, grant| {
+            call.arg(grant.key.attempt.to_hex()).arg(millis(grant.ttl)).arg(grant.fence.get())
         })
     }
 
-    /// What the nodes have decided on each of `count` grants.
-    fn verdicts(&self, codes: &[Codes], count: usize) -> Vec<Renewal> {
+    /// The outcome of each of `count` grants, by the replies so far.
+    fn outcomes(&self, codes: &[BatchReply], count: usize) -> Vec<RenewOutcome> {
         let verdict = |i: usize| {
-            let said = codes.iter().flatten().map(|codes| &codes[i]);
-            let yes = said.clone().filter(|code| **code == Code::Renewed).count();
-            let revoked = said.clone().filter(|code| matches!(code, Code::Revoked(_))).count();
-            let no = said.clone().count() - yes;
+            let replies = codes.iter().flatten().map(|codes| &codes[i]);
+            let yes = replies.clone().filter(|code| **code == RenewReply::Renewed).count();
+            let revoked = replies.clone().filter(|code| matches!(code, RenewReply::Revoked(_))).count();
+            let no = replies.clone().count() - yes;
             let decided = |no| Tally { yes, no }.verdict(self.nodes.len());
-            let reason = said.clone().find_map(|code| match code {
-                Code::Revoked(reason) => Some(reason.clone()),
+            let reason = replies.clone().find_map(|code| match code {
+                RenewReply::Revoked(reason) => Some(reason.clone()),
                 _ => None,
             });
             match (decided(no), decided(no - revoked)) {
-                (Ok(Some(true)), _) => Renewal::Renewed,
+                (Ok(Some(true)), _) => RenewOutcome::Renewed,
                 // A majority cannot have the grant any more, revoked or not.
-                (_, Ok(Some(false))) => Renewal::Lost,
-                (Ok(Some(false)), _) => reason.map_or(Renewal::Lost, Renewal::Revoked),
-                _ => Renewal::Unknown,
+                (_, Ok(Some(false))) => RenewOutcome::Lost,
+                (Ok(Some(false)), _) => reason.map_or(RenewOutcome::Lost, RenewOutcome::Revoked),
+                _ => RenewOutcome::Unknown,
             }
         };
         (0..count).map(verdict).collect()
     }
 
     /// Why some renewals are unknown.
-    fn undecided(&self, answers: Answers) -> Error {
-        match self.majority_did(answers) {
+    fn undecided(&self, answers: NodeReplies) -> Error {
+        match self.require_majority_of_writes(answers) {
             Err(error) => error,
             Ok(_) => {
                 Error::Unknown("the nodes that answered do not decide whether the lock is renewed".into())
@@ -167,73 +167,74 @@ impl Shared {
     }
 
     /// A majority has just renewed the grant, so no other holder can have the lock before that is over: a node that does
-    /// not have it, young or old, may be given it. See `docs/stores/redlock.md` for why that is safe.
-    fn revive_where_missing(
+    /// not have it, young or old, may set it again. `docs/stores/redlock.md` says why that is safe.
+    fn restore_where_missing(
         self: &Arc<Self>,
         grant: &Grant,
-        errand: &Arc<Errand>,
-        codes: &[Codes],
+        pending: &Arc<PendingAttempt>,
+        codes: &[BatchReply],
         i: usize,
-        sent_at: Moment,
+        sent_at: BootInstant,
     ) {
-        let with = |wanted: Code| {
-            let has = move |codes: &Codes| codes.as_ref().is_some_and(|codes| codes[i] == wanted);
+        let with = |wanted: RenewReply| {
+            let has = move |codes: &BatchReply| codes.as_ref().is_some_and(|codes| codes[i] == wanted);
             self.nodes.iter().filter(move |node| has(&codes[node.index])).cloned()
         };
-        let Some(source) = with(Code::Renewed).next() else { return };
-        for node in with(Code::Missing) {
-            let revival = Revival { grant: grant.clone(), errand: errand.clone(), sent_at, node };
-            self.reactor.spawn(self.clone().revive(revival, source.clone()));
+        let Some(source) = with(RenewReply::Renewed).next() else { return };
+        for node in with(RenewReply::Missing) {
+            let restore = Restore { grant: grant.clone(), pending: pending.clone(), sent_at, node };
+            self.io_thread.spawn(self.clone().restore(restore, source.clone()));
         }
     }
 
-    async fn revive(self: Arc<Self>, revival: Revival, source: Arc<Node>) {
-        let Revival { grant, errand, sent_at, node } = revival;
-        let [lock, vote] = self.keys(grant.claim.names.first());
-        let Ok(Value::BulkString(text)) = source.link.call(cmd("GET").arg(&vote)).await else { return };
+    async fn restore(self: Arc<Self>, restore: Restore, source: Arc<RedlockNode>) {
+        let Restore { grant, pending, sent_at, node } = restore;
+        let [lock, vote] = self.keys(grant.key.names.first());
+        let Ok(Value::BulkString(text)) = source.connection.call(cmd("GET").arg(&vote)).await else { return };
         let now = self.options.clock.now();
-        if errand.is_withdrawn() || now >= sent_at + (grant.ttl - margin(grant.ttl)) {
+        if pending.is_cancelled() || now >= sent_at + (grant.ttl - margin(grant.ttl)) {
             return;
         }
-        let attempt = grant.claim.attempt.to_hex();
-        let keys = [lock.clone(), vote.clone(), COUNTER.to_owned()];
-        let call = Call::new(&REVIVE, &keys[..])
+        let attempt = grant.key.attempt.to_hex();
+        let keys = [lock.clone(), vote.clone(), FENCE_COUNTER.to_owned()];
+        let call = ScriptCall::new(&RESTORE, &keys[..])
             .arg(&attempt)
             .arg(millis(grant.ttl))
             .arg(grant.fence.get())
             .arg(text);
-        let may_be_there = match call.run(&node.link).await {
+        let may_be_there = match call.run(&node.connection).await {
             Ok(answer) => answer == Value::Int(1),
-            Err(Failure::Away(_)) => false,
+            Err(Failure::NotSent(_)) => false,
             Err(_) => {
                 node.note_unanswered(&attempt);
                 true
             }
         };
         // Released meanwhile: the release may have reached the node before the revival.
-        if may_be_there && errand.is_withdrawn() {
+        if may_be_there && pending.is_cancelled() {
             let channel = self.channel(&lock);
-            let debt = Debt::of_all([lock, vote], &attempt, self.number(), channel, now + grant.ttl);
-            _ = node.give_back(debt).await;
+            let release =
+                NodeRelease::of_all([lock, vote], &attempt, self.next_round(), channel, now + grant.ttl);
+            _ = node.release_or_enqueue(release).await;
         }
     }
 }
 
-struct Revival {
+struct Restore {
     grant: Grant,
-    errand: Arc<Errand>,
-    sent_at: Moment,
-    node: Arc<Node>,
+    pending: Arc<PendingAttempt>,
+    sent_at: BootInstant,
+    node: Arc<RedlockNode>,
 }
 
-fn codes(answer: &Option<Result<Value, Failure>>, count: usize) -> Codes {
+fn codes(answer: &Option<Result<Value, Failure>>, count: usize) -> BatchReply {
     let Some(Ok(Value::Array(parts))) = answer else { return None };
     let code = |part: &Value| match part {
-        Value::Int(1) => Some(Code::Renewed),
-        Value::Int(0) => Some(Code::Taken),
-        Value::Int(2) => Some(Code::Missing),
-        Value::BulkString(reason) => Some(Code::Revoked(String::from_utf8_lossy(reason).into())),
+        Value::Int(1) => Some(RenewReply::Renewed),
+        Value::Int(0) => Some(RenewReply::Taken),
+        Value::Int(2) => Some(RenewReply::Missing),
+        Value::BulkString(reason) => Some(RenewReply::Revoked(String::from_utf8_lossy(reason).into())),
         _ => None,
     };
-    parts.iter().map(code).collect::<Option<Vec<Code>>>().filter(|codes| codes.len() == count)
+    parts.iter().map(code).collect::<Option<Vec<RenewReply>>>().filter(|codes| codes.len() == count)
 }

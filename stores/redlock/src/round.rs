@@ -1,73 +1,73 @@
-//! One round of votes: the machine of `core::vote`, with a task for each node that does what it says.
+//! One round of votes: the state machine of `core::vote`, and a task for each node that carries out its actions.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use lockkeeper_core::vote::{Duty, LockAnswer, Verdict, Vote};
-use lockkeeper_core::{Error, Fence, Moment, Wall};
+use lockkeeper_core::vote::{LockAnswer, NodeAction, Vote, VoteOutcome};
+use lockkeeper_core::{BootInstant, Error, Fence, WallTime};
 use lockkeeper_host::{Clock, sleep_until};
 use lockkeeper_redis::Failure;
 use redis::Value;
 use tokio::sync::watch;
 
-use crate::entry::Seen;
-use crate::errand::Errand;
-use crate::node::{Debt, Node};
-use crate::script::{Call, FENCE};
+use crate::codec::NodeLock;
+use crate::node::{NodeRelease, RedlockNode};
+use crate::pending_request::PendingAttempt;
+use crate::statements::{FENCE, ScriptCall};
 
-/// What the nodes said, for whoever wants to know why.
+/// The replies of the nodes, for the answer to the caller.
 #[derive(Default)]
-pub struct Said {
-    pub seen: Vec<Seen>,
+pub struct RoundReplies {
+    pub seen: Vec<NodeLock>,
     pub failures: Vec<Failure>,
-    /// Nodes that gave us the lock.
-    pub given: usize,
-    /// Nodes that are too young to count.
+    /// How many nodes locked the key for this attempt.
+    pub granted_nodes: usize,
+    /// How many nodes are too young to vote.
     pub young: usize,
     /// Why the grant of this attempt was revoked, if a node says so.
     pub revoked: Option<Arc<str>>,
 }
 
-/// What is said to every node.
-pub struct Job {
-    pub lock: Call,
+/// What a round sends to every node.
+pub struct RoundRequest {
+    pub lock: ScriptCall,
     pub keys: [String; 3],
     pub attempt: String,
-    pub debt: Debt,
+    pub release: NodeRelease,
     pub clock: Arc<dyn Clock>,
 }
 
-/// One round. It goes on in the background until every node is done with it.
+/// One round. Its tasks run in the background until every node has finished.
 pub struct Round {
     number: u64,
     vote: Mutex<Vote>,
-    said: Mutex<Said>,
+    replies: Mutex<RoundReplies>,
     changed: watch::Sender<()>,
-    // Whoever takes the ask back finds the round by it.
-    _errand: Arc<Errand>,
+    // Keeps the attempt registered while the round runs, so that a release finds the round.
+    _pending: Arc<PendingAttempt>,
 }
 
 impl Round {
-    /// Begins a round: every node is asked at once, by tasks on the reactor.
+    /// Begins a round: tasks on the store's thread send the request to all nodes at once.
     pub fn begin(
-        errand: &Arc<Errand>,
+        pending: &Arc<PendingAttempt>,
         number: u64,
         vote: Vote,
-        job: Job,
-        nodes: &[Arc<Node>],
-        reactor: &tokio::runtime::Handle,
+        request: RoundRequest,
+        nodes: &[Arc<RedlockNode>],
+        io_thread: &tokio::runtime::Handle,
     ) -> Arc<Self> {
         let round = Arc::new(Round {
             number,
             vote: Mutex::new(vote),
-            said: Mutex::default(),
+            replies: Mutex::default(),
             changed: watch::Sender::default(),
-            _errand: errand.clone(),
+            _pending: pending.clone(),
         });
-        errand.add(&round);
-        let job = Arc::new(job);
+        pending.add(&round);
+        let request = Arc::new(request);
         for node in nodes {
-            reactor.spawn(round.clone().serve(node.clone(), job.clone()));
+            io_thread.spawn(round.clone().run_node(node.clone(), request.clone()));
         }
         round
     }
@@ -76,28 +76,28 @@ impl Round {
         self.vote.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub fn said(&self) -> MutexGuard<'_, Said> {
-        self.said.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn replies(&self) -> MutexGuard<'_, RoundReplies> {
+        self.replies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn tell(&self, what: impl FnOnce(&mut Vote)) {
-        what(&mut self.vote());
+    fn update_vote(&self, change: impl FnOnce(&mut Vote)) {
+        change(&mut self.vote());
         self.changed.send_replace(());
     }
 
-    /// Whatever comes, it is not granted, and everything is released.
-    pub fn withdraw(&self) {
-        self.tell(Vote::withdraw);
+    /// Cancels the round: it grants nothing any more, and every node releases the lock.
+    pub fn cancel(&self) {
+        self.update_vote(Vote::withdraw);
     }
 
-    /// At how many nodes something of ours may be left.
+    /// At how many nodes the key may still be locked for this attempt.
     pub fn unclean(&self) -> usize {
         self.vote().unclean()
     }
 
-    /// The verdict; a grant is the caller's from here on. If this is dropped before, the round is withdrawn.
-    pub async fn verdict(&self, clock: &dyn Clock) -> Verdict {
-        let open = Withdraw(self);
+    /// The verdict. From here on a grant belongs to the caller. If this future is dropped before, the round is cancelled.
+    pub async fn verdict(&self, clock: &dyn Clock) -> VoteOutcome {
+        let cancel = CancelOnDrop(self);
         let mut changes = self.changed.subscribe();
         loop {
             let due = {
@@ -107,11 +107,11 @@ impl Round {
                 if let Some(verdict) = vote.verdict() {
                     vote.accept();
                     drop(vote);
-                    std::mem::forget(open);
+                    std::mem::forget(cancel);
                     self.changed.send_replace(());
                     return verdict;
                 }
-                vote.poll_timeout().unwrap_or(Moment::NEVER)
+                vote.poll_timeout().unwrap_or(BootInstant::NEVER)
             };
             tokio::select! {
                 _ = changes.changed() => {}
@@ -120,10 +120,10 @@ impl Round {
         }
     }
 
-    /// Waits until what a lost vote left behind is released, as far as the nodes answer.
-    pub async fn tidy(&self, clock: &dyn Clock, patience: Duration) {
+    /// Waits until the nodes have released the locks of a lost vote, for `node_timeout` at most.
+    pub async fn wait_until_released(&self, clock: &dyn Clock, node_timeout: Duration) {
         let mut changes = self.changed.subscribe();
-        let until = clock.now() + patience;
+        let until = clock.now() + node_timeout;
         while !self.vote().tidy() && clock.now() < until {
             tokio::select! {
                 _ = changes.changed() => {}
@@ -132,96 +132,99 @@ impl Round {
         }
     }
 
-    /// Does at one node what the vote says, to the end.
-    async fn serve(self: Arc<Self>, node: Arc<Node>, job: Arc<Job>) {
+    /// Carries out the actions of the vote at one node.
+    async fn run_node(self: Arc<Self>, node: Arc<RedlockNode>, request: Arc<RoundRequest>) {
         let i = node.index;
         let mut changes = self.changed.subscribe();
         loop {
             changes.borrow_and_update();
-            let duty = self.vote().duty(i);
-            match duty {
-                Duty::Await => self.lock(&node, &job).await,
-                Duty::Write(fence) => self.write(&node, &job, fence).await,
-                Duty::Wait => _ = changes.changed().await,
-                Duty::Release => {
-                    // It goes the way of the request, behind it: whatever that did, and however late, this undoes it.
-                    if node.give_back(job.debt.clone()).await.is_ok() {
-                        self.tell(|vote| vote.handle_release(i));
+            let action = self.vote().action(i);
+            match action {
+                NodeAction::Await => self.lock_node(&node, &request).await,
+                NodeAction::Write(fence) => self.write_fence(&node, &request, fence).await,
+                NodeAction::Wait => _ = changes.changed().await,
+                NodeAction::Release => {
+                    // The release follows the request on the same connection, so it undoes the request however late both arrive.
+                    if node.release_or_enqueue(request.release.clone()).await.is_ok() {
+                        self.update_vote(|vote| vote.handle_release(i));
                     }
                     return;
                 }
-                Duty::Done => return,
+                NodeAction::Done => return,
             }
         }
     }
 
-    async fn lock(&self, node: &Node, job: &Job) {
+    async fn lock_node(&self, node: &RedlockNode, request: &RoundRequest) {
         let answer = tokio::select! {
-            answer = job.lock.run(&node.link) => answer,
-            () = self.given_up(node.index) => return node.note_unanswered(&job.attempt),
+            answer = request.lock.run(&node.connection) => answer,
+            () = self.release_wanted(node.index) => return node.note_unanswered(&request.attempt),
         };
         if answer.as_ref().is_err_and(Failure::may_have_happened) {
-            node.note_unanswered(&job.attempt);
+            node.note_unanswered(&request.attempt);
         }
         let answer = match answer {
-            Ok(value) => self.read(&value),
+            Ok(value) => self.decode_reply(&value),
             Err(failure) => {
-                // A script that ended in an error that nobody foresaw may have done a part of its work.
-                let unheard = matches!(Error::from(failure.clone()), Error::Unknown(_));
-                self.said().failures.push(failure);
-                if unheard { LockAnswer::Unheard } else { LockAnswer::Refused }
+                // A script that ended in an unexpected error may have written a part.
+                let unknown = matches!(Error::from(failure.clone()), Error::Unknown(_));
+                self.replies().failures.push(failure);
+                if unknown { LockAnswer::NoReply } else { LockAnswer::Refused }
             }
         };
-        self.tell(|vote| vote.handle_lock(job.clock.now(), node.index, answer));
+        self.update_vote(|vote| vote.handle_lock(request.clock.now(), node.index, answer));
     }
 
-    fn read(&self, value: &Value) -> LockAnswer {
-        let Value::Array(parts) = value else { return LockAnswer::Unheard };
+    fn decode_reply(&self, value: &Value) -> LockAnswer {
+        let Value::Array(parts) = value else { return LockAnswer::NoReply };
         let fence = |n: &i64| u64::try_from(*n).ok().and_then(|n| Fence::new(n).ok());
         match &parts[..] {
             [Value::Int(1), Value::Int(counter), Value::Int(now), Value::Int(known)] => {
-                self.said().given += 1;
-                let clock = Wall::from_micros(u64::try_from(*now).unwrap_or(0));
+                self.replies().granted_nodes += 1;
+                let clock = WallTime::from_micros(u64::try_from(*now).unwrap_or(0));
                 LockAnswer::Locked { counter: fence(counter), clock, fence: fence(known) }
             }
-            [Value::Int(0), seen] => match Seen::read(seen) {
+            [Value::Int(0), seen] => match NodeLock::read(seen) {
                 Some(seen) => {
                     let by = seen.by;
-                    self.said().seen.push(seen);
+                    self.replies().seen.push(seen);
                     LockAnswer::Taken(by)
                 }
                 None => LockAnswer::Refused,
             },
             [Value::Int(2), _] => {
-                self.said().young += 1;
+                self.replies().young += 1;
                 LockAnswer::Refused
             }
             [Value::Int(4), Value::BulkString(reason)] => {
-                self.said().revoked = Some(String::from_utf8_lossy(reason).into());
+                self.replies().revoked = Some(String::from_utf8_lossy(reason).into());
                 LockAnswer::Refused
             }
-            // A later round of the same ask has taken over here.
+            // A later round of the same attempt has replaced this one at the node.
             [Value::Int(3)] => LockAnswer::Refused,
-            _ => LockAnswer::Unheard,
+            _ => LockAnswer::NoReply,
         }
     }
 
-    async fn write(&self, node: &Node, job: &Job, fence: Fence) {
-        let call = Call::new(&FENCE, &job.keys[..]).arg(&job.attempt).arg(self.number).arg(fence.get());
+    async fn write_fence(&self, node: &RedlockNode, request: &RoundRequest, fence: Fence) {
+        let call = ScriptCall::new(&FENCE, &request.keys[..])
+            .arg(&request.attempt)
+            .arg(self.number)
+            .arg(fence.get());
         let answer = tokio::select! {
-            answer = call.run(&node.link) => answer,
-            () = self.given_up(node.index) => return,
+            answer = call.run(&node.connection) => answer,
+            () = self.release_wanted(node.index) => return,
         };
         let written = answer.is_ok_and(|answer| answer == Value::Int(1));
-        self.tell(|vote| vote.handle_write(job.clock.now(), node.index, written));
+        self.update_vote(|vote| vote.handle_write(request.clock.now(), node.index, written));
     }
 
-    /// Ends when nothing more is wanted of a node than a release.
-    async fn given_up(&self, node: usize) {
+    /// Returns when the vote wants nothing but a release from a node.
+    async fn release_wanted(&self, node: usize) {
         let mut changes = self.changed.subscribe();
         loop {
             changes.borrow_and_update();
-            if self.vote().duty(node) == Duty::Release {
+            if self.vote().action(node) == NodeAction::Release {
                 return;
             }
             _ = changes.changed().await;
@@ -229,11 +232,11 @@ impl Round {
     }
 }
 
-/// Withdraws a round when it is dropped.
-struct Withdraw<'a>(&'a Round);
+/// Cancels a round when it is dropped.
+struct CancelOnDrop<'a>(&'a Round);
 
-impl Drop for Withdraw<'_> {
+impl Drop for CancelOnDrop<'_> {
     fn drop(&mut self) {
-        self.0.withdraw();
+        self.0.cancel();
     }
 }

@@ -6,7 +6,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::*;
-use lockkeeper_core::{Fence, Grant, Locks, Release, Renewal};
+use lockkeeper_core::{Fence, Grant, Locks, ReleaseOutcome, RenewOutcome};
 use lockkeeper_redlock::RedlockStore;
 use lockkeeper_testkit::servers::{ClockShim, RedisOptions};
 
@@ -40,7 +40,7 @@ impl Clocks {
 
     /// Takes the lock at every node, and checks the fence.
     async fn take(&mut self, store: &RedlockStore, name: &str) -> Grant {
-        let grant = take(store, &ask(name, TTL)).await;
+        let grant = take(store, &request(name, TTL)).await;
         self.check(&grant);
         eventually("every node has the lock", async || self.fleet.keys(name).len() == NODES).await;
         grant
@@ -57,7 +57,7 @@ impl Clocks {
     }
 }
 
-async fn renew(store: &RedlockStore, grant: &Grant) -> Renewal {
+async fn renew(store: &RedlockStore, grant: &Grant) -> RenewOutcome {
     store.renew(std::slice::from_ref(grant)).await.unwrap().remove(0)
 }
 
@@ -69,20 +69,20 @@ async fn a_minority_set_forward_changes_nothing() {
     for _ in 0..3 {
         all.jump(MINORITY, HOUR);
         let rival = all.open().await;
-        assert!(!granted(&rival.acquire(&ask("orders/42", TTL)).await), "a second holder");
+        assert!(!granted(&rival.acquire(&request("orders/42", TTL)).await), "a second holder");
         // What the rival has taken at the minority is released, and the next renewal puts the lock back there.
         eventually("the nodes that dropped the lock have it again", async || {
-            assert_eq!(renew(&holder, &held).await, Renewal::Renewed);
+            assert_eq!(renew(&holder, &held).await, RenewOutcome::Renewed);
             all.fleet.keys("orders/42").len() == NODES
         })
         .await;
     }
-    assert_eq!(holder.release(&held.claim).await.unwrap(), Release::Released);
+    assert_eq!(holder.release(&held.key).await.unwrap(), ReleaseOutcome::Released);
     let next = all.open().await;
     let grant = all.take(&next, "orders/42").await;
     // The clocks are set right, and what was granted by the wrong ones stays below what follows.
     all.jump(MINORITY, -3 * HOUR);
-    next.release(&grant.claim).await.unwrap();
+    next.release(&grant.key).await.unwrap();
     let last = all.open().await;
     all.take(&last, "orders/42").await;
 }
@@ -94,14 +94,18 @@ async fn a_majority_set_forward_ends_leases_early_and_the_fence_tells() {
     let held = all.take(&holder, "orders/42").await;
     all.jump(QUORUM, HOUR);
     let rival = all.open().await;
-    let second = take(&rival, &ask("orders/42", TTL)).await;
+    let second = take(&rival, &request("orders/42", TTL)).await;
     all.check(&second);
-    assert_eq!(renew(&holder, &held).await, Renewal::Lost, "the first holder is told by its next renewal");
-    assert_eq!(renew(&rival, &second).await, Renewal::Renewed, "and does not disturb the second");
+    assert_eq!(
+        renew(&holder, &held).await,
+        RenewOutcome::Lost,
+        "the first holder is told by its next renewal"
+    );
+    assert_eq!(renew(&rival, &second).await, RenewOutcome::Renewed, "and does not disturb the second");
     // Set right again: the second holder's lock is not over, and the next fence is above those of the wrong clock.
     all.jump(QUORUM, -HOUR);
-    assert_eq!(renew(&rival, &second).await, Renewal::Renewed);
-    assert_eq!(rival.release(&second.claim).await.unwrap(), Release::Released);
+    assert_eq!(renew(&rival, &second).await, RenewOutcome::Renewed);
+    assert_eq!(rival.release(&second.key).await.unwrap(), ReleaseOutcome::Released);
     eventually("what the first one left at a minority is over", async || {
         all.fleet.keys("orders/42").is_empty()
     })
@@ -118,17 +122,17 @@ async fn set_back_a_holder_keeps_its_lock_and_a_dead_one_loses_it_after_its_ttl(
         let held = all.take(&holder, name).await;
         all.jump(nodes, -HOUR);
         let rival = all.open().await;
-        assert!(!granted(&rival.acquire(&ask(name, TTL)).await), "{name}: a second holder");
-        assert_eq!(renew(&holder, &held).await, Renewal::Renewed, "{name}");
+        assert!(!granted(&rival.acquire(&request(name, TTL)).await), "{name}: a second holder");
+        assert_eq!(renew(&holder, &held).await, RenewOutcome::Renewed, "{name}");
         all.jump(nodes, -HOUR);
         // It is not renewed from here on. By the clocks that were set back it would last for an hour more.
         let silent_since = Instant::now();
-        let (ask, mut next) = (ask(name, TTL), None);
+        let (request, mut next) = (request(name, TTL), None);
         while next.is_none() {
             assert!(silent_since.elapsed() < TTL * 3, "{name}: the lock of a dead holder stays");
-            next = match rival.acquire(&ask).await.unwrap() {
-                lockkeeper_core::Acquired::Granted(grant) => Some(grant),
-                lockkeeper_core::Acquired::Busy(busy) => {
+            next = match rival.acquire(&request).await.unwrap() {
+                lockkeeper_core::AcquireOutcome::Granted(grant) => Some(grant),
+                lockkeeper_core::AcquireOutcome::Busy(busy) => {
                     let left = Duration::from_millis(busy.held.first().map_or(0, |held| held.expires_in_ms));
                     assert!(left <= TTL, "{name}: {left:?} are shown as left");
                     tokio::time::sleep(Duration::from_millis(200)).await;
@@ -143,8 +147,8 @@ async fn set_back_a_holder_keeps_its_lock_and_a_dead_one_loses_it_after_its_ttl(
         );
         let next = next.unwrap();
         all.check(&next);
-        assert_eq!(renew(&holder, &held).await, Renewal::Lost, "{name}");
-        rival.release(&next.claim).await.unwrap();
+        assert_eq!(renew(&holder, &held).await, RenewOutcome::Lost, "{name}");
+        rival.release(&next.key).await.unwrap();
         all.jump(nodes, 2 * HOUR);
     }
 }
@@ -156,9 +160,9 @@ async fn the_fence_grows_over_any_jumps() {
     let mut dice = Dice::new();
     for _ in 0..15 {
         let store = all.open().await;
-        let grant = take(&store, &ask("orders/42", TTL)).await;
+        let grant = take(&store, &request("orders/42", TTL)).await;
         all.check(&grant);
-        store.release(&grant.claim).await.unwrap();
+        store.release(&grant.key).await.unwrap();
         all.fleet.nothing_left("orders/42", "after the release").await;
         for clock in &all.clocks {
             clock.jump((dice.roll(5) as i64 - 2) * HOUR);
@@ -171,10 +175,10 @@ async fn the_fence_grows_over_any_jumps() {
 async fn a_clock_before_the_start_of_the_server_looks_young() {
     let Some(all) = Clocks::start().await else { return };
     let store = all.fleet.open("node_timeout=1s&timeout=3s&max_ttl=10s&young_node=1s").await;
-    eventually("the nodes are old enough", async || granted(&store.acquire(&ask("x", TTL)).await)).await;
+    eventually("the nodes are old enough", async || granted(&store.acquire(&request("x", TTL)).await)).await;
     all.jump(QUORUM, -HOUR);
-    let answer = store.acquire(&ask("y", TTL)).await;
+    let answer = store.acquire(&request("y", TTL)).await;
     assert!(matches!(&answer, Err(error) if error.to_string().contains("young_node")), "{answer:?}");
     all.jump(QUORUM, HOUR);
-    assert!(granted(&store.acquire(&ask("z", TTL)).await), "it is over when the clock is right");
+    assert!(granted(&store.acquire(&request("z", TTL)).await), "it is over when the clock is right");
 }

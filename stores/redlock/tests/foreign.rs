@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use common::*;
-use lockkeeper_core::{Acquired, Ask, Locks, Wait};
+use lockkeeper_core::{AcquireOutcome, LockRequest, Locks, Wait};
 use lockkeeper_testkit::servers::{self, TempDir};
 
 const TTL: Duration = Duration::from_secs(20);
@@ -83,32 +83,31 @@ async fn node_redlock_and_we_exclude_each_other() {
     let mut node = Node::start(&dir, &file, &fleet);
     node.go();
     for _ in 0..ROUNDS {
-        let patient = Ask { wait: Wait::Forever, ..ask("counter", TTL) };
+        let patient = LockRequest { wait: Wait::Forever, ..request("counter", TTL) };
         let grant = tokio::time::timeout(TTL * 2, take(&store, &patient)).await.expect("we get our turns");
         let count: u32 = std::fs::read_to_string(&file).unwrap().parse().unwrap();
         tokio::time::sleep(Duration::from_millis(2)).await;
         std::fs::write(&file, (count + 1).to_string()).unwrap();
-        store.release(&grant.claim).await.unwrap();
+        store.release(&grant.key).await.unwrap();
     }
     node.says("counted");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), (2 * ROUNDS).to_string());
 
-    let ours = take(&store, &ask("ours", TTL)).await;
+    let ours = take(&store, &request("ours", TTL)).await;
     node.go();
     node.says("refused");
     node.says("holds");
-    match store.acquire(&ask("theirs", TTL)).await {
-        Ok(Acquired::Busy(busy)) => assert_eq!(busy.held[0].holder.host, "unknown"),
+    match store.acquire(&request("theirs", TTL)).await {
+        Ok(AcquireOutcome::Busy(busy)) => assert_eq!(busy.held[0].holder.host, "unknown"),
         other => panic!("node-redlock has it: {other:?}"),
     }
-    // It tells nobody when it lets go: whoever waits looks for itself.
+    // The foreign client publishes no release, so the waiter polls.
     let waiting = store.clone();
-    let waiter =
-        tokio::spawn(
-            async move { waiting.acquire(&Ask { wait: Wait::For(TTL), ..ask("theirs", TTL) }).await },
-        );
+    let waiter = tokio::spawn(async move {
+        waiting.acquire(&LockRequest { wait: Wait::For(TTL), ..request("theirs", TTL) }).await
+    });
     node.go();
     node.says("released");
     assert!(granted(&waiter.await.unwrap()));
-    store.release(&ours.claim).await.unwrap();
+    store.release(&ours.key).await.unwrap();
 }

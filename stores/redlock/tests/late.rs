@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::*;
-use lockkeeper_core::{Locks, Release, Store};
+use lockkeeper_core::{Locks, ReleaseOutcome, Store};
 use lockkeeper_redlock::{Options, RedlockStore};
 use lockkeeper_testkit::laws;
 use lockkeeper_testkit::proxy::{Fault, Framing};
@@ -23,20 +23,20 @@ async fn a_request_that_arrives_after_its_release_takes_nothing() {
     // A lock that the first node has too: its connection works, and what was sent on it before has been done.
     let takes_part = async || {
         eventually("the first node takes part", async || {
-            let fresh = ask("probe", TTL);
+            let fresh = request("probe", TTL);
             let taken = granted(&store.acquire(&fresh).await);
             let everywhere = fleet.keys("probe").contains(&0);
-            matches!(store.release(&fresh.claim).await, Ok(Release::Released)) && taken && everywhere
+            matches!(store.release(&fresh.key).await, Ok(ReleaseOutcome::Released)) && taken && everywhere
         })
         .await;
     };
     takes_part().await;
-    let asked = ask("late", TTL);
+    let asked = request("late", TTL);
     let late = proxy.inject(Fault::at_request(1).hold());
     take(&store, &asked).await;
     assert!(late.fired(), "the first node was not asked");
     takes_part().await;
-    assert_eq!(store.release(&asked.claim).await.unwrap(), Release::Released);
+    assert_eq!(store.release(&asked.key).await.unwrap(), ReleaseOutcome::Released);
     takes_part().await;
     assert!(fleet.keys("late").is_empty());
     let before = proxy.count().replies;
@@ -46,8 +46,21 @@ async fn a_request_that_arrives_after_its_release_takes_nothing() {
     // The attempt itself may be used again.
     take(&store, &asked).await;
     eventually("every node has it", async || fleet.keys("late").len() == NODES).await;
-    assert_eq!(store.release(&asked.claim).await.unwrap(), Release::Released);
+    assert_eq!(store.release(&asked.key).await.unwrap(), ReleaseOutcome::Released);
     fleet.nothing_left("late", "after the release").await;
+}
+
+/// No waiter has a queue entry here, and a request that was given up leaves nothing else either.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_that_was_given_up_leaves_nothing() {
+    let Some(fleet) = tokio::task::spawn_blocking(Fleet::start).await.unwrap() else { return };
+    let options = "young_node=0s&node_timeout=100ms&timeout=300ms&max_ttl=15m";
+    let hosts: Vec<String> = fleet.servers.iter().map(|server| server.addr().to_string()).collect();
+    let past = format!("redlock://{}?{options}", hosts.join(","));
+    let other: Arc<dyn Store> =
+        Arc::new(RedlockStore::open(Options::from_url(&past).unwrap()).await.unwrap());
+    let store: Arc<dyn Store> = Arc::new(fleet.open(options).await);
+    laws::unknown::a_release_that_was_given_up_leaves_nothing(&fleet.proxies[..], &store, &other).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,7 +5,7 @@ mod common;
 use std::time::Duration;
 
 use common::*;
-use lockkeeper_core::{Acquired, Ask, Error, Fence, Locks, Release, Renewal, Wait};
+use lockkeeper_core::{AcquireOutcome, Error, Fence, LockRequest, Locks, ReleaseOutcome, RenewOutcome, Wait};
 use lockkeeper_testkit::proxy::Direction;
 use lockkeeper_testkit::servers::{ClockShim, RedisOptions, redis_call};
 
@@ -16,7 +16,7 @@ async fn start() -> Option<Fleet> {
     tokio::task::spawn_blocking(Fleet::start).await.unwrap()
 }
 
-/// Every node lives an hour from the next one, so that clocks help nobody: what remains is what the nodes remember.
+/// The clocks of the nodes are an hour apart, so only the counters that the nodes remember can make the fence grow.
 /// Between two grants up to two of them forget everything.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fences_grow_while_nodes_forget() {
@@ -36,12 +36,12 @@ async fn fences_grow_while_nodes_forget() {
         // Another process each time: nothing is remembered on this side.
         let store = fleet.open(CALM).await;
         // A break that meets a renewal may leave the lock at a minority until its ttl is over: hence the patience.
-        let patient = Ask { wait: Wait::For(TTL), ..ask("orders/42", Duration::from_secs(5)) };
+        let patient = LockRequest { wait: Wait::For(TTL), ..request("orders/42", Duration::from_secs(5)) };
         let grant = take(&store, &patient).await;
         assert!(Some(grant.fence) > last, "round {round}: {last:?}, then {}", grant.fence);
         last = Some(grant.fence);
         // A node that was too slow for the vote has it from the next renewal on. It may know of a higher one, which was
-        // chosen by a vote that nobody won.
+        // chosen by a vote that no client won.
         eventually("all have the fence", async || {
             _ = store.renew(std::slice::from_ref(&grant)).await;
             let has = |server: &&lockkeeper_testkit::servers::Server| {
@@ -52,9 +52,9 @@ async fn fences_grow_while_nodes_forget() {
         })
         .await;
         if dice.roll(2) == 0 {
-            assert_eq!(store.release(&grant.claim).await.unwrap(), Release::Released);
+            assert_eq!(store.release(&grant.key).await.unwrap(), ReleaseOutcome::Released);
         } else {
-            let broken = store.break_lock(&grant.claim.names.first().clone(), "to see").await.unwrap();
+            let broken = store.break_lock(&grant.key.names.first().clone(), "to see").await.unwrap();
             assert!(broken > grant.fence);
         }
         for _ in 0..dice.roll(3) {
@@ -69,29 +69,32 @@ async fn fences_grow_while_nodes_forget() {
 }
 
 /// A rolling restart: one node after the other comes back empty, and the holder, which renews, keeps its lock. All five
-/// have forgotten it once, and nobody else ever gets in.
+/// have forgotten it once, and no other client is ever granted the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_holder_outlives_a_rolling_restart() {
     let Some(mut fleet) = start().await else { return };
     let (store, rival) = (fleet.open(CALM).await, fleet.open(CALM).await);
-    let held = take(&store, &ask("orders/42", TTL)).await;
+    let held = take(&store, &request("orders/42", TTL)).await;
     for node in 0..NODES {
         tokio::task::block_in_place(|| {
             fleet.servers[node].kill9();
             fleet.servers[node].restart();
         });
-        assert!(!granted(&rival.acquire(&ask("orders/42", TTL)).await), "the rival got in by node {node}");
+        assert!(
+            !granted(&rival.acquire(&request("orders/42", TTL)).await),
+            "the rival got in by node {node}"
+        );
         eventually("the empty node has it again", async || {
-            assert_eq!(store.renew(std::slice::from_ref(&held)).await.unwrap(), [Renewal::Renewed]);
+            assert_eq!(store.renew(std::slice::from_ref(&held)).await.unwrap(), [RenewOutcome::Renewed]);
             fleet.keys("orders/42").len() == NODES
         })
         .await;
-        let view = rival.inspect(held.claim.names.first()).await.unwrap().unwrap();
+        let view = rival.inspect(held.key.names.first()).await.unwrap().unwrap();
         assert_eq!((view.held[0].fence, view.held[0].holder.label.as_deref()), (held.fence, Some("a test")));
         let counter = redis_call(fleet.servers[node].addr(), &["GET", "lockkeeper:{all}:fence"]).unwrap();
         assert_eq!(counter, held.fence.to_string(), "and it knows the fence");
     }
-    assert_eq!(store.release(&held.claim).await.unwrap(), Release::Released);
+    assert_eq!(store.release(&held.key).await.unwrap(), ReleaseOutcome::Released);
     fleet.nothing_left("orders/42", "at the end").await;
 }
 
@@ -100,8 +103,8 @@ async fn a_holder_outlives_a_rolling_restart() {
 async fn a_lock_that_most_have_forgotten_is_lost() {
     let Some(mut fleet) = start().await else { return };
     let store = fleet.open(CALM).await;
-    let held = take(&store, &ask("orders/42", TTL)).await;
-    let other = take(&store, &ask("orders/43", TTL)).await;
+    let held = take(&store, &request("orders/42", TTL)).await;
+    let other = take(&store, &request("orders/43", TTL)).await;
     eventually("every node has it", async || fleet.keys("orders/42").len() == NODES).await;
     for node in 0..QUORUM {
         let key = "lock:orders/42";
@@ -109,10 +112,10 @@ async fn a_lock_that_most_have_forgotten_is_lost() {
     }
     // It does not take the other one with it.
     let answer = store.renew(&[held.clone(), other]).await.unwrap();
-    assert_eq!(answer, [Renewal::Lost, Renewal::Renewed]);
+    assert_eq!(answer, [RenewOutcome::Lost, RenewOutcome::Renewed]);
     assert!(fleet.keys("orders/42").iter().all(|node| *node >= QUORUM), "it was put back");
     tokio::task::block_in_place(|| fleet.servers[0].restart());
-    let view = store.inspect(held.claim.names.first()).await.unwrap();
+    let view = store.inspect(held.key.names.first()).await.unwrap();
     assert_eq!(view, None, "two of five hold nothing");
 }
 
@@ -126,19 +129,19 @@ async fn a_young_node_does_not_vote() {
     let careless = fleet.open(&format!("{patient}&young_node=0s")).await;
     let careful = fleet.open(patient).await;
     assert!(
-        matches!(careful.acquire(&ask("x", ttl * 2)).await, Err(Error::Invalid(told)) if told.contains("max_ttl"))
+        matches!(careful.acquire(&request("x", ttl * 2)).await, Err(Error::Invalid(told)) if told.contains("max_ttl"))
     );
-    match careful.acquire(&ask("x", ttl)).await {
+    match careful.acquire(&request("x", ttl)).await {
         Err(Error::Unavailable(told)) => assert!(told.contains("young_node"), "{told}"),
         other => panic!("all nodes are young: {other:?}"),
     }
     fleet.nothing_left("x", "after the young ones refused").await;
-    eventually("they are old enough", async || granted(&careful.acquire(&ask("y", ttl)).await)).await;
+    eventually("they are old enough", async || granted(&careful.acquire(&request("y", ttl)).await)).await;
 
     for node in [3, 4] {
         fleet.servers[node].pause();
     }
-    let held = take(&careful, &ask("orders/42", ttl)).await;
+    let held = take(&careful, &request("orders/42", ttl)).await;
     for node in [3, 4] {
         fleet.servers[node].resume();
     }
@@ -155,13 +158,13 @@ async fn a_young_node_does_not_vote() {
     for node in [3, 4] {
         redis_call(fleet.servers[node].addr(), &["DEL", "lock:orders/42"]).unwrap();
     }
-    let rival = careful.acquire(&ask("orders/42", ttl)).await;
+    let rival = careful.acquire(&request("orders/42", ttl)).await;
     assert!(!granted(&rival), "a young node voted: {rival:?}");
-    // Whoever turns it off gets what he asked for.
-    assert!(granted(&careless.acquire(&ask("orders/42", ttl)).await));
+    // With young_node=0s a second holder is possible.
+    assert!(granted(&careless.acquire(&request("orders/42", ttl)).await));
     assert!(careless.profile().notes.iter().any(|note| note.contains("young_node")));
     drop(held);
-    eventually("it is old enough again", async || granted(&careful.acquire(&ask("z", ttl)).await)).await;
+    eventually("it is old enough again", async || granted(&careful.acquire(&request("z", ttl)).await)).await;
 }
 
 /// Requests or replies stand still past the time-out, then go through: no key stays.
@@ -175,9 +178,9 @@ async fn a_late_answer_leaves_nothing() {
             for node in 0..QUORUM {
                 fleet.proxies[node].hold(direction);
             }
-            let mine = ask(&name, TTL);
+            let mine = request(&name, TTL);
             if dropped {
-                // Whoever asked has lost interest before any node was given up.
+                // The caller has cancelled before any node timed out.
                 let asking = tokio::time::timeout(Duration::from_millis(50), store.acquire(&mine)).await;
                 assert!(asking.is_err());
             } else {
@@ -204,7 +207,7 @@ async fn a_late_answer_leaves_nothing() {
 async fn a_retry_is_not_undone_by_the_clean_up_of_the_first_try() {
     let Some(fleet) = start().await else { return };
     let store = fleet.open("young_node=0s&node_timeout=200ms&timeout=5s").await;
-    let mine = ask("orders/42", TTL);
+    let mine = request("orders/42", TTL);
     for node in 0..QUORUM {
         fleet.proxies[node].hold(Direction::Requests);
     }
@@ -214,10 +217,10 @@ async fn a_retry_is_not_undone_by_the_clean_up_of_the_first_try() {
     }
     let again = take(&store, &mine).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
-    assert_eq!(store.renew(std::slice::from_ref(&again)).await.unwrap(), [Renewal::Renewed]);
+    assert_eq!(store.renew(std::slice::from_ref(&again)).await.unwrap(), [RenewOutcome::Renewed]);
     assert!(fleet.keys("orders/42").len() >= QUORUM);
-    let patient = Ask { wait: Wait::For(Duration::from_millis(300)), ..ask("orders/42", TTL) };
+    let patient = LockRequest { wait: Wait::For(Duration::from_millis(300)), ..request("orders/42", TTL) };
     assert!(
-        matches!(store.acquire(&patient).await, Ok(Acquired::Busy(busy)) if busy.held[0].fence == again.fence)
+        matches!(store.acquire(&patient).await, Ok(AcquireOutcome::Busy(busy)) if busy.held[0].fence == again.fence)
     );
 }

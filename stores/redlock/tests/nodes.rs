@@ -6,7 +6,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::*;
-use lockkeeper_core::{Error, Locks, Release, Renewal};
+use lockkeeper_core::{Error, Locks, ReleaseOutcome, RenewOutcome};
 use lockkeeper_redlock::RedlockStore;
 
 const TTL: Duration = Duration::from_secs(20);
@@ -19,7 +19,7 @@ const BOUND: Duration = Duration::from_millis(3 * 500 + 2000);
 enum How {
     /// They take connections and requests, and say nothing.
     Silent,
-    /// Nobody is there.
+    /// No server listens.
     Gone,
 }
 
@@ -76,12 +76,12 @@ fn is_down<T: std::fmt::Debug>(answer: &Result<T, Error>) -> bool {
 /// After a heal it works again, and soon with all nodes.
 async fn works_again(fleet: &Fleet, name: &str, store: &RedlockStore) {
     eventually(&format!("{name}: it works again"), async || {
-        let fresh = ask(name, TTL);
+        let fresh = request(name, TTL);
         let works = granted(&store.acquire(&fresh).await);
         // The slowest of them may have it a little later.
         tokio::time::sleep(Duration::from_millis(20)).await;
         let all = fleet.keys(name).len() == NODES;
-        works && all & matches!(store.release(&fresh.claim).await, Ok(Release::Released))
+        works && all & matches!(store.release(&fresh.key).await, Ok(ReleaseOutcome::Released))
     })
     .await;
     fleet.nothing_left(name, "after the heal").await;
@@ -90,17 +90,17 @@ async fn works_again(fleet: &Fleet, name: &str, store: &RedlockStore) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn before_it_is_asked_for() {
     every_subset(async |fleet, store, subset, how, name| {
-        let mine = ask(&name, TTL);
+        let mine = request(&name, TTL);
         fleet.down(subset, how);
         let answer = timed(&name, store.acquire(&mine)).await;
         if majority_up(subset) {
             assert!(granted(&answer), "{name}: {answer:?}");
-            assert_eq!(timed(&name, store.release(&mine.claim)).await.unwrap(), Release::Released);
+            assert_eq!(timed(&name, store.release(&mine.key)).await.unwrap(), ReleaseOutcome::Released);
         } else {
             assert!(is_down(&answer), "{name}: {answer:?}");
         }
         fleet.heal(how);
-        fleet.nothing_left(&name, "after the ask").await;
+        fleet.nothing_left(&name, "after the request").await;
         works_again(fleet, &name, store).await;
     })
     .await;
@@ -109,23 +109,23 @@ async fn before_it_is_asked_for() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn between_the_grant_and_its_renewal() {
     every_subset(async |fleet, store, subset, how, name| {
-        let held = take(store, &ask(&name, TTL)).await;
+        let held = take(store, &request(&name, TTL)).await;
         fleet.down(subset, how);
         let answer = timed(&name, store.renew(std::slice::from_ref(&held))).await;
         if majority_up(subset) {
-            assert_eq!(answer.unwrap(), [Renewal::Renewed], "{name}");
+            assert_eq!(answer.unwrap(), [RenewOutcome::Renewed], "{name}");
         } else {
-            // Nobody knows: it is neither lost nor renewed, and nobody else gets it.
+            // The outcome is unknown: the grant is neither lost nor renewed, and no other client gets the lock.
             assert!(is_down(&answer), "{name}: {answer:?}");
         }
         fleet.heal(how);
         eventually(&format!("{name}: it is renewed"), async || {
-            matches!(store.renew(std::slice::from_ref(&held)).await.as_deref(), Ok([Renewal::Renewed]))
+            matches!(store.renew(std::slice::from_ref(&held)).await.as_deref(), Ok([RenewOutcome::Renewed]))
         })
         .await;
-        let rival = store.acquire(&ask(&name, TTL)).await;
+        let rival = store.acquire(&request(&name, TTL)).await;
         assert!(!granted(&rival), "{name}: two hold it");
-        assert_eq!(store.release(&held.claim).await.unwrap(), Release::Released, "{name}");
+        assert_eq!(store.release(&held.key).await.unwrap(), ReleaseOutcome::Released, "{name}");
         fleet.nothing_left(&name, "after the release").await;
         works_again(fleet, &name, store).await;
     })
@@ -135,16 +135,16 @@ async fn between_the_grant_and_its_renewal() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn before_it_is_released() {
     every_subset(async |fleet, store, subset, how, name| {
-        let held = take(store, &ask(&name, TTL)).await;
+        let held = take(store, &request(&name, TTL)).await;
         fleet.down(subset, how);
-        let answer = timed(&name, store.release(&held.claim)).await;
+        let answer = timed(&name, store.release(&held.key)).await;
         if majority_up(subset) {
-            assert_eq!(answer.unwrap(), Release::Released, "{name}");
+            assert_eq!(answer.unwrap(), ReleaseOutcome::Released, "{name}");
         } else {
             assert!(is_down(&answer), "{name}: {answer:?}");
         }
         fleet.heal(how);
-        // Nobody asks again: the nodes that missed it hear of it by themselves.
+        // The caller does not release again: the store sends the release to the nodes that missed it.
         fleet.nothing_left(&name, "after the release").await;
         works_again(fleet, &name, store).await;
     })

@@ -5,7 +5,7 @@ mod common;
 use std::time::Duration;
 
 use common::*;
-use lockkeeper_core::{Acquired, Ask, LockName, Locks, Release, Wait};
+use lockkeeper_core::{AcquireOutcome, LockName, LockRequest, Locks, ReleaseOutcome, Wait};
 use lockkeeper_redlock::{Options, RedlockStore};
 use lockkeeper_testkit::servers::{Server, redis_call};
 
@@ -32,7 +32,7 @@ const REFUSALS: [Refusal; 4] = [
     Refusal { word: "MISCONF", begin: break_saving, end: mend_saving },
     Refusal {
         word: "READONLY",
-        // Nobody listens at the primary's port, so the data stays.
+        // No server listens at the port of the primary, so the data stays.
         begin: |server| _ = call(server, &["REPLICAOF", "127.0.0.1", "1"]),
         end: |server| _ = call(server, &["REPLICAOF", "NO", "ONE"]),
     },
@@ -71,12 +71,12 @@ async fn a_release_that_a_node_refuses_is_sent_again() {
     for Refusal { word, begin, end } in REFUSALS {
         for refusing in [2, NODES] {
             let name = format!("{word}-{refusing}");
-            let held = take(&store, &ask(&name, TTL)).await;
+            let held = take(&store, &request(&name, TTL)).await;
             eventually("every node has the lock", async || fleet.keys(&name).len() == NODES).await;
             tokio::task::block_in_place(|| fleet.servers[..refusing].iter().for_each(begin));
-            let answer = store.release(&held.claim).await;
+            let answer = store.release(&held.key).await;
             if refusing < QUORUM {
-                assert_eq!(answer.unwrap(), Release::Released, "{name}");
+                assert_eq!(answer.unwrap(), ReleaseOutcome::Released, "{name}");
             } else {
                 let error = answer.unwrap_err().to_string();
                 // Redis names a right that is missing inside a script without the word.
@@ -92,7 +92,7 @@ async fn a_release_that_a_node_refuses_is_sent_again() {
     }
 }
 
-/// A user without a right to publish: nobody is notified of a release, but the lock is released, and the answer says so.
+/// A user without a right to publish: no waiter is notified of a release, but the lock is released, and the answer says so.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_the_right_to_publish_a_release_is_a_release() {
     let Some(fleet) = start().await else { return };
@@ -101,14 +101,13 @@ async fn without_the_right_to_publish_a_release_is_a_release() {
     }
     let url = fleet.url(CALM).replace("://", "://mute:secret@");
     let store = RedlockStore::open(Options::from_url(&url).unwrap()).await.unwrap();
-    let held = take(&store, &ask("orders/42", TTL)).await;
+    let held = take(&store, &request("orders/42", TTL)).await;
     eventually("every node has the lock", async || fleet.keys("orders/42").len() == NODES).await;
     let waiting = store.clone();
-    let waiter =
-        tokio::spawn(
-            async move { take(&waiting, &Ask { wait: Wait::Forever, ..ask("orders/42", TTL) }).await },
-        );
-    assert_eq!(store.release(&held.claim).await.unwrap(), Release::Released);
+    let waiter = tokio::spawn(async move {
+        take(&waiting, &LockRequest { wait: Wait::Forever, ..request("orders/42", TTL) }).await
+    });
+    assert_eq!(store.release(&held.key).await.unwrap(), ReleaseOutcome::Released);
     let next = tokio::time::timeout(Duration::from_secs(10), waiter).await.expect("it polls").unwrap();
     assert!(next.fence > held.fence);
     let broken = store.break_lock(&LockName::new("orders/42").unwrap(), "to see").await.unwrap();
@@ -130,13 +129,18 @@ async fn a_waiter_that_cannot_subscribe_polls_and_does_not_spin() {
     let mute = fleet.url(&options).replace("://", "://mute:secret@");
     for (story, url) in [("no right", mute), ("a node is gone", fleet.url(&options))] {
         let store = RedlockStore::open(Options::from_url(&url).unwrap()).await.unwrap();
-        let held = take(&store, &ask("orders/42", TTL)).await;
+        let held = take(&store, &request("orders/42", TTL)).await;
         if story == "a node is gone" {
             fleet.proxies[0].cut_all();
         }
         let waiting = store.clone();
         let waiter = tokio::spawn(async move {
-            waiting.acquire(&Ask { wait: Wait::For(Duration::from_secs(3)), ..ask("orders/42", TTL) }).await
+            waiting
+                .acquire(&LockRequest {
+                    wait: Wait::For(Duration::from_secs(3)),
+                    ..request("orders/42", TTL)
+                })
+                .await
         });
         let before = fleet.proxies[4].count().requests;
         waiter.await.unwrap().unwrap();
@@ -144,7 +148,7 @@ async fn a_waiter_that_cannot_subscribe_polls_and_does_not_spin() {
         let requests = fleet.proxies[4].count().requests - before;
         assert!(requests <= 40, "{story}: {requests} requests in 3 s");
         fleet.proxies[0].heal();
-        store.release(&held.claim).await.unwrap();
+        store.release(&held.key).await.unwrap();
         fleet.nothing_left("orders/42", story).await;
     }
 }
@@ -154,13 +158,13 @@ async fn a_waiter_that_cannot_subscribe_polls_and_does_not_spin() {
 async fn a_held_lock_is_busy_while_a_minority_is_gone() {
     let Some(fleet) = start().await else { return };
     let store = fleet.open(CALM).await;
-    let held = take(&store, &ask("orders/42", TTL)).await;
+    let held = take(&store, &request("orders/42", TTL)).await;
     eventually("every node has the lock", async || fleet.keys("orders/42").len() == NODES).await;
     for gone in 1..QUORUM {
         fleet.proxies[gone - 1].cut_all();
         for _ in 0..20 {
-            match store.acquire(&ask("orders/42", TTL)).await {
-                Ok(Acquired::Busy(busy)) => assert_eq!(busy.held[0].fence, held.fence),
+            match store.acquire(&request("orders/42", TTL)).await {
+                Ok(AcquireOutcome::Busy(busy)) => assert_eq!(busy.held[0].fence, held.fence),
                 other => panic!("{gone} of {NODES} nodes are gone: {other:?}"),
             }
         }

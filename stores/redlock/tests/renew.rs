@@ -5,7 +5,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::*;
-use lockkeeper_core::{Grant, Locks, Renewal};
+use lockkeeper_core::{Grant, Locks, RenewOutcome};
 use lockkeeper_redlock::RedlockStore;
 use lockkeeper_testkit::proxy::Direction;
 use lockkeeper_testkit::servers::redis_call;
@@ -19,7 +19,7 @@ async fn start() -> Option<Fleet> {
 
 /// Takes a lock and waits until every node has it.
 async fn take_everywhere(fleet: &Fleet, store: &RedlockStore, name: &str, ttl: Duration) -> Grant {
-    let grant = take(store, &ask(name, ttl)).await;
+    let grant = take(store, &request(name, ttl)).await;
     eventually("every node has the lock", async || fleet.keys(name).len() == NODES).await;
     grant
 }
@@ -43,17 +43,17 @@ async fn an_unknown_renewal_a_loss_and_a_renewal_are_told_apart() {
     forget(&fleet, "gone", 0..4);
     fleet.proxies[4].hold(Direction::Requests);
     let answers = store.renew(&[open.clone(), kept.clone()]).await.unwrap();
-    assert_eq!(answers, [Renewal::Unknown, Renewal::Renewed]);
+    assert_eq!(answers, [RenewOutcome::Unknown, RenewOutcome::Renewed]);
     let answers = store.renew(&[open.clone(), gone.clone()]).await.unwrap();
-    assert_eq!(answers, [Renewal::Unknown, Renewal::Lost], "the loss is certain");
+    assert_eq!(answers, [RenewOutcome::Unknown, RenewOutcome::Lost], "the loss is certain");
     let answers = store.renew(&[gone, open.clone(), kept.clone()]).await.unwrap();
-    assert_eq!(answers, [Renewal::Lost, Renewal::Unknown, Renewal::Renewed]);
+    assert_eq!(answers, [RenewOutcome::Lost, RenewOutcome::Unknown, RenewOutcome::Renewed]);
     // Nothing is known of any of them: that is an error, with its reason.
     assert!(store.renew(std::slice::from_ref(&open)).await.is_err());
     fleet.proxies[4].heal();
     eventually("the third node answers, and the unknown one is renewed", async || {
         let answers = store.renew(&[open.clone(), kept.clone()]).await;
-        matches!(answers.as_deref(), Ok([Renewal::Renewed, Renewal::Renewed]))
+        matches!(answers.as_deref(), Ok([RenewOutcome::Renewed, RenewOutcome::Renewed]))
     })
     .await;
     eventually("it is put back where it was missing", async || fleet.keys("open").len() == NODES).await;
@@ -66,14 +66,14 @@ async fn an_unknown_renewal_makes_no_error_for_hundreds() {
     let store = fleet.open(CALM).await;
     let mut grants = Vec::new();
     for i in 0..200 {
-        grants.push(take(&store, &ask(&format!("lock-{i}"), TTL)).await);
+        grants.push(take(&store, &request(&format!("lock-{i}"), TTL)).await);
     }
     grants.push(take_everywhere(&fleet, &store, "open", TTL).await);
     forget(&fleet, "open", 0..2);
     fleet.proxies[4].hold(Direction::Requests);
     let answers = store.renew(&grants).await.expect("two hundred were renewed");
-    assert_eq!(answers.iter().filter(|answer| **answer == Renewal::Renewed).count(), 200);
-    assert_eq!(answers[200], Renewal::Unknown);
+    assert_eq!(answers.iter().filter(|answer| **answer == RenewOutcome::Renewed).count(), 200);
+    assert_eq!(answers[200], RenewOutcome::Unknown);
 }
 
 /// A node that keeps something else under the name of one lock answers for all the others.
@@ -89,8 +89,8 @@ async fn a_key_of_another_type_fails_one_renewal_and_not_its_neighbours() {
         redis_call(server, &["RPUSH", "lock:odd", "a list"]).unwrap();
     }
     let answers = store.renew(&[odd.clone(), kept]).await.unwrap();
-    assert_eq!(answers, [Renewal::Lost, Renewal::Renewed]);
-    store.release(&odd.claim).await.unwrap();
+    assert_eq!(answers, [RenewOutcome::Lost, RenewOutcome::Renewed]);
+    store.release(&odd.key).await.unwrap();
     eventually("the nodes that had it released it", async || fleet.keys("odd") == [0, 1, 2]).await;
 }
 
@@ -104,7 +104,7 @@ async fn a_silent_node_does_not_delay_a_renewal() {
     let long = take_everywhere(&fleet, &store, "long", TTL).await;
     fleet.proxies[0].hold(Direction::Requests);
     let began = Instant::now();
-    assert_eq!(store.renew(std::slice::from_ref(&long)).await.unwrap(), [Renewal::Renewed]);
-    assert_eq!(store.renew(&[long, short]).await.unwrap(), [Renewal::Renewed, Renewal::Renewed]);
+    assert_eq!(store.renew(std::slice::from_ref(&long)).await.unwrap(), [RenewOutcome::Renewed]);
+    assert_eq!(store.renew(&[long, short]).await.unwrap(), [RenewOutcome::Renewed, RenewOutcome::Renewed]);
     assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
 }

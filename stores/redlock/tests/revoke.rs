@@ -5,7 +5,7 @@ mod common;
 use std::time::Duration;
 
 use common::*;
-use lockkeeper_core::{Error, LockName, Locks, Release, Renewal};
+use lockkeeper_core::{Error, LockName, Locks, ReleaseOutcome, RenewOutcome};
 use lockkeeper_testkit::proxy::Direction;
 use lockkeeper_testkit::servers::redis_call;
 
@@ -16,7 +16,7 @@ const TTL: Duration = Duration::from_secs(20);
 async fn nodes_that_did_not_hear_of_a_revoke_cannot_renew_without_the_others() {
     let Some(fleet) = tokio::task::spawn_blocking(Fleet::start).await.unwrap() else { return };
     let store = fleet.open("young_node=0s&node_timeout=500ms&timeout=2s").await;
-    let (asked, name) = (ask("orders/42", TTL), LockName::new("orders/42").unwrap());
+    let (asked, name) = (request("orders/42", TTL), LockName::new("orders/42").unwrap());
     let held = take(&store, &asked).await;
     eventually("every node has it", async || fleet.keys("orders/42").len() == NODES).await;
     for direction in [Direction::Requests, Direction::Replies] {
@@ -28,18 +28,18 @@ async fn nodes_that_did_not_hear_of_a_revoke_cannot_renew_without_the_others() {
     fleet.proxies[..NODES - QUORUM].iter().for_each(|proxy| proxy.heal());
     // Also when the nodes that did not hear of it answer again.
     eventually("all nodes answer", async || {
-        let fresh = ask("probe", TTL);
+        let fresh = request("probe", TTL);
         let taken = granted(&store.acquire(&fresh).await);
         let everywhere = fleet.keys("probe").len() == NODES;
-        matches!(store.release(&fresh.claim).await, Ok(Release::Released)) && taken && everywhere
+        matches!(store.release(&fresh.key).await, Ok(ReleaseOutcome::Released)) && taken && everywhere
     })
     .await;
     let told = store.renew(std::slice::from_ref(&held)).await.unwrap();
-    assert_eq!(told, [Renewal::Revoked("the host is drained".into())]);
+    assert_eq!(told, [RenewOutcome::Revoked("the host is drained".into())]);
     let again = store.acquire(&asked).await;
     assert!(matches!(&again, Err(Error::Lost(why)) if why.contains("the host is drained")), "{again:?}");
-    assert_eq!(store.release(&asked.claim).await.unwrap(), Release::Released);
-    take(&store, &ask("orders/42", TTL)).await;
+    assert_eq!(store.release(&asked.key).await.unwrap(), ReleaseOutcome::Released);
+    take(&store, &request("orders/42", TTL)).await;
 }
 
 /// A foreign client renews without asking us: it would never learn that it is to stop.

@@ -6,7 +6,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::*;
-use lockkeeper_core::{Locks, Release};
+use lockkeeper_core::{Locks, ReleaseOutcome};
 use lockkeeper_testkit::proxy::Direction;
 
 const TTL: Duration = Duration::from_secs(20);
@@ -19,11 +19,11 @@ async fn a_silent_connection_is_given_up_while_votes_lose_patience() {
     let silent = &fleet.proxies[0];
     for direction in [Direction::Requests, Direction::Replies] {
         eventually("every node takes part", async || {
-            let fresh = ask("orders/42", TTL);
+            let fresh = request("orders/42", TTL);
             let granted = granted(&store.acquire(&fresh).await);
             tokio::time::sleep(Duration::from_millis(20)).await;
             let everywhere = fleet.keys("orders/42").len() == NODES;
-            granted & matches!(store.release(&fresh.claim).await, Ok(Release::Released)) && everywhere
+            granted & matches!(store.release(&fresh.key).await, Ok(ReleaseOutcome::Released)) && everywhere
         })
         .await;
         let before = silent.count().connections;
@@ -31,9 +31,9 @@ async fn a_silent_connection_is_given_up_while_votes_lose_patience() {
         let since = Instant::now();
         let mut votes = 0;
         while silent.count().connections == before {
-            let mine = ask("orders/42", TTL);
+            let mine = request("orders/42", TTL);
             assert!(granted(&store.acquire(&mine).await), "{direction:?}: four of five nodes answer");
-            assert_eq!(store.release(&mine.claim).await.unwrap(), Release::Released);
+            assert_eq!(store.release(&mine.key).await.unwrap(), ReleaseOutcome::Released);
             votes += 1;
             assert!(
                 since.elapsed() < TIMEOUT * 8,

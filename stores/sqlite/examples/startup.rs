@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Ask, Attempt, Holder, LockName, Locks, Result};
+use lockkeeper_core::{Attempt, Holder, LockName, LockRequest, Locks, Result};
 use lockkeeper_host::{host_name, random_128};
 use lockkeeper_sqlite::{Options, SqliteStore};
 
@@ -46,10 +46,10 @@ fn once(path: &str) -> Result<()> {
     let opened = began.elapsed();
     let holder = Arc::new(Holder::new(host_name(), std::process::id(), None)?);
     let attempt = Attempt::from_bytes(random_128());
-    let ask = Ask::new(attempt, LockName::new("startup")?, Duration::from_secs(30), holder);
-    runtime.block_on(store.acquire(&ask))?;
+    let request = LockRequest::new(attempt, LockName::new("startup")?, Duration::from_secs(30), holder);
+    runtime.block_on(store.acquire(&request))?;
     let acquired = began.elapsed();
-    runtime.block_on(store.release(&ask.claim))?;
+    runtime.block_on(store.release(&request.key))?;
     let released = began.elapsed();
     let micros =
         [opened, acquired - opened, released - acquired, released].map(|d| d.as_micros().to_string());

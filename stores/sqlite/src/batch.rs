@@ -1,98 +1,29 @@
-//! What many callers want changed at once travels in one transaction, and one sync of the log serves all of them.
+//! One batch: the requests of many callers in one transaction, so that one sync of the log serves all of them.
 
-use lockkeeper_core::{Acquired, Ask, Claim, Error, Release, Result};
-use tokio::sync::oneshot;
+use lockkeeper_core::{AcquireOutcome, Error, RequestKey, Result};
 
-use crate::hold::Answer;
-use crate::locals::{Local, Teller};
-use crate::tx::{After, Tx};
+use crate::acquire::AcquireReply;
+use crate::requests::{WriteRequest, WriteResult};
+use crate::transaction::PostCommit;
+use crate::waiters::LocalWaiter;
 use crate::worker::Worker;
 
-/// Something that a caller wants changed.
-pub(crate) enum Request {
-    Acquire {
-        ask: Ask,
-        tell: Teller,
-    },
-    Release {
-        claim: Claim,
-        tell: oneshot::Sender<Result<Release>>,
-    },
-    /// Takes a request out of the queue, for a release that failed.
-    Withdraw(Claim),
-    Other(Box<dyn Change>),
-}
-
-/// A change without a part of its own in what follows the commit.
-pub(crate) trait Change: Send {
-    /// May be run again, if the transaction was rolled back.
-    fn run(&mut self, tx: &mut Tx<'_>) -> Result<()>;
-    fn tell(self: Box<Self>, end: Result<()>);
-}
-
-struct Call<T, W> {
-    work: W,
-    done: Option<T>,
-    tell: oneshot::Sender<Result<T>>,
-}
-
-impl<T: Send, W: FnMut(&mut Tx<'_>) -> Result<T> + Send> Change for Call<T, W> {
-    fn run(&mut self, tx: &mut Tx<'_>) -> Result<()> {
-        self.done = Some((self.work)(tx)?);
-        Ok(())
-    }
-
-    fn tell(self: Box<Self>, end: Result<()>) {
-        let Call { done, tell, .. } = *self;
-        let _ = tell.send(end.and_then(|()| done.ok_or_else(crate::tx::closed)));
-    }
-}
-
-/// How a request ended, before it is known whether the transaction is.
-enum Outcome {
-    Asked(Result<Answer>),
-    Released(Release),
-    Done,
-}
-
-impl Request {
-    pub fn other<T: Send + 'static>(
-        work: impl FnMut(&mut Tx<'_>) -> Result<T> + Send + 'static,
-        tell: oneshot::Sender<Result<T>>,
-    ) -> Self {
-        Request::Other(Box::new(Call { work, done: None, tell }))
-    }
-
-    fn run(&mut self, tx: &mut Tx<'_>) -> Result<Outcome> {
-        match self {
-            Request::Acquire { ask, .. } => match tx.ask(ask) {
-                // An answer like any other: nothing was changed before it was found.
-                Err(error @ (Error::Deadlock(_) | Error::Limited(_))) => Ok(Outcome::Asked(Err(error))),
-                other => Ok(Outcome::Asked(Ok(other?))),
-            },
-            Request::Release { claim, .. } => tx.release(claim).map(Outcome::Released),
-            Request::Withdraw(claim) => tx.withdraw(claim).map(|()| Outcome::Done),
-            Request::Other(change) => change.run(tx).map(|()| Outcome::Done),
-        }
-    }
-}
-
 impl Worker {
-    /// Does all of them in one transaction, and answers them. One that fails is left out, and the others are done
-    /// without it.
-    pub fn run_batch(&mut self, mut requests: Vec<Request>) {
+    /// Runs all requests in one transaction, and answers their callers. If a request fails, the worker answers it with the
+    /// error and runs the others without it.
+    pub fn run_batch(&mut self, mut requests: Vec<WriteRequest>) {
         while !requests.is_empty() {
-            let durable = requests.iter().any(|request| self.waits_for_the_disk(request));
+            let durable = requests.iter().any(|request| self.waits_for_disk(request));
             let mut failed = None;
             let done = self.commit(durable, |tx| {
                 let each = requests
                     .iter_mut()
                     .enumerate()
                     .map(|(i, request)| request.run(tx).inspect_err(|_| failed = Some(i)));
-                each.collect::<Result<Vec<Outcome>>>()
+                each.collect::<Result<Vec<WriteResult>>>()
             });
             match (done, failed) {
-                (Ok((outcomes, after)), _) => return self.answer(requests, outcomes, after),
+                (Ok((results, after)), _) => return self.reply_to_batch(requests, results, after),
                 (Err(error), Some(i)) => self.fail(requests.remove(i), error),
                 (Err(error), None) => {
                     return requests.into_iter().for_each(|request| self.fail(request, error.clone()));
@@ -101,58 +32,70 @@ impl Worker {
         }
     }
 
-    /// Whether a power cut must not take it back once it is told. A release that gives the lock to nobody may be
-    /// forgotten: whoever takes the lock next syncs the log, and the release is in it before that.
-    fn waits_for_the_disk(&self, request: &Request) -> bool {
-        let waited_for = |claim: &Claim| claim.names.iter().any(|name| self.locals.first(name).is_some());
+    /// Whether the commit of a request most likely has to wait for the disk. A release without a waiter need not: the next
+    /// grant syncs the log, and the release is in the log before that grant. A power cut can only undo a release that no
+    /// grant has followed.
+    fn waits_for_disk(&self, request: &WriteRequest) -> bool {
+        let has_waiters = |key: &RequestKey| key.names.iter().any(|name| self.waiters.first(name).is_some());
         match request {
-            Request::Acquire { ask, .. } => !waited_for(&ask.claim),
-            Request::Release { claim, .. } => waited_for(claim),
-            Request::Withdraw(_) => false,
-            Request::Other(_) => true,
+            WriteRequest::Acquire { request, .. } => !has_waiters(&request.key),
+            WriteRequest::Release { key, .. } => has_waiters(key),
+            WriteRequest::Withdraw(_) => false,
+            WriteRequest::Other(_) => true,
         }
     }
 
-    fn answer(&mut self, requests: Vec<Request>, outcomes: Vec<Outcome>, after: After) {
-        let mut joined = Vec::new();
+    fn reply_to_batch(&mut self, requests: Vec<WriteRequest>, results: Vec<WriteResult>, after: PostCommit) {
+        let mut enqueued = Vec::new();
         let count = requests.len();
-        for (request, outcome) in requests.into_iter().zip(outcomes) {
-            match (request, outcome) {
-                (Request::Acquire { ask, tell }, Outcome::Asked(Ok(Answer::Waiting(ticket, until)))) => {
-                    // Known here before anything else happens: a queue entry that nobody knows of is given up.
-                    self.locals.add(ticket, Local { ask, until, tell });
-                    joined.push(ticket);
+        for (request, result) in requests.into_iter().zip(results) {
+            match (request, result) {
+                (
+                    WriteRequest::Acquire { request, reply },
+                    WriteResult::Acquired(Ok(AcquireReply::Waiting(ticket, until))),
+                ) => {
+                    // Before any other transaction: a queue entry without a waiter here counts as abandoned.
+                    self.waiters.add(ticket, LocalWaiter { request, until, reply });
+                    enqueued.push(ticket);
                 }
-                (Request::Acquire { tell, .. }, Outcome::Asked(Ok(Answer::Granted(grant)))) => {
-                    self.tell(tell, Ok(Acquired::Granted(grant)));
+                (
+                    WriteRequest::Acquire { reply, .. },
+                    WriteResult::Acquired(Ok(AcquireReply::Granted(grant))),
+                ) => {
+                    self.reply_to_acquire(reply, Ok(AcquireOutcome::Granted(grant)));
                 }
-                (Request::Acquire { tell, .. }, Outcome::Asked(Ok(Answer::Busy(busy)))) => {
-                    let _ = tell.send(Ok(Acquired::Busy(busy)));
+                (
+                    WriteRequest::Acquire { reply, .. },
+                    WriteResult::Acquired(Ok(AcquireReply::Busy(busy))),
+                ) => {
+                    let _ = reply.send(Ok(AcquireOutcome::Busy(busy)));
                 }
-                (Request::Acquire { tell, .. }, Outcome::Asked(Err(error))) => drop(tell.send(Err(error))),
-                (Request::Release { claim, tell }, Outcome::Released(release)) => {
-                    self.forget(&claim);
-                    let _ = tell.send(Ok(release));
+                (WriteRequest::Acquire { reply, .. }, WriteResult::Acquired(Err(error))) => {
+                    drop(reply.send(Err(error)))
                 }
-                (Request::Other(change), _) => change.tell(Ok(())),
+                (WriteRequest::Release { key, reply }, WriteResult::Released(release)) => {
+                    self.forget_request(&key);
+                    let _ = reply.send(Ok(release));
+                }
+                (WriteRequest::Other(task), _) => task.reply(Ok(())),
                 _ => {}
             }
         }
-        self.answered = count - joined.len();
-        self.pass_on(after);
-        self.wait(&joined);
+        self.answered = count - enqueued.len();
+        self.finish_commit(after);
+        self.watch_for(&enqueued);
     }
 
-    fn fail(&mut self, request: Request, error: Error) {
+    fn fail(&mut self, request: WriteRequest, error: Error) {
         match request {
-            Request::Acquire { tell, .. } => drop(tell.send(Err(error))),
-            Request::Release { claim, tell } => {
-                self.forget(&claim);
-                self.withdraw_later(claim);
-                let _ = tell.send(Err(error));
+            WriteRequest::Acquire { reply, .. } => drop(reply.send(Err(error))),
+            WriteRequest::Release { key, reply } => {
+                self.forget_request(&key);
+                self.withdraw_later(key);
+                let _ = reply.send(Err(error));
             }
-            Request::Withdraw(claim) => self.withdraw_later(claim),
-            Request::Other(change) => change.tell(Err(error)),
+            WriteRequest::Withdraw(key) => self.withdraw_later(key),
+            WriteRequest::Other(task) => task.reply(Err(error)),
         }
     }
 }

@@ -1,8 +1,14 @@
+//! Options of the store, and the URL that gives them.
+
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use lockkeeper_core::{Error, Result};
 use lockkeeper_host::{Clock, SystemClock};
+
+/// How long the store waits for the write lock of the file while no process writes.
+pub(crate) const NO_PROGRESS_LIMIT: Duration = Duration::from_secs(5);
 
 /// How to open a store.
 ///
@@ -14,32 +20,32 @@ use lockkeeper_host::{Clock, SystemClock};
 /// ```
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The file. Its helpers stand beside it: `-wal` and `-shm` (SQLite's), `.floor` (the fence that outlives the
-    /// file) and `.wake/` (where waiting processes listen).
+    /// The database. The store keeps other files beside it: `-wal` and `-shm` (SQLite's), `.floor` (a lower bound for
+    /// fences that outlives the database) and `.wake/` (the pipes of waiting processes).
     pub path: PathBuf,
-    /// Where time comes from; the machine's own clock, unless a test turns the hands.
+    /// The clock: the machine's own, unless a test uses a virtual one.
     pub clock: Arc<dyn Clock>,
-    /// Make the directory of the file (for nobody else to read) if it is missing. Off by default: a mistyped path
-    /// would be a second, empty set of locks.
+    /// Create the directory of the file (only its owner may read it) if it is missing. Off by default: a mistyped path
+    /// would give a second, empty set of locks.
     pub create_dir: bool,
-    /// Use a file on a network file system or FUSE all the same. Off by default: SQLite's shared memory and file
+    /// Accept a file on a network file system or FUSE. Off by default: SQLite's shared memory and file
     /// locks are not shared between hosts there.
     pub network_fs: bool,
 }
 
 impl Options {
-    /// The file at `path`, by the machine's clock.
+    /// The file at `path`, with the machine's clock.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Options { path: path.into(), clock: Arc::new(SystemClock), create_dir: false, network_fs: false }
     }
 
-    /// From `sqlite:relative`, `sqlite:/absolute` or `sqlite:///absolute`, with `?network_fs=allow` behind it if wanted.
+    /// From `sqlite:relative`, `sqlite:/absolute` or `sqlite:///absolute`, optionally with `?network_fs=allow`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it is no such address, has no path, or has an option that is not known.
+    /// [`Error::Invalid`] if it is no such URL, has no path, or has an unknown option.
     pub fn from_url(url: &str) -> Result<Self> {
         let rest = url.strip_prefix("sqlite:").ok_or_else(|| {
-            Error::invalid(format!("{url:?} is not the address of an SQLite store: sqlite:PATH is"))
+            Error::invalid(format!("{url:?} is not the URL of an SQLite store: sqlite:PATH is"))
         })?;
         let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
         let path = match path.strip_prefix("//") {
@@ -79,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_and_half_given_ones_refused() {
+    fn urls_are_parsed_and_incomplete_ones_refused() {
         let path = |url| Options::from_url(url).unwrap().path.to_str().unwrap().to_owned();
         assert_eq!(path("sqlite:locks.db"), "locks.db");
         assert_eq!(path("sqlite:/var/lib/locks.db"), "/var/lib/locks.db");

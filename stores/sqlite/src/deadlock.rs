@@ -1,102 +1,108 @@
-//! Who waits for whom, read from the file, so that an ask that would wait for ever is told so: also when the owners
-//! are in different processes.
+//! Deadlock detection across processes: reads from the file which request waits for which holder, and refuses a request
+//! that would wait for ever.
 
 use std::collections::{BTreeMap, HashMap};
 
-use lockkeeper_core::deadlock::{Want, circle};
-use lockkeeper_core::rules::{Stake, refuse_self_wait};
-use lockkeeper_core::{Ask, Error, LockName, Owner, Result};
+use lockkeeper_core::admission::{ActiveHold, refuse_self_wait};
+use lockkeeper_core::deadlock::{QueuedRequest, find_cycle};
+use lockkeeper_core::{Error, LockName, LockRequest, Owner, Result};
 use rusqlite::params;
 
-use crate::post::Presence;
-use crate::rows::{Hold, Ticket, Waiter};
-use crate::script;
-use crate::tx::Tx;
+use crate::codec::{QueueEntry, QueueTicket, StoredHold};
+use crate::statements;
+use crate::transaction::Tx;
+use crate::wake_pipe::PeerState;
 
-/// Everything that can be in the way of an ask, however far off. Names are numbers here.
+/// All holds and requests that a request waits for, directly or indirectly. Names are numbers here.
 #[derive(Default)]
-struct Scene {
+struct DeadlockScan {
     names: Vec<LockName>,
     numbers: HashMap<LockName, usize>,
-    held: HashMap<usize, Vec<Stake>>,
-    line: BTreeMap<Ticket, Ask>,
-    waits: HashMap<Owner, Vec<Waiter>>,
-    open: Vec<Waiter>,
+    held: HashMap<usize, Vec<ActiveHold>>,
+    queue: BTreeMap<QueueTicket, LockRequest>,
+    waits: HashMap<Owner, Vec<QueueEntry>>,
+    open: Vec<QueueEntry>,
 }
 
 impl Tx<'_> {
-    /// Refuses an ask of an explicit owner that would wait for ever at the end of its lines.
-    pub fn refuse_deadlock(&mut self, owner: Owner, ask: &Ask) -> Result<()> {
-        let mut scene = Scene::default();
-        let waits = self.waits_of(&mut scene, owner)?;
-        refuse_self_wait(waits.iter().map(|waiter| &waiter.ask), ask)?;
-        let holds = self.one(script::OWNER_HOLDS, [owner.as_bytes()], |row| row.get::<_, bool>(0))?;
-        // Who has nothing and wants nothing else keeps nobody waiting. So it is with nearly every ask.
+    /// Refuses a request with an owner that would wait for ever at the end of its queues.
+    pub fn refuse_deadlock(&mut self, owner: Owner, request: &LockRequest) -> Result<()> {
+        let mut scan = DeadlockScan::default();
+        let waits = self.waits_of(&mut scan, owner)?;
+        refuse_self_wait(waits.iter().map(|waiter| &waiter.request), request)?;
+        let holds = self.one(statements::OWNER_HOLDS, [owner.as_bytes()], |row| row.get::<_, bool>(0))?;
+        // An owner that holds nothing and waits for nothing blocks no other request. This is the usual case.
         if waits.is_empty() && holds != Some(true) {
             return Ok(());
         }
-        self.survey(&mut scene, owner, ask, Ticket::MAX)?;
-        while let Some(waiter) = scene.open.pop() {
-            if scene.line.insert(waiter.ticket, waiter.ask.clone()).is_none() {
-                if let Some(owner) = waiter.ask.owner {
-                    let more = self.waits_of(&mut scene, owner)?;
-                    scene.open.extend(more);
+        self.add_blockers(&mut scan, owner, request, QueueTicket::MAX)?;
+        while let Some(waiter) = scan.open.pop() {
+            if scan.queue.insert(waiter.ticket, waiter.request.clone()).is_none() {
+                if let Some(owner) = waiter.request.owner {
+                    let more = self.waits_of(&mut scan, owner)?;
+                    scan.open.extend(more);
                 }
-                self.survey(&mut scene, owner, &waiter.ask, waiter.ticket)?;
+                self.add_blockers(&mut scan, owner, &waiter.request, waiter.ticket)?;
             }
         }
-        match scene.circle(ask) {
+        match scan.find_cycle(request) {
             Some(names) => Err(Error::Deadlock(names)),
             None => Ok(()),
         }
     }
 
-    /// Who is in the way of an ask at this place: those who hold its names, and the one just ahead in each line. Those
-    /// further ahead are found from there.
-    fn survey(&mut self, scene: &mut Scene, owner: Owner, ask: &Ask, place: Ticket) -> Result<()> {
-        self.bury_holders(&ask.claim.names)?;
-        for name in &ask.claim.names {
+    /// Adds what a request with this ticket waits for: the holders of its names, and the waiter just ahead in each queue.
+    /// The search continues from there.
+    fn add_blockers(
+        &mut self,
+        scan: &mut DeadlockScan,
+        owner: Owner,
+        request: &LockRequest,
+        ticket: QueueTicket,
+    ) -> Result<()> {
+        self.remove_dead_holders(&request.key.names)?;
+        for name in &request.key.names {
             let mut ahead =
-                self.all(script::AHEAD, params![name.as_str(), place], |row| row.get(0))?.into_iter();
+                self.all(statements::AHEAD, params![name.as_str(), ticket], |row| row.get(0))?.into_iter();
             let ahead = ahead.find_map(|ticket| self.present(ticket).transpose()).transpose()?;
-            scene.open.extend(ahead);
-            let number = scene.number(name);
-            if scene.held.contains_key(&number) {
+            scan.open.extend(ahead);
+            let number = scan.number(name);
+            if scan.held.contains_key(&number) {
                 continue;
             }
-            let mut stakes = Vec::new();
-            for stake in self.live(name)?.iter().map(Hold::stake) {
-                let Some(who) = stake.owner else { continue };
-                let waits = self.waits_of(scene, who)?;
+            let mut holds = Vec::new();
+            for hold in self.live(name)?.iter().map(StoredHold::active_hold) {
+                let Some(who) = hold.owner else { continue };
+                let waits = self.waits_of(scan, who)?;
                 if who == owner || !waits.is_empty() {
-                    stakes.push(stake);
-                    scene.open.extend(waits);
+                    holds.push(hold);
+                    scan.open.extend(waits);
                 }
             }
-            scene.held.insert(number, stakes);
+            scan.held.insert(number, holds);
         }
         Ok(())
     }
 
-    /// The asks of an owner that stand in line.
-    fn waits_of(&mut self, scene: &mut Scene, owner: Owner) -> Result<Vec<Waiter>> {
-        if let Some(known) = scene.waits.get(&owner) {
+    /// The waiting requests of an owner.
+    fn waits_of(&mut self, scan: &mut DeadlockScan, owner: Owner) -> Result<Vec<QueueEntry>> {
+        if let Some(known) = scan.waits.get(&owner) {
             return Ok(known.clone());
         }
-        let mut waits = self.all(script::WAITERS_OF_OWNER, [owner.as_bytes()], Waiter::read)?;
-        waits.retain(|waiter| self.presence(&waiter.peer) != Presence::Gone);
-        scene.waits.insert(owner, waits.clone());
+        let mut waits = self.all(statements::WAITERS_OF_OWNER, [owner.as_bytes()], QueueEntry::read)?;
+        waits.retain(|waiter| self.peer_state(&waiter.peer) != PeerState::Gone);
+        scan.waits.insert(owner, waits.clone());
         Ok(waits)
     }
 
-    /// An ask in line whose store is there.
-    fn present(&mut self, ticket: Ticket) -> Result<Option<Waiter>> {
-        let waiter = self.waiter(ticket)?;
-        Ok(waiter.filter(|waiter| self.presence(&waiter.peer) != Presence::Gone))
+    /// A waiting request whose store is not gone.
+    fn present(&mut self, ticket: QueueTicket) -> Result<Option<QueueEntry>> {
+        let waiter = self.entry(ticket)?;
+        Ok(waiter.filter(|waiter| self.peer_state(&waiter.peer) != PeerState::Gone))
     }
 }
 
-impl Scene {
+impl DeadlockScan {
     fn number(&mut self, name: &LockName) -> usize {
         *self.numbers.entry(name.clone()).or_insert_with(|| {
             self.names.push(name.clone());
@@ -104,15 +110,16 @@ impl Scene {
         })
     }
 
-    fn circle(mut self, ask: &Ask) -> Option<Vec<LockName>> {
-        let asks: Vec<Ask> = std::mem::take(&mut self.line).into_values().chain([ask.clone()]).collect();
-        let mut want = |ask: &Ask| Want {
-            owner: ask.owner,
-            mode: ask.mode,
-            names: ask.claim.names.iter().map(|name| self.number(name)).collect(),
+    fn find_cycle(mut self, request: &LockRequest) -> Option<Vec<LockName>> {
+        let requests: Vec<LockRequest> =
+            std::mem::take(&mut self.queue).into_values().chain([request.clone()]).collect();
+        let mut want = |request: &LockRequest| QueuedRequest {
+            owner: request.owner,
+            mode: request.mode,
+            names: request.key.names.iter().map(|name| self.number(name)).collect(),
         };
-        let line = asks.iter().map(&mut want).collect();
-        let names = circle(self.held, line)?;
+        let queue = requests.iter().map(&mut want).collect();
+        let names = find_cycle(self.held, queue)?;
         Some(names.into_iter().map(|number| self.names[number].clone()).collect())
     }
 }

@@ -1,38 +1,48 @@
 //! `sqlite:PATH` — locks in one SQLite file, shared by all processes of a host.
 //!
-//! No server and no set-up: the first process makes the file. Grant, fence and expiry are one transaction; a fence
-//! never goes back, not even when the file is deleted or restored from an old copy; a holder that dies frees its locks
-//! at once; and those who wait stand in line and are woken one at a time.
+//! No server and no set-up: the first process creates the file. Grant, fence and expiry are one transaction. A fence never
+//! goes back, not even if the file is deleted or restored from an old copy. If a holder's process ends, its locks are free at
+//! once. Waiters are queued, and one release wakes one process.
 //!
-//! Read `store.rs` for the doors, `worker.rs` for the thread that has the file, `line.rs` for how asks wait, and
-//! `script.rs` for everything that is said to SQLite. The page in `docs/stores/sqlite.md` says what it does not promise.
+//! Start with `store.rs` (the traits), `worker.rs` (the thread that uses the file), `queue.rs` (how requests wait) and
+//! `statements.rs` (all SQL). `DESIGN.md` has the decisions, and `docs/stores/sqlite.md` what the store does not promise.
 #![deny(missing_docs)]
 
+mod acquire;
 mod batch;
-mod busy;
+mod batch_delay;
+mod break_lock;
+mod busy_handler;
+mod codec;
 mod config;
+mod connection;
+mod db_files;
+mod db_path;
 mod deadlock;
+mod deliver_events;
+mod error;
 mod events;
-mod fault;
-mod files;
-mod floor;
-mod gather;
-mod hold;
-mod line;
-mod locals;
-mod open;
+mod fence_floor;
+mod holds;
+mod identity;
+mod inspect;
 mod pending;
-mod place;
-mod post;
+mod profile;
+mod queue;
 mod records;
-mod revoke;
-mod rows;
-mod script;
+mod release;
+mod renew;
+mod requests;
+mod serve_waiters;
+mod session;
+mod state_row;
+mod statements;
 mod store;
-mod tx;
-mod view;
-mod waker;
-mod watch;
+mod transaction;
+mod unknown;
+mod waiters;
+mod wake_pipe;
+mod wake_thread;
 mod worker;
 
 pub use config::Options;

@@ -1,44 +1,50 @@
-//! What callers want changed, until it is done: in the order of its coming, but what is certain to wait comes last.
+//! Pending requests: in the order in which they came, but requests that most likely only join a queue come last.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
 
-use lockkeeper_core::{Attempt, Claim, LockName};
+use lockkeeper_core::{Attempt, LockName, RequestKey};
 
-use crate::batch::Request;
-use crate::locals::Locals;
-use crate::worker::Worker;
+use crate::requests::WriteRequest;
+use crate::waiters::Waiters;
 
-/// How many requests travel in one transaction: so many that a sync costs each of them next to nothing, and so few that
-/// nobody waits long for the end of it.
-const BATCH: usize = 256;
+/// How many requests one transaction runs: enough to share the cost of a sync, and few enough that no caller waits long
+/// for the commit.
+const MAX_BATCH: usize = 256;
 /// How many of them may be requests that only join a queue.
-const JOINING: usize = 64;
+const MAX_JOINING: usize = 64;
 
-/// A look at the file, or something else that is done by itself.
-pub(crate) type Call = Box<dyn FnOnce(&mut Worker) + Send>;
-
-enum Work {
-    Request(Request),
-    Call(Call),
+enum WorkItem<C> {
+    Request(WriteRequest),
+    Call(C),
 }
 
-/// Work that was not begun yet.
+/// Requests and calls (of type `C`) that the worker has not started.
 ///
-/// A request for a lock that others of this process already ask or wait for will most likely join the queue. A crowd of
-/// such requests does not delay the others: somebody who asks for a free lock is served first. A call comes after the
-/// requests that came before it.
-#[derive(Default)]
-pub(crate) struct Pending {
-    ready: VecDeque<Work>,
-    joining: VecDeque<Work>,
-    /// The names that are asked for here.
-    names: Counts<LockName>,
-    /// The attempts that are joining.
-    attempts: Counts<Attempt>,
+/// If other callers of this process have requested or wait for the same lock, a request most likely joins the queue. Many
+/// such requests do not delay a request for a free lock, which runs first. A call runs after the requests that came before
+/// it.
+pub(crate) struct PendingWork<C> {
+    ready: VecDeque<WorkItem<C>>,
+    joining: VecDeque<WorkItem<C>>,
+    /// The names of all pending lock requests.
+    names: KeyCounts<LockName>,
+    /// The attempts of the requests in `joining`.
+    attempts: KeyCounts<Attempt>,
 }
 
-impl Pending {
+impl<C> Default for PendingWork<C> {
+    fn default() -> Self {
+        PendingWork {
+            ready: VecDeque::new(),
+            joining: VecDeque::new(),
+            names: KeyCounts::default(),
+            attempts: KeyCounts::default(),
+        }
+    }
+}
+
+impl<C> PendingWork<C> {
     pub fn is_empty(&self) -> bool {
         self.ready.is_empty() && self.joining.is_empty()
     }
@@ -47,46 +53,46 @@ impl Pending {
         self.ready.len() + self.joining.len()
     }
 
-    pub fn push(&mut self, request: Request, locals: &Locals) {
-        let lane = match &request {
-            Request::Acquire { ask, .. } => {
-                let joins = self.must_join(&ask.claim, locals);
-                ask.claim.names.iter().for_each(|name| self.names.add(name));
+    pub fn push(&mut self, request: WriteRequest, waiters: &Waiters) {
+        let list = match &request {
+            WriteRequest::Acquire { request, .. } => {
+                let joins = self.will_join(&request.key, waiters);
+                request.key.names.iter().for_each(|name| self.names.add(name));
                 if joins {
-                    self.attempts.add(&ask.claim.attempt);
+                    self.attempts.add(&request.key.attempt);
                     &mut self.joining
                 } else {
                     &mut self.ready
                 }
             }
-            // Behind what it takes back.
-            Request::Release { claim, .. } if self.attempts.has(&claim.attempt) => &mut self.joining,
+            // A release runs after the request that it releases.
+            WriteRequest::Release { key, .. } if self.attempts.has(&key.attempt) => &mut self.joining,
             _ => &mut self.ready,
         };
-        lane.push_back(Work::Request(request));
+        list.push_back(WorkItem::Request(request));
     }
 
-    pub fn push_call(&mut self, call: Call) {
-        let lane = if self.joining.is_empty() { &mut self.ready } else { &mut self.joining };
-        lane.push_back(Work::Call(call));
+    pub fn push_call(&mut self, call: C) {
+        let list = if self.joining.is_empty() { &mut self.ready } else { &mut self.joining };
+        list.push_back(WorkItem::Call(call));
     }
 
-    fn must_join(&self, claim: &Claim, locals: &Locals) -> bool {
-        claim.names.iter().any(|name| locals.first(name).is_some() || self.names.has(name))
-            || self.attempts.has(&claim.attempt)
+    fn will_join(&self, key: &RequestKey, waiters: &Waiters) -> bool {
+        key.names.iter().any(|name| waiters.first(name).is_some() || self.names.has(name))
+            || self.attempts.has(&key.attempt)
     }
 
-    /// What travels in the next transaction, and what is done after it.
-    pub fn next(&mut self) -> (Vec<Request>, Option<Call>) {
+    /// The requests of the next transaction, and the call that runs after it.
+    pub fn next_batch(&mut self) -> (Vec<WriteRequest>, Option<C>) {
         let mut batch = Vec::new();
-        let call = take(&mut self.ready, BATCH, &mut batch);
+        let call = take(&mut self.ready, MAX_BATCH, &mut batch);
         let ready = batch.len();
-        let call = call.or_else(|| take(&mut self.joining, JOINING, &mut batch));
+        let call = call.or_else(|| take(&mut self.joining, MAX_JOINING, &mut batch));
         for (i, request) in batch.iter().enumerate() {
-            if let Request::Acquire { ask, .. } = request {
-                ask.claim.names.iter().for_each(|name| self.names.remove(name));
+            if let WriteRequest::Acquire { request, .. } = request {
+                request.key.names.iter().for_each(|name| self.names.remove(name));
                 if i >= ready {
-                    self.attempts.remove(&ask.claim.attempt);
+                    self.attempts.remove(&request.key.attempt);
                 }
             }
         }
@@ -94,26 +100,26 @@ impl Pending {
     }
 }
 
-/// Takes requests from the front, as far as the first call, and that too.
-fn take(lane: &mut VecDeque<Work>, most: usize, batch: &mut Vec<Request>) -> Option<Call> {
+/// Takes at most `most` requests from the front of a list, up to and with its first call.
+fn take<C>(list: &mut VecDeque<WorkItem<C>>, most: usize, batch: &mut Vec<WriteRequest>) -> Option<C> {
     for _ in 0..most {
-        match lane.pop_front()? {
-            Work::Request(request) => batch.push(request),
-            Work::Call(call) => return Some(call),
+        match list.pop_front()? {
+            WorkItem::Request(request) => batch.push(request),
+            WorkItem::Call(call) => return Some(call),
         }
     }
     None
 }
 
-struct Counts<K>(HashMap<K, usize>);
+struct KeyCounts<K>(HashMap<K, usize>);
 
-impl<K> Default for Counts<K> {
+impl<K> Default for KeyCounts<K> {
     fn default() -> Self {
-        Counts(HashMap::new())
+        KeyCounts(HashMap::new())
     }
 }
 
-impl<K: Clone + Eq + Hash> Counts<K> {
+impl<K: Clone + Eq + Hash> KeyCounts<K> {
     fn has(&self, key: &K) -> bool {
         !self.0.is_empty() && self.0.contains_key(key)
     }
@@ -137,24 +143,24 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use lockkeeper_core::{Ask, Holder};
+    use lockkeeper_core::{Holder, LockRequest};
     use tokio::sync::oneshot;
 
     use super::*;
 
-    fn acquire(name: &str, number: u128) -> Request {
+    fn acquire(name: &str, number: u128) -> WriteRequest {
         let holder = Arc::new(Holder::new("here", 1, None).unwrap());
         let attempt = Attempt::from_bytes(number.to_be_bytes());
         let name = LockName::new(name).unwrap();
-        Request::Acquire {
-            ask: Ask::new(attempt, name, Duration::from_secs(1), holder),
-            tell: oneshot::channel().0,
+        WriteRequest::Acquire {
+            request: LockRequest::new(attempt, name, Duration::from_secs(1), holder),
+            reply: oneshot::channel().0,
         }
     }
 
-    fn names(batch: &[Request]) -> Vec<&str> {
-        let name = |request: &Request| match request {
-            Request::Acquire { ask, .. } => Some(ask.claim.names.first().as_str().to_owned()),
+    fn names(batch: &[WriteRequest]) -> Vec<&str> {
+        let name = |request: &WriteRequest| match request {
+            WriteRequest::Acquire { request, .. } => Some(request.key.names.first().as_str().to_owned()),
             _ => None,
         };
         let names = batch.iter().filter_map(name);
@@ -162,40 +168,46 @@ mod tests {
     }
 
     #[test]
-    fn a_crowd_that_only_joins_a_queue_does_not_delay_a_free_lock() {
-        let (mut pending, mut locals) = (Pending::default(), Locals::default());
-        // Before the first of them is known to wait, and afterwards.
+    fn requests_that_only_join_a_queue_do_not_delay_a_free_lock() {
+        let (mut pending, mut waiters) = (PendingWork::<()>::default(), Waiters::default());
+        // Before and after the first of them has become a waiter.
         for number in 0..3 {
-            pending.push(acquire("hot", number), &locals);
+            pending.push(acquire("hot", number), &waiters);
         }
-        pending.push(acquire("free", 3), &locals);
-        let (batch, _) = pending.next();
+        pending.push(acquire("free", 3), &waiters);
+        let (batch, _) = pending.next_batch();
         assert_eq!(names(&batch), ["hot", "free", "hot", "hot"]);
-        let Request::Acquire { ask, tell } = acquire("hot", 0) else { unreachable!() };
-        let claim = ask.claim.clone();
-        locals.add(1, crate::locals::Local { ask, until: lockkeeper_core::Moment::NEVER, tell });
-        for number in 1..=10_000 {
-            pending.push(acquire("hot", number), &locals);
-        }
-        pending.push(acquire("free", 10_001), &locals);
-        let (batch, _) = pending.next();
-        assert_eq!(names(&batch)[..2], ["free", "hot"]);
-        assert_eq!(batch.len(), 1 + JOINING);
-        // A release stays behind the request that it takes back; a crowd keeps its order.
-        let Request::Acquire { ask, .. } = acquire("hot", 9_000) else { unreachable!() };
-        pending.push(Request::Release { claim: ask.claim.clone(), tell: oneshot::channel().0 }, &locals);
-        pending.push(Request::Release { claim, tell: oneshot::channel().0 }, &locals);
-        let (batch, _) = pending.next();
-        assert!(
-            matches!(&batch[0], Request::Release { claim, .. } if claim.attempt == Attempt::from_bytes([0; 16]))
+        let WriteRequest::Acquire { request, reply } = acquire("hot", 0) else { unreachable!() };
+        let key = request.key.clone();
+        waiters.add(
+            1,
+            crate::waiters::LocalWaiter { request, until: lockkeeper_core::BootInstant::NEVER, reply },
         );
-        assert!(matches!(&batch[1], Request::Acquire { ask, .. }
-            if ask.claim.attempt == Attempt::from_bytes(65_u128.to_be_bytes())));
+        for number in 1..=10_000 {
+            pending.push(acquire("hot", number), &waiters);
+        }
+        pending.push(acquire("free", 10_001), &waiters);
+        let (batch, _) = pending.next_batch();
+        assert_eq!(names(&batch)[..2], ["free", "hot"]);
+        assert_eq!(batch.len(), 1 + MAX_JOINING);
+        // A release runs after its request; requests for one name keep their order.
+        let WriteRequest::Acquire { request, .. } = acquire("hot", 9_000) else { unreachable!() };
+        pending
+            .push(WriteRequest::Release { key: request.key.clone(), reply: oneshot::channel().0 }, &waiters);
+        pending.push(WriteRequest::Release { key, reply: oneshot::channel().0 }, &waiters);
+        let (batch, _) = pending.next_batch();
+        assert!(
+            matches!(&batch[0], WriteRequest::Release { key, .. } if key.attempt == Attempt::from_bytes([0; 16]))
+        );
+        assert!(matches!(&batch[1], WriteRequest::Acquire { request, .. }
+            if request.key.attempt == Attempt::from_bytes(65_u128.to_be_bytes())));
         let mut last = None;
         while !pending.is_empty() {
-            last = pending.next().0.pop();
+            last = pending.next_batch().0.pop();
         }
-        assert!(matches!(last, Some(Request::Release { claim, .. }) if claim.attempt == ask.claim.attempt));
+        assert!(
+            matches!(last, Some(WriteRequest::Release { key, .. }) if key.attempt == request.key.attempt)
+        );
         assert!(!pending.names.has(&LockName::new("hot").unwrap()));
     }
 }

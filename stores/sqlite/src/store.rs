@@ -1,36 +1,35 @@
+//! The store: opens the file, starts the worker, and sends it the calls of the [`Locks`] trait.
+
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use lockkeeper_core::{
-    Acquired, Ask, Claim, Delete, Error, EventStream, Expect, Fence, Grant, LockName, LockPage, LockView,
-    Locks, Page, Profile, Promise, Record, RecordPage, Records, Release, Renewal, Result, Waiting, Write,
-    limits,
+    AcquireOutcome, Error, EventStream, Fence, Grant, LockName, LockPage, LockRequest, LockView, Locks, Page,
+    Profile, ReleaseOutcome, RenewOutcome, RequestKey, Result, limits,
 };
-use lockkeeper_host::{SystemClock, log_elsewhere};
+use lockkeeper_host::log_elsewhere;
 use tokio::sync::oneshot;
 
 use crate::Options;
-use crate::batch::Request;
-use crate::place::Medium;
-use crate::post::{POLL, SILENCE};
-use crate::tx::{Tx, closed};
-use crate::worker::{Job, Worker};
+use crate::profile::StorageInfo;
+use crate::requests::WriteRequest;
+use crate::serve_waiters::left_queue;
+use crate::transaction::{Tx, closed};
+use crate::worker::{Worker, WorkerMessage};
 
 /// Locks and records in one SQLite file. Clones share the open file.
 ///
-/// When the last clone is dropped the file is closed; grants stay what they are until they are released, expire, or
-/// their process ends.
+/// Dropping the last clone closes the file. Its grants last until they are released, expire, or their process ends.
 #[derive(Clone)]
-pub struct SqliteStore(Arc<Inner>);
+pub struct SqliteStore(Arc<WorkerHandle>);
 
-struct Inner {
-    jobs: mpsc::Sender<Job>,
+struct WorkerHandle {
+    messages: mpsc::Sender<WorkerMessage>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    medium: Medium,
+    storage: StorageInfo,
     wakes: Arc<AtomicU64>,
     path: std::path::PathBuf,
 }
@@ -41,9 +40,9 @@ impl fmt::Debug for SqliteStore {
     }
 }
 
-impl Drop for Inner {
+impl Drop for WorkerHandle {
     fn drop(&mut self) {
-        let _ = self.jobs.send(Job::Stop);
+        let _ = self.messages.send(WorkerMessage::Stop);
         if let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
             let _ = thread.join();
         }
@@ -51,137 +50,100 @@ impl Drop for Inner {
 }
 
 impl SqliteStore {
-    /// Opens the file, and makes it if there is none.
+    /// Opens the file, and creates it if there is none.
     ///
     /// # Errors
     /// - [`Error::Denied`]: the file or its directory may not be written.
-    /// - [`Error::Invalid`]: it is a database of another application; it is left as it is.
+    /// - [`Error::Invalid`]: it is a database of another application, and stays unchanged.
     /// - [`Error::Unsupported`]: it was written by a newer version, or is on a network file system.
-    /// - [`Error::Unavailable`]: it is damaged or no database, the disk is full, or somebody keeps it locked.
+    /// - [`Error::Unavailable`]: it is damaged or no database, the disk is full, or another process keeps it locked.
     pub fn open(options: Options) -> Result<Self> {
         options.clock.start().map_err(|e| {
             Error::Unavailable(format!("no thread or no file descriptor is left for the timers: {e}"))
         })?;
-        let (jobs, todo) = mpsc::channel();
+        let (messages, received) = mpsc::channel();
         let path = options.path.clone();
         let wakes = Arc::new(AtomicU64::new(0));
-        let worker = Worker::open(options, jobs.clone(), wakes.clone())?;
-        let medium = worker.medium();
+        let worker = Worker::open(options, messages.clone(), wakes.clone())?;
+        let storage = worker.storage();
         let thread = std::thread::Builder::new()
             .name("lockkeeper-sqlite".into())
             .spawn(move || {
                 let _log = log_elsewhere();
-                worker.run(&todo);
+                worker.run(&received);
             })
             .map_err(|e| Error::Unavailable(format!("no thread can be started: {e}")))?;
-        let inner = Inner { jobs, thread: Mutex::new(Some(thread)), medium, wakes, path };
+        let inner = WorkerHandle { messages, thread: Mutex::new(Some(thread)), storage, wakes, path };
         Ok(SqliteStore(Arc::new(inner)))
     }
 
-    /// How often another process woke this one so far. One release wakes one process, however many wait.
+    /// How often other processes have woken this one. One release wakes one process, however many wait.
     pub fn wakes(&self) -> u64 {
         self.0.wakes.load(Ordering::Relaxed)
     }
 
-    fn request(&self, request: Request) -> Result<()> {
-        self.0.jobs.send(Job::Request(request)).map_err(|_| closed())
+    fn request(&self, request: WriteRequest) -> Result<()> {
+        self.0.messages.send(WorkerMessage::Request(request)).map_err(|_| closed())
     }
 
-    /// Changes something, together with what others want changed at the same time. Dropping the future does not stop it.
-    async fn change<T: Send + 'static>(
+    /// Sends a change to the worker, which batches it with others. Dropping the future does not cancel the change.
+    pub(crate) async fn change<T: Send + 'static>(
         &self,
         work: impl FnMut(&mut Tx<'_>) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let (tell, told) = oneshot::channel();
-        self.request(Request::other(work, tell))?;
-        told.await.unwrap_or_else(|_| Err(closed()))
+        let (reply, answer) = oneshot::channel();
+        self.request(WriteRequest::other(work, reply))?;
+        answer.await.unwrap_or_else(|_| Err(closed()))
     }
 
-    /// Lets the worker do something and waits for it. Dropping the future does not stop the worker.
-    async fn call<T: Send + 'static>(
+    /// Runs a function on the worker's thread. Dropping the future does not cancel it.
+    pub(crate) async fn call<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Worker) -> Result<T> + Send + 'static,
     ) -> Result<T> {
-        let (tell, told) = oneshot::channel();
-        let call = move |worker: &mut Worker| drop(tell.send(work(worker)));
-        self.0.jobs.send(Job::Call(Box::new(call))).map_err(|_| closed())?;
-        told.await.unwrap_or_else(|_| Err(closed()))
+        let (reply, answer) = oneshot::channel();
+        let call = move |worker: &mut Worker| drop(reply.send(work(worker)));
+        self.0.messages.send(WorkerMessage::Call(Box::new(call))).map_err(|_| closed())?;
+        answer.await.unwrap_or_else(|_| Err(closed()))
     }
 }
 
 #[async_trait]
 impl Locks for SqliteStore {
     fn profile(&self) -> Profile {
-        let Medium { remote, durable, notes } = &self.0.medium;
-        let mut notes = notes.clone();
-        notes.extend([
-            "for the processes of one host: the file must be on a local disk".to_owned(),
-            format!(
-                "if the first in line is stopped (SIGSTOP, a debugger), the next is let in after up to {:.1} s",
-                (SILENCE + POLL * 6 / 5).as_secs_f64()
-            ),
-            "a holder that is paused for longer than its ttl may be late: check the fence at the resource"
-                .to_owned(),
-            "a lock whose process ends is free at once, also if the process meant to keep it".to_owned(),
-        ]);
-        if SystemClock::shift() != 0 {
-            notes.push(
-                "this process runs in a time namespace: its shift is taken off, so that all agree on deadlines".into(),
-            );
-        }
-        let kept_if = |good: bool| if good { Promise::Kept } else { Promise::Likely };
-        Profile {
-            store: "sqlite".into(),
-            exclusion: kept_if(!remote),
-            fence: kept_if(*durable),
-            durable: kept_if(*durable),
-            waiting: Waiting::Line,
-            // A waiter that is stopped counts as present for SILENCE, and the poll behind it finds the lock.
-            wake: SILENCE + POLL * 6 / 5 + Duration::from_millis(100),
-            shared: true,
-            permits: true,
-            several: true,
-            reentry: true,
-            deadlocks: true,
-            lock_delay: true,
-            min_hold: true,
-            watch: true,
-            revoke: true,
-            records: true,
-            notes,
-        }
+        self.0.storage.profile()
     }
 
-    async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
-        ask.check()?;
-        let (tell, told) = oneshot::channel();
-        self.request(Request::Acquire { ask: ask.clone(), tell })?;
-        // The sender goes only when the same attempt asks again, leaves, or the store is closed.
-        told.await.unwrap_or_else(|_| Err(Error::Unknown("the ask left the line".into())))
+    async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
+        request.check()?;
+        let (reply, answer) = oneshot::channel();
+        self.request(WriteRequest::Acquire { request: request.clone(), reply })?;
+        // The worker drops the sender only if the same attempt is sent again or withdrawn, or the store is closed.
+        answer.await.unwrap_or_else(|_| Err(left_queue()))
     }
 
-    async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
+    async fn renew(&self, grants: &[Grant]) -> Result<Vec<RenewOutcome>> {
         if grants.is_empty() {
             return Ok(Vec::new());
         }
-        let attempts: Vec<_> = grants.iter().map(|grant| grant.claim.attempt).collect();
-        self.change(move |tx| attempts.iter().map(|attempt| tx.extend(attempt)).collect()).await
+        let attempts: Vec<_> = grants.iter().map(|grant| grant.key.attempt).collect();
+        self.change(move |tx| attempts.iter().map(|attempt| tx.renew(attempt)).collect()).await
     }
 
-    async fn release(&self, claim: &Claim) -> Result<Release> {
-        let (tell, told) = oneshot::channel();
-        self.request(Request::Release { claim: claim.clone(), tell })?;
-        told.await.unwrap_or_else(|_| Err(closed()))
+    async fn release(&self, key: &RequestKey) -> Result<ReleaseOutcome> {
+        let (reply, answer) = oneshot::channel();
+        self.request(WriteRequest::Release { key: key.clone(), reply })?;
+        answer.await.unwrap_or_else(|_| Err(closed()))
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Option<LockView>> {
         let name = name.clone();
-        self.call(move |worker| worker.look_at(|tx| tx.inspect(&name))).await
+        self.call(move |worker| worker.inspect_and_repair(|tx| tx.inspect(&name))).await
     }
 
     async fn list(&self, prefix: &str, page: &Page) -> Result<LockPage> {
         let (prefix, page) = (prefix.to_owned(), page.clone());
-        self.call(move |worker| worker.look_at(|tx| tx.list(&prefix, &page))).await
+        self.call(move |worker| worker.inspect_and_repair(|tx| tx.list(&prefix, &page))).await
     }
 
     async fn watch(&self, prefix: &str) -> Result<EventStream> {
@@ -199,35 +161,5 @@ impl Locks for SqliteStore {
         limits::check_reason(reason)?;
         let (name, reason) = (name.clone(), reason.to_owned());
         self.change(move |tx| tx.break_lock(&name, &reason)).await
-    }
-}
-
-#[async_trait]
-impl Records for SqliteStore {
-    async fn read(&self, key: &LockName) -> Result<Option<Record>> {
-        let key = key.clone();
-        self.call(move |worker| Ok(worker.read(|tx| tx.record(&key))?.0)).await
-    }
-
-    async fn write(
-        &self,
-        key: &LockName,
-        value: &[u8],
-        expect: Expect,
-        ttl: Option<Duration>,
-    ) -> Result<Write> {
-        Record::check(value, ttl)?;
-        let (key, value) = (key.clone(), value.to_vec());
-        self.change(move |tx| tx.put(&key, &value, expect, ttl)).await
-    }
-
-    async fn delete(&self, key: &LockName, expect: Expect) -> Result<Delete> {
-        let key = key.clone();
-        self.change(move |tx| tx.delete(&key, expect)).await
-    }
-
-    async fn scan(&self, prefix: &str, page: &Page) -> Result<RecordPage> {
-        let (prefix, page) = (prefix.to_owned(), page.clone());
-        self.call(move |worker| Ok(worker.read(|tx| tx.scan(&prefix, &page))?.0)).await
     }
 }

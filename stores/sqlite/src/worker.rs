@@ -1,292 +1,228 @@
-//! The thread that has the file: what callers want changed it does together, in one transaction after another.
+//! The worker: the one thread of an open store that uses the file. It runs the requests of all callers in batches, one
+//! transaction after another.
 
-use std::cell::OnceCell;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
 
-use lockkeeper_core::table::Now;
-use lockkeeper_core::{Acquired, Attempt, Claim, Error, EventStream, LockName, Moment, Result};
-use lockkeeper_host::{Process, Timer, random_128, while_busy};
+use lockkeeper_core::{AcquireOutcome, BootInstant, Error, EventStream, LockName, RequestKey, Result};
+use lockkeeper_host::{Timer, while_busy};
 
-use crate::batch::Request;
+use crate::batch_delay::{collect_batch, next_message};
+use crate::config::Options;
 use crate::events::Watchers;
-use crate::fault::{commit_fault, fault};
-use crate::floor::Floor;
-use crate::locals::{Local, Locals, Teller};
-use crate::open::{Database, begin};
-use crate::pending::{Call, Pending};
-use crate::place::{Identity, Medium};
-use crate::post::{Peer, Post};
-use crate::tx::{After, Home, State, Tx};
-use crate::waker::{Wake, Waker};
-use crate::{Options, gather, open, script};
+use crate::pending::PendingWork;
+use crate::profile::StorageInfo;
+use crate::requests::WriteRequest;
+use crate::session::{Begin, FileSession};
+use crate::transaction::{PostCommit, Tx};
+use crate::unknown::UnknownOutcomes;
+use crate::waiters::{LocalWaiter, ReplySender, Waiters};
+use crate::wake_pipe::Peer;
+use crate::wake_thread::{WakeReport, WakeThread};
 
-/// What the worker is told to do.
-pub(crate) enum Job {
-    /// Something a caller wants changed.
-    Request(Request),
-    /// Something a caller wants to know.
-    Call(Call),
-    /// Something happened outside.
-    Wake(Wake),
-    /// A lease, a delay or somebody's patience ends now.
-    Alarm,
+/// A function that runs on the worker's thread, for instance to read from the file.
+pub(crate) type WorkerCall = Box<dyn FnOnce(&mut Worker) + Send>;
+
+/// What the worker receives.
+pub(crate) enum WorkerMessage {
+    /// A caller wants to change something.
+    Request(WriteRequest),
+    /// A caller wants to read something.
+    Call(WorkerCall),
+    /// The wake thread reports a message, the end of a process, or its poll.
+    Wake(WakeReport),
+    /// A lease, a lock-delay or a wait ends now.
+    Timer,
     /// The store is closed.
     Stop,
 }
 
 pub(crate) struct Worker {
-    options: Options,
-    db: Database,
-    home: Home,
-    pub locals: Locals,
+    session: FileSession,
+    pub waiters: Waiters,
     pub watchers: Watchers,
-    /// Names of ours that somebody else has now, or nobody: what we watch for them is out of date.
-    pub stale: BTreeSet<LockName>,
-    /// Asks whose place was in a file that is not there any more.
-    strays: Vec<Local>,
-    pub pending: Pending,
-    /// How many requests of the last transaction were answered with it.
+    /// Names with waiters here whose holders have changed: their wake conditions are stale.
+    pub stale_names: BTreeSet<LockName>,
+    /// Waiters whose queue entries were in a file that is gone.
+    pub displaced: Vec<LocalWaiter>,
+    pending: PendingWork<WorkerCall>,
+    /// How many requests of the last batch the worker has answered: their callers may send more within a moment.
     pub answered: usize,
-    /// Names that are to be looked at, a few at a time: others get their turn in between.
-    pub looking: VecDeque<LockName>,
-    /// Requests that may still be in a queue, because they could not be taken out of it.
-    unreleased: HashMap<Attempt, Claim>,
-    withdraw_at: Option<Moment>,
-    waker: Option<Waker>,
-    alarm: Option<(Moment, Timer)>,
-    /// When we last looked for what is due.
-    pub looked: Moment,
-    jobs: mpsc::Sender<Job>,
+    /// Names whose waiters are checked a few at a time, with requests in between.
+    pub names_to_check: VecDeque<LockName>,
+    unknown: UnknownOutcomes,
+    wake_thread: Option<WakeThread>,
+    timer: Option<(BootInstant, Timer)>,
+    /// When the worker last checked its waiters.
+    pub last_check: BootInstant,
+    messages: mpsc::Sender<WorkerMessage>,
     wakes: Arc<AtomicU64>,
-    count: u32,
-    /// What another boot left behind has been dropped, if there was any.
-    this_boot: bool,
-    /// Whether a commit waits for the disk, as the connection is set now.
-    durable: bool,
 }
 
-/// After how long a request is taken out of a queue that could not be taken out of it before.
-const WITHDRAW: Duration = Duration::from_secs(1);
-/// How many transactions a short command makes at most. Others let the log grow longer before they copy it.
-const SHORT: u32 = 256;
-
 impl Worker {
-    pub fn open(mut options: Options, jobs: mpsc::Sender<Job>, wakes: Arc<AtomicU64>) -> Result<Self> {
-        let boot = lockkeeper_host::boot_id().map_err(|e| {
-            let why = format!("this machine does not tell one boot from another: {e}");
-            // Out of descriptors, for instance, which passes.
-            let lasting = e.kind() == std::io::ErrorKind::NotFound;
-            if lasting { Error::Unsupported(why) } else { Error::Unavailable(why) }
-        })?;
-        // A relative path means another file after the program has changed its directory.
-        options.path = std::path::absolute(&options.path)
-            .map_err(|e| Error::invalid(format!("{}: {e}", options.path.display())))?;
-        let db = Database::open(&options, boot.as_deref().unwrap_or_default())?;
-        let random = random_128();
-        let home = at_home(&db, random, boot)?;
+    pub fn open(
+        options: Options,
+        messages: mpsc::Sender<WorkerMessage>,
+        wakes: Arc<AtomicU64>,
+    ) -> Result<Self> {
         Ok(Worker {
-            options,
-            db,
-            home,
-            locals: Locals::default(),
+            session: FileSession::open(options)?,
+            waiters: Waiters::default(),
             watchers: Watchers::default(),
-            stale: BTreeSet::new(),
-            strays: Vec::new(),
-            pending: Pending::default(),
+            stale_names: BTreeSet::new(),
+            displaced: Vec::new(),
+            pending: PendingWork::default(),
             answered: 0,
-            looking: VecDeque::new(),
-            unreleased: HashMap::new(),
-            withdraw_at: None,
-            waker: None,
-            alarm: None,
-            looked: Moment::default(),
-            jobs,
+            names_to_check: VecDeque::new(),
+            unknown: UnknownOutcomes::default(),
+            wake_thread: None,
+            timer: None,
+            last_check: BootInstant::default(),
+            messages,
             wakes,
-            // Short-lived processes tidy up now and then as well: each begins to count somewhere else.
-            count: u32::from(random[0] % 16),
-            this_boot: false,
-            durable: true,
         })
     }
 
-    /// What it stands on, and what a user should know of it.
-    pub fn medium(&self) -> Medium {
-        let mut medium = self.db.medium.clone();
-        if self.home.boot.is_none() {
-            medium.notes.push(
-                "this container masks the identity of the boot: after a reboot of the machine, locks that were held \
-                 before end with their ttl"
-                    .into(),
-            );
-        }
-        medium
+    pub fn storage(&self) -> StorageInfo {
+        self.session.storage()
     }
 
-    pub fn run(mut self, jobs: &mpsc::Receiver<Job>) {
+    pub fn run(mut self, messages: &mpsc::Receiver<WorkerMessage>) {
         let mut stop = false;
         while !stop {
-            if self.pending.is_empty() && self.looking.is_empty() {
-                let Some(job) = gather::next_job(jobs, self.answered > 0) else { return };
-                stop |= self.take_up(job);
+            if self.pending.is_empty() && self.names_to_check.is_empty() {
+                let soon = self.answered > 0;
+                let idle = || self.catch_panic(Worker::save_log_if_deleted);
+                let Some(message) = next_message(messages, soon, idle) else { return };
+                stop |= self.handle_message(message);
             }
-            stop |= self.gather(jobs);
-            self.next_batch();
-            self.guarded(Worker::look_further);
-            if !self.strays.is_empty() {
-                self.guarded(Worker::stand_again);
+            let is_complete = |worker: &Worker| worker.pending.len() >= worker.answered;
+            stop |= collect_batch(&mut self, messages, Worker::handle_message, is_complete);
+            self.run_next_batch();
+            self.catch_panic(Worker::check_some_names);
+            if !self.displaced.is_empty() {
+                self.catch_panic(Worker::enqueue_displaced);
             }
-            self.guarded(Worker::catch_up);
+            self.catch_panic(Worker::refresh_stale);
         }
         while !self.pending.is_empty() {
-            self.next_batch();
+            self.run_next_batch();
         }
-        self.guarded(Worker::close);
+        self.catch_panic(Worker::close);
     }
 
-    /// Whether it was the last.
-    pub fn take_up(&mut self, job: Job) -> bool {
-        match job {
-            Job::Request(request) => self.pending.push(request, &self.locals),
-            Job::Call(call) => self.pending.push_call(call),
-            Job::Wake(wake) => self.guarded(|worker| worker.wake(&wake)),
-            Job::Alarm => {
-                self.alarm = None;
-                self.guarded(|worker| worker.look(&[], false));
+    /// Returns whether the worker has to stop.
+    fn handle_message(&mut self, message: WorkerMessage) -> bool {
+        match message {
+            WorkerMessage::Request(request) => self.pending.push(request, &self.waiters),
+            WorkerMessage::Call(call) => self.pending.push_call(call),
+            WorkerMessage::Wake(report) => self.catch_panic(|worker| worker.handle_wake(&report)),
+            WorkerMessage::Timer => {
+                self.timer = None;
+                self.catch_panic(|worker| worker.check_waiters(&[], false));
             }
-            Job::Stop => return true,
+            WorkerMessage::Stop => return true,
         }
         false
     }
 
-    /// A panic is a bug; it costs this job, and not everybody else's locks.
-    fn guarded(&mut self, work: impl FnOnce(&mut Worker)) {
+    /// Runs `work`. A panic is a bug; it costs the callers of this work their answers, and no other caller a lock.
+    fn catch_panic(&mut self, work: impl FnOnce(&mut Worker)) {
         let _ = catch_unwind(AssertUnwindSafe(|| work(self)));
     }
 
-    fn next_batch(&mut self) {
-        let (mut batch, call) = self.pending.next();
-        if !self.unreleased.is_empty() {
+    fn run_next_batch(&mut self) {
+        let (mut batch, call) = self.pending.next_batch();
+        if !self.unknown.is_empty() {
             for request in &batch {
-                if let Request::Acquire { ask, .. } = request {
-                    self.unreleased.remove(&ask.claim.attempt);
+                if let WriteRequest::Acquire { request, .. } = request {
+                    self.unknown.forget(&request.key.attempt);
                 }
             }
-            if !batch.is_empty() || self.withdraw_at.is_some_and(|at| at <= self.now()) {
-                batch.extend(self.unreleased.drain().map(|(_, claim)| Request::Withdraw(claim)));
-                self.withdraw_at = None;
+            if !batch.is_empty() || self.unknown.retry_at().is_some_and(|at| at <= self.now()) {
+                batch.extend(self.unknown.take_all().map(WriteRequest::Withdraw));
             }
         }
         self.answered = 0;
-        self.guarded(|worker| worker.run_batch(batch));
+        self.catch_panic(|worker| worker.run_batch(batch));
         if let Some(call) = call {
-            self.guarded(call);
+            self.catch_panic(call);
         }
-        if self.withdraw_at.is_some() {
-            self.guarded(Worker::rearm);
+        if self.unknown.retry_at().is_some() {
+            self.catch_panic(Worker::rearm);
         }
     }
 
-    /// It could not be taken out of the queue, where it would hold up everybody behind it.
-    pub fn withdraw_later(&mut self, claim: Claim) {
-        self.withdraw_at = Some(self.now() + WITHDRAW);
-        self.unreleased.insert(claim.attempt, claim);
+    /// Remembers a request that a failed transaction may have left in the queue.
+    pub fn withdraw_later(&mut self, key: RequestKey) {
+        self.unknown.add(self.now(), key);
     }
 
-    pub fn withdraw_at(&self) -> Option<Moment> {
-        self.withdraw_at
+    pub fn withdraw_at(&self) -> Option<BootInstant> {
+        self.unknown.retry_at()
     }
 
-    fn time(&self) -> Now {
-        Now { moment: self.options.clock.now(), wall: self.options.clock.wall() }
-    }
-
-    /// Begins a transaction on the file that the path leads to now. Going on with a file that was deleted or replaced
-    /// would be a second set of the same locks.
+    /// Begins a transaction on the file to which the path leads now.
     fn begin(&mut self, writes: bool) -> Result<()> {
         for _ in 0..64 {
-            if !self.db.sql.is_autocommit() {
-                let _ = script::run(&self.db.sql, "ROLLBACK");
+            match self.session.begin(writes)? {
+                Begin::Begun => return Ok(()),
+                Begin::Reopened => {}
+                Begin::Replaced => {
+                    self.wake_thread = None;
+                    self.watchers.hub.miss();
+                    self.watchers.cursor = 0;
+                    self.displace_waiters();
+                }
             }
-            begin(&self.db.sql, writes)?;
-            if self.db.is_in_place(&self.options.path) {
-                return Ok(());
-            }
-            let _ = script::run(&self.db.sql, "ROLLBACK");
-            self.reopen()?;
         }
-        Err(Error::Unavailable(format!("{} is replaced again and again", self.options.path.display())))
+        Err(Error::Unavailable(format!("{} is replaced again and again", self.session.path().display())))
     }
 
-    fn reopen(&mut self) -> Result<()> {
-        self.db.save_lost_log();
-        let db = Database::open(&self.options, self.home.boot.as_deref().unwrap_or_default())?;
-        let same = db.identity == self.db.identity;
-        self.db = db;
-        (self.this_boot, self.durable) = (false, true);
-        self.count %= 16;
-        if same {
-            tracing::warn!(path = %self.options.path.display(), "somebody deleted the log of the file or its index");
-            return Ok(());
+    /// Saves a deleted log while no caller uses this process: without the log no other process can open the file.
+    fn save_log_if_deleted(&mut self) {
+        if self.session.has_lost_log() && self.begin(false).is_ok() {
+            self.session.rollback();
         }
-        tracing::warn!(path = %self.options.path.display(), "the file was deleted or replaced: its locks are lost");
-        self.waker = None;
-        self.home = at_home(&self.db, random_128(), self.home.boot.clone())?;
-        self.watchers.feed.miss();
-        self.watchers.cursor = 0;
-        let lost = self.locals.take_all();
-        self.strays.extend(lost);
-        Ok(())
     }
 
-    /// Whether nothing of another boot is left, found out without the write lock: whoever only looks must not wait
-    /// for somebody who writes.
-    fn is_of_this_boot(&mut self) -> Result<bool> {
+    fn check_boot(&mut self) -> Result<bool> {
         self.begin(false)?;
-        let (now, state) = (self.now(), State::read(&self.db.sql));
-        let _ = script::run(&self.db.sql, "ROLLBACK");
-        self.this_boot = !state?.0.is_of_another_boot(self.home.boot.as_deref(), now);
-        Ok(self.this_boot)
+        self.session.check_boot()
     }
 
-    /// Looks, and mends what is found amiss, such as a holder that died. If it cannot be mended now, because somebody
-    /// keeps the write lock, what was seen has to do.
-    pub fn look_at<T>(&mut self, work: impl Fn(&mut Tx<'_>) -> Result<T>) -> Result<T> {
-        let (seen, amiss) = self.read(&work)?;
-        if !amiss {
+    /// Reads, and then repairs what the reading transaction found, such as the hold of a dead process. If another process
+    /// keeps the write lock, the result is what was read.
+    pub fn inspect_and_repair<T>(&mut self, work: impl Fn(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        let (seen, needs_write) = self.read(&work)?;
+        if !needs_write {
             return Ok(seen);
         }
-        let mended = self.write(false, |tx| {
+        let repaired = self.write(false, |tx| {
             work(tx)?;
-            tx.serve()?;
+            tx.grant_waiters()?;
             work(tx)
         });
-        if matches!(mended, Err(Error::Unavailable(_))) { Ok(seen) } else { mended }
+        if matches!(repaired, Err(Error::Unavailable(_))) { Ok(seen) } else { repaired }
     }
 
-    /// A transaction that only looks. The second answer: it found something that a writer has to mend.
+    /// Runs a reading transaction. The second value says whether it found something that only a writing one can do.
     pub fn read<T>(&mut self, work: impl FnOnce(&mut Tx<'_>) -> Result<T>) -> Result<(T, bool)> {
-        if !self.this_boot && !self.is_of_this_boot()? {
+        if !self.session.knows_this_boot() && !self.check_boot()? {
             self.write(true, |_| Ok(()))?;
         }
-        let sent = self.options.clock.now();
+        let sent = self.now();
         self.begin(false)?;
-        let now = self.time();
-        let mut tx = Tx::new(&self.db.sql, &self.home, &self.locals, false, sent, now);
-        let done = work(&mut tx);
-        let due = tx.due;
-        let _ = script::run(&self.db.sql, "ROLLBACK");
-        Ok((done?, due))
+        self.session.run_read(&self.waiters, sent, work)
     }
 
-    /// A transaction that changes something, and then passes on what came of it. `durable`: it will most likely have to
-    /// be on the disk before anybody is told.
+    /// Runs a writing transaction and what follows its commit. `durable`: the commit most likely has to be on the disk
+    /// before the worker answers.
     pub fn write<T>(&mut self, durable: bool, work: impl FnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
         let (done, after) = self.commit(durable, work)?;
-        self.pass_on(after);
+        self.finish_commit(after);
         Ok(done)
     }
 
@@ -294,192 +230,134 @@ impl Worker {
         &mut self,
         durable: bool,
         work: impl FnOnce(&mut Tx<'_>) -> Result<T>,
-    ) -> Result<(T, After)> {
-        // Stopped in here (Ctrl-Z), this process would keep the write lock, and everybody out.
+    ) -> Result<(T, PostCommit)> {
+        // A process that Ctrl-Z stops inside a transaction would keep the write lock from all other processes.
         let _busy = while_busy();
-        let sent = self.options.clock.now();
-        self.set_durable(durable)?;
+        let sent = self.now();
+        self.session.set_durable(durable)?;
         self.begin(true)?;
-        self.count = self.count.wrapping_add(1);
-        let now = self.time();
-        let mut tx = Tx::new(&self.db.sql, &self.home, &self.locals, true, sent, now);
-        let tidy = self.count.is_multiple_of(16);
-        let done = (|| {
-            tx.load()?;
-            let done = work(&mut tx)?;
-            if tidy {
-                tx.tidy()?;
-            }
-            tx.serve()?;
-            tx.nudge_watchers()?;
-            tx.save()?;
-            Ok(done)
-        })();
-        let after = tx.after;
-        let end = match done {
-            Ok(_) => script::run(&self.db.sql, "COMMIT").map_err(commit_fault),
-            Err(_) => Ok(()),
-        };
-        if !self.db.sql.is_autocommit() {
-            let _ = script::run(&self.db.sql, "ROLLBACK");
-        }
-        let done = done?;
-        end?;
-        if after.durable && !durable {
-            self.sync()?;
-        }
-        self.this_boot = true;
-        if self.count == SHORT {
-            let _ = script::set_pragma(&self.db.sql, "wal_autocheckpoint", open::LONG_LOG);
-        }
-        Ok((done, after))
+        self.session.run_write(&self.waiters, sent, work)
     }
 
-    /// Lets the next commit wait for the disk, or not. The log is written in order: what did not wait is on the disk
-    /// before anything later that did.
-    fn set_durable(&mut self, durable: bool) -> Result<()> {
-        if self.durable != durable {
-            let level = if durable { open::FULL } else { open::NORMAL };
-            script::set_pragma(&self.db.sql, "synchronous", level).map_err(fault)?;
-            self.durable = durable;
-        }
-        Ok(())
-    }
-
-    /// Brings to the disk what was committed without waiting for it.
-    fn sync(&mut self) -> Result<()> {
-        let unknown = |e: Error| Error::Unknown(format!("a power cut could still take it back: {e}"));
-        self.set_durable(true).map_err(unknown)?;
-        begin(&self.db.sql, true).map_err(unknown)?;
-        let done = script::run(&self.db.sql, script::TOUCH_STATE)
-            .and_then(|()| script::run(&self.db.sql, "COMMIT"))
-            .map_err(|e| unknown(fault(e)));
-        if !self.db.sql.is_autocommit() {
-            let _ = script::run(&self.db.sql, "ROLLBACK");
-        }
-        done
-    }
-
-    pub fn pass_on(&mut self, after: After) {
+    /// After a commit: wakes other processes, answers waiters of this one, and delivers events.
+    pub fn finish_commit(&mut self, after: PostCommit) {
         let mut gone: Vec<Peer> = Vec::new();
-        for (peer, words) in &after.nudges {
-            if !words.iter().all(|word| self.home.post.nudge(peer, *word)) {
+        for (peer, messages) in &after.wakes {
+            if !messages.iter().all(|message| self.session.identity().pipes.wake(peer, *message)) {
                 gone.push(*peer);
             }
         }
-        for (ticket, answer) in after.answers {
-            let Some(local) = self.locals.remove(ticket) else { continue };
-            self.tell(local.tell, answer);
+        for (ticket, answer) in after.replies {
+            let Some(waiter) = self.waiters.remove(ticket) else { continue };
+            self.reply_to_acquire(waiter.reply, answer);
         }
-        self.stale.extend(after.changed.into_iter().filter(|name| self.locals.first(name).is_some()));
+        self.stale_names.extend(after.changed.into_iter().filter(|name| self.waiters.first(name).is_some()));
         if !gone.is_empty() {
-            // Whoever was to be served next is served now.
-            let _ = self.write(true, |tx| gone.iter().try_for_each(|peer| tx.bury_peer(peer)));
+            // This transaction also wakes the waiters that were behind the dead ones.
+            let _ = self.write(true, |tx| gone.iter().try_for_each(|peer| tx.remove_dead_peer(peer)));
         }
-        if after.events && self.watchers.feed.any() {
-            self.pass_on_events();
-        }
-    }
-
-    /// Answers a request. If its caller left without a word, the next in the queue must not wait for its ttl.
-    pub fn tell(&mut self, tell: Teller, answer: Result<Acquired>) {
-        if let Err(Ok(Acquired::Granted(grant))) = tell.send(answer) {
-            let (tell, _) = tokio::sync::oneshot::channel();
-            self.pending.push(Request::Release { claim: grant.claim, tell }, &self.locals);
+        if after.events && self.watchers.hub.any() {
+            self.deliver_events();
         }
     }
 
-    /// Nobody waits for this request any more.
-    pub fn forget(&mut self, claim: &Claim) {
-        self.locals.forget(&claim.attempt);
-        self.strays.retain(|stray| stray.ask.claim.attempt != claim.attempt);
+    /// Answers a lock request. If its caller has gone, the worker releases the grant, so that the next waiter does not
+    /// wait for the end of its lease.
+    pub fn reply_to_acquire(&mut self, reply: ReplySender, answer: Result<AcquireOutcome>) {
+        if let Err(Ok(AcquireOutcome::Granted(grant))) = reply.send(answer) {
+            let (reply, _) = tokio::sync::oneshot::channel();
+            self.pending.push(WriteRequest::Release { key: grant.key, reply }, &self.waiters);
+        }
+    }
+
+    /// Forgets a request that no caller waits for any more.
+    pub fn forget_request(&mut self, key: &RequestKey) {
+        self.waiters.remove_attempt(&key.attempt);
+        self.displaced.retain(|waiter| waiter.request.key.attempt != key.attempt);
     }
 
     pub fn watch(&mut self, prefix: &str) -> Result<EventStream> {
         let newest = self.write(false, |tx| tx.start_watching())?;
-        if !self.watchers.feed.any() {
+        if !self.watchers.hub.any() {
             self.watchers.cursor = newest;
         }
-        let stream = self.watchers.feed.add(prefix);
-        self.start_waker()?;
+        let stream = self.watchers.hub.add(prefix);
+        self.start_wake_thread()?;
         self.rearm();
         Ok(stream)
     }
 
     fn close(&mut self) {
-        // A file that is gone is not made again only to say goodbye.
-        let there = Identity::of(&self.options.path) == Some(self.db.identity);
-        if there && self.home.mailbox.get().is_some() {
-            let peer = self.home.peer;
-            let _ = self.write(false, |tx| tx.bury_peer(&peer));
+        // A transaction would create a deleted file again.
+        if self.session.is_same_file() {
+            if self.has_pipe() {
+                let peer = self.peer();
+                let _ = self.write(false, |tx| tx.remove_dead_peer(&peer));
+            }
+            self.session.checkpoint();
         }
-        if there && self.count > SHORT {
-            let _ = script::checkpoint(&self.db.sql, "PASSIVE");
-        }
-        self.waker = None;
+        self.wake_thread = None;
     }
 
-    pub fn start_waker(&mut self) -> Result<()> {
-        if self.waker.is_none() {
-            let mailbox = self.home.mailbox()?;
-            self.waker = Some(Waker::start(mailbox, self.jobs.clone(), self.wakes.clone())?);
+    pub fn start_wake_thread(&mut self) -> Result<()> {
+        if self.wake_thread.is_none() {
+            let wake_pipe = self.session.identity().wake_pipe()?;
+            let messages = self.messages.clone();
+            let report = move |report| messages.send(WorkerMessage::Wake(report)).is_ok();
+            self.wake_thread = Some(WakeThread::start(wake_pipe, report, self.wakes.clone())?);
         }
         Ok(())
     }
 
-    pub fn set_alarm(&mut self, next: Option<Moment>) {
-        if self.alarm.as_ref().map(|(at, _)| *at) == next {
+    pub fn set_timer(&mut self, next: Option<BootInstant>) {
+        if self.timer.as_ref().map(|(at, _)| *at) == next {
             return;
         }
-        self.alarm = next.map(|at| {
-            let jobs = self.jobs.clone();
-            let ring = move || drop(jobs.send(Job::Alarm));
-            (at, self.options.clock.call_at(at, Box::new(ring)))
+        self.timer = next.map(|at| {
+            let messages = self.messages.clone();
+            let fire = move || drop(messages.send(WorkerMessage::Timer));
+            (at, self.session.options().clock.call_at(at, Box::new(fire)))
         });
     }
 
-    pub fn now(&self) -> Moment {
-        self.options.clock.now()
+    pub fn now(&self) -> BootInstant {
+        self.session.now()
     }
 
-    pub fn home(&self) -> &Home {
-        &self.home
+    pub fn peer(&self) -> Peer {
+        self.session.identity().peer
     }
 
-    pub fn ring(&self) {
-        let _ = self.jobs.send(Job::Alarm);
+    fn has_pipe(&self) -> bool {
+        self.session.identity().wake_pipe.get().is_some()
     }
 
-    pub fn set_guards(&mut self) {
-        let active = !self.locals.is_empty() || self.watchers.feed.any();
-        if let Some(waker) = &self.waker {
-            waker.set(self.locals.changed_guards(), active);
+    /// Whether another program has deleted the pipe of this store.
+    pub fn has_lost_pipe(&self) -> bool {
+        self.session.identity().wake_pipe.get().is_some_and(|wake_pipe| !wake_pipe.is_in_place())
+    }
+
+    /// Makes the worker check its waiters after the messages that it has already received.
+    pub fn wake_self(&self) {
+        let _ = self.messages.send(WorkerMessage::Timer);
+    }
+
+    pub fn update_watched_processes(&mut self) {
+        let active = !self.waiters.is_empty() || self.watchers.hub.any();
+        if let Some(wake_thread) = &self.wake_thread {
+            wake_thread.set(self.waiters.changed_processes(), active);
         }
     }
 
-    /// Our pipe was taken away: others take us for dead. We come back under a new name.
-    pub fn move_house(&mut self) {
-        self.waker = None;
-        self.home.peer = random_128();
-        self.home.mailbox = OnceCell::new();
-        let lost = self.locals.take_all();
-        self.strays.extend(lost);
+    /// Takes a new identity with a new pipe. Without its pipe other processes take this store for dead.
+    pub fn recreate_pipe(&mut self) {
+        self.wake_thread = None;
+        self.session.renew_identity();
+        self.displace_waiters();
     }
 
-    pub fn take_strays(&mut self) -> Vec<Local> {
-        std::mem::take(&mut self.strays)
+    fn displace_waiters(&mut self) {
+        let lost = self.waiters.take_all();
+        self.displaced.extend(lost);
     }
-}
-
-fn at_home(db: &Database, peer: Peer, boot: Option<String>) -> Result<Home> {
-    let process = Process::this()
-        .map_err(|e| Error::Unavailable(format!("/proc does not tell which process this is: {e}")))?;
-    Ok(Home {
-        peer,
-        process,
-        boot,
-        floor: Floor::beside(&db.path),
-        post: Post::beside(&db.path),
-        mailbox: OnceCell::new(),
-    })
 }

@@ -6,8 +6,8 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-use common::{Contender, Dir, ask, open, run, take};
-use lockkeeper_core::{Acquired, Ask, Error, Fence, Locks, Promise, Purpose, Release};
+use common::{Contender, Dir, open, request, run, take};
+use lockkeeper_core::{AcquireOutcome, Error, Fence, Guarantee, LockRequest, Locks, Purpose, ReleaseOutcome};
 use lockkeeper_sqlite::{Options, SqliteStore};
 
 #[test]
@@ -38,7 +38,7 @@ impl Drop for Mount {
         let unmount = || {
             std::process::Command::new("umount").arg(&self.0).output().is_ok_and(|out| out.status.success())
         };
-        // Whoever was killed may need a moment to let go of it.
+        // A killed process may need a moment to close its files.
         let end = std::time::Instant::now() + common::PATIENCE;
         while !unmount() && std::time::Instant::now() < end {
             std::thread::sleep(std::time::Duration::from_millis(10));
@@ -58,7 +58,7 @@ fn a_file_system_that_forgets_is_not_for_correctness() {
         let mount = Mount::new(dir.path().join(kind), &["mount", "-t", kind, "none"]);
         let refused = allows(&mount).expect_err("it forgets");
         assert!(refused.to_string().contains(kind), "{refused}");
-        assert_eq!(open(&mount.db()).profile().exclusion, Promise::Kept);
+        assert_eq!(open(&mount.db()).profile().exclusion, Guarantee::Kept);
     }
     let image = dir.path().join("image");
     fs::File::create(&image).unwrap().set_len(32 << 20).unwrap();
@@ -86,16 +86,16 @@ async fn a_full_disk_gives_no_grant_and_recovers() {
     let dir = Dir::new();
     let mount = Mount::new(dir.path().join("small"), &["mount", "-t", "tmpfs", "-o", "size=2m", "none"]);
     let store = open(&mount.db());
-    let mut last = take(&store, &ask("before")).await.fence;
+    let mut last = take(&store, &request("before")).await.fence;
     let mut refused = 0;
     let ballast = fill(&mount);
     for i in 0..200 {
-        match store.acquire(&ask(&format!("during/{i}/{}", "x".repeat(400)))).await {
+        match store.acquire(&request(&format!("during/{i}/{}", "x".repeat(400)))).await {
             // What still fits into the log that is there is as good as any other grant.
-            Ok(Acquired::Granted(grant)) => {
+            Ok(AcquireOutcome::Granted(grant)) => {
                 assert!(refused == 0 && std::mem::replace(&mut last, grant.fence) < grant.fence)
             }
-            Ok(Acquired::Busy(busy)) => panic!("{busy:?}"),
+            Ok(AcquireOutcome::Busy(busy)) => panic!("{busy:?}"),
             Err(Error::Unavailable(text)) => {
                 assert!(text.contains("full"), "{text}");
                 refused += 1;
@@ -107,14 +107,14 @@ async fn a_full_disk_gives_no_grant_and_recovers() {
     // A new process gets nothing either.
     let other = SqliteStore::open(Options::new(mount.db()));
     let answer = match &other {
-        Ok(other) => other.acquire(&ask("late")).await.map(drop),
+        Ok(other) => other.acquire(&request("late")).await.map(drop),
         Err(error) => Err(error.clone()),
     };
     assert!(matches!(&answer, Err(Error::Unavailable(_))), "{answer:?}");
     fs::remove_file(ballast).unwrap();
-    let grant = take(&store, &ask("after")).await;
+    let grant = take(&store, &request("after")).await;
     assert!(grant.fence > last);
-    assert_eq!(store.release(&grant.claim).await.unwrap(), Release::Released);
+    assert_eq!(store.release(&grant.key).await.unwrap(), ReleaseOutcome::Released);
 }
 
 #[tokio::test]
@@ -135,10 +135,10 @@ async fn a_power_cut_right_after_a_grant_loses_neither_grant_nor_fence() {
     for round in 0..5 {
         let mount = on_loop();
         let mut holder = Contender::start(&mount.db());
-        let fence = Contender::fence(&holder.ask(&format!("take {round}")));
+        let fence = Contender::fence(&holder.request(&format!("take {round}")));
         fs::write(mount.0.join("unsynced"), "x").unwrap();
         pull_the_plug(&mount.0);
-        assert!(holder.ask("take late").starts_with("error"), "a grant after the disk was gone");
+        assert!(holder.request("take late").starts_with("error"), "a grant after the disk was gone");
         holder.kill();
         drop(mount);
 
@@ -152,16 +152,16 @@ async fn a_power_cut_right_after_a_grant_loses_neither_grant_nor_fence() {
         assert_eq!(kept.unsigned_abs(), fence, "the grant is lost");
         drop(file);
         let store = open(&mount.db());
-        let next = take(&store, &ask(&format!("next/{round}"))).await.fence;
+        let next = take(&store, &request(&format!("next/{round}"))).await.fence;
         assert!(next.get() > fence && last < Some(next), "the fence went back");
         last = Some(next);
     }
 }
 
-/// A release that gives the lock to nobody does not wait for the disk. A power cut may forget it, but nothing that was
-/// built on it: the next grant, and a minimum hold.
+/// A release without a waiter does not wait for the disk. A power cut may undo it, but not the next grant or a minimum hold
+/// that follows it.
 #[tokio::test]
-async fn a_power_cut_forgets_at_most_a_release_that_nobody_built_on() {
+async fn a_power_cut_undoes_at_most_a_release_without_a_later_grant() {
     if common::without_root()
         || common::without("ext4", common::has("mkfs.ext4"), "mkfs.ext4 (e2fsprogs)")
         || common::without("python3", common::has("python3"), "python3")
@@ -176,7 +176,7 @@ async fn a_power_cut_forgets_at_most_a_release_that_nobody_built_on() {
     let on_loop = || Mount::new(dir.path().join("disk"), &["mount", "-o", "loop", image]);
     let held = |mount: &Mount| -> Vec<(String, bool)> {
         let file = rusqlite::Connection::open(mount.db()).unwrap();
-        let mut holds = file.prepare("SELECT names, lingering FROM hold ORDER BY names").unwrap();
+        let mut holds = file.prepare("SELECT names, status FROM hold ORDER BY names").unwrap();
         let rows = holds.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
         rows.collect::<Result<_, _>>().unwrap()
     };
@@ -184,13 +184,13 @@ async fn a_power_cut_forgets_at_most_a_release_that_nobody_built_on() {
     for built_on in [false, true] {
         let mount = on_loop();
         let store = open(&mount.db());
-        let released = take(&store, &ask("released")).await;
-        assert_eq!(store.release(&released.claim).await.unwrap(), Release::Released);
+        let released = take(&store, &request("released")).await;
+        assert_eq!(store.release(&released.key).await.unwrap(), ReleaseOutcome::Released);
         if built_on {
-            let again = take(&store, &ask("released")).await;
+            let again = take(&store, &request("released")).await;
             assert!(again.fence > released.fence);
-            let brief = Ask { min_hold: std::time::Duration::from_secs(600), ..ask("brief") };
-            store.release(&take(&store, &brief).await.claim).await.unwrap();
+            let brief = LockRequest { min_hold: std::time::Duration::from_secs(600), ..request("brief") };
+            store.release(&take(&store, &brief).await.key).await.unwrap();
             last = Some(again.fence);
         }
         pull_the_plug(&mount.0);
@@ -207,9 +207,9 @@ async fn a_power_cut_forgets_at_most_a_release_that_nobody_built_on() {
         file.execute("UPDATE state SET boot = 'another'", []).unwrap();
         drop(file);
         let store = open(&mount.db());
-        let next = take(&store, &ask("released")).await;
+        let next = take(&store, &request("released")).await;
         assert!(next.fence > released.fence && last < Some(next.fence), "the fence went back");
-        store.release(&next.claim).await.unwrap();
+        store.release(&next.key).await.unwrap();
     }
 }
 
@@ -227,7 +227,7 @@ async fn a_disk_that_fails_to_sync_gives_no_grant() {
     }
     let dir = Dir::new();
     let mut client = Contender::start(&dir.db());
-    let before = Contender::fence(&client.ask("take before"));
+    let before = Contender::fence(&client.request("take before"));
     let mut strace = std::process::Command::new("strace")
         .args(["-f", "-p", &client.pid.to_string(), "-e", "trace=fsync,fdatasync"])
         .args(["-e", "inject=fsync,fdatasync:error=EIO"])
@@ -237,7 +237,7 @@ async fn a_disk_that_fails_to_sync_gives_no_grant() {
     let mut said = BufReader::new(strace.stderr.take().unwrap()).lines();
     assert!(said.by_ref().any(|line| line.unwrap().contains("attached")), "strace did not attach");
     // Every thread is attached once the first sync has failed; until then a grant is a good one.
-    let answers: Vec<String> = (0..5).map(|i| client.ask(&format!("take during/{i}"))).collect();
+    let answers: Vec<String> = (0..5).map(|i| client.request(&format!("take during/{i}"))).collect();
     let answer = answers.last().unwrap();
     assert!(answer.starts_with("error unknown"), "the commit may or may not be on the disk: {answers:?}");
     rustix::process::kill_process(
@@ -248,12 +248,12 @@ async fn a_disk_that_fails_to_sync_gives_no_grant() {
     assert!(said.any(|line| line.unwrap().contains("INJECTED")), "nothing failed");
     strace.wait().unwrap();
     // The disk is well again, and nothing is stuck.
-    let after = Contender::fence(&client.ask("take after"));
+    let after = Contender::fence(&client.request("take after"));
     assert!(after > before);
     let granted = answers.iter().filter(|answer| answer.starts_with("granted")).count();
     let store = open(&dir.db());
     let held = store.list("during/", &lockkeeper_core::Page::FIRST).await.unwrap().locks.len();
-    assert_eq!(held, granted, "a grant that nobody was told of, or one that is gone");
+    assert_eq!(held, granted, "a grant that no caller has seen, or a lost grant");
 }
 
 #[tokio::test]
@@ -273,9 +273,9 @@ async fn a_file_on_fuse_is_refused_unless_it_is_allowed() {
 
     let url = format!("sqlite:{}?network_fs=allow", mount.db().display());
     let store = SqliteStore::open(Options::from_url(&url).unwrap()).unwrap();
-    take(&store, &ask("a")).await;
+    take(&store, &request("a")).await;
     let profile = store.profile();
     assert!(profile.notes[0].contains("FUSE"));
-    assert_eq!((profile.exclusion, profile.fence), (Promise::Likely, Promise::Likely));
+    assert_eq!((profile.exclusion, profile.fence), (Guarantee::Likely, Guarantee::Likely));
     assert!(profile.allows(Purpose::Correctness).is_err());
 }

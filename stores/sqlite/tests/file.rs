@@ -6,8 +6,10 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use common::{Contender, Dir, ask, in_line, name, open, open_by, take, waiting};
-use lockkeeper_core::{Ask, Error, Expect, Locks, Page, Records, Release, Renewal, Wall, Write};
+use common::{Contender, Dir, name, open, open_by, request, take, wait_for_waiters, waiting};
+use lockkeeper_core::{
+    Error, Expect, LockRequest, Locks, Page, Records, ReleaseOutcome, RenewOutcome, WallTime, WriteOutcome,
+};
 use lockkeeper_host::VirtualClock;
 use lockkeeper_sqlite::{Options, SqliteStore};
 use rusqlite::Connection;
@@ -35,12 +37,12 @@ async fn a_deleted_file_and_a_clock_set_back_do_not_lower_the_fence() {
     let mut last = 0;
     for _ in 0..3 {
         let store = open_by(&dir.db(), &clock);
-        let grant = take(&store, &ask("a")).await;
+        let grant = take(&store, &request("a")).await;
         assert!(grant.fence.get() > last, "{} after {last}", grant.fence);
-        last = take(&store, &ask("b")).await.fence.get();
+        last = take(&store, &request("b")).await.fence.get();
         drop(store);
         remove(&dir.db());
-        clock.set_wall(Wall::from_micros(1));
+        clock.set_wall(WallTime::from_micros(1));
     }
 }
 
@@ -50,18 +52,19 @@ async fn a_restored_copy_and_a_clock_set_back_do_not_lower_the_fence() {
     let clock = VirtualClock::default();
     let copy = dir.path().join("copy");
     let store = open_by(&dir.db(), &clock);
-    take(&store, &ask("a")).await;
+    take(&store, &request("a")).await;
     Connection::open(dir.db()).unwrap().execute("VACUUM INTO ?1", [copy.to_str()]).unwrap();
     clock.advance(Duration::from_secs(3600));
-    let newest = take(&store, &ask("b")).await.fence;
+    let newest = take(&store, &request("b")).await.fence;
     drop(store);
 
     remove(&dir.db());
     fs::copy(&copy, dir.db()).unwrap();
-    clock.set_wall(Wall::from_micros(1));
+    clock.set_wall(WallTime::from_micros(1));
     let store = open_by(&dir.db(), &clock);
-    assert!(take(&store, &ask("b")).await.fence > newest);
-    let Write::Written(version) = store.write(&name("r"), b"x", Expect::Any, None).await.unwrap() else {
+    assert!(take(&store, &request("b")).await.fence > newest);
+    let WriteOutcome::Written(version) = store.write(&name("r"), b"x", Expect::Any, None).await.unwrap()
+    else {
         panic!("nothing was expected")
     };
     assert!(version.0 > newest.get(), "versions come from the same counter");
@@ -76,13 +79,13 @@ async fn a_young_copy_repeats_no_fence_and_no_version() {
         let clock = VirtualClock::default();
         let copy = dir.path().join("copy");
         let store = open_by(&dir.db(), &clock);
-        take(&store, &ask("a")).await;
-        clock.set_wall(Wall::from_micros(1));
+        take(&store, &request("a")).await;
+        clock.set_wall(WallTime::from_micros(1));
         store.write(&name("r"), b"old", Expect::Any, None).await.unwrap();
         Connection::open(dir.db()).unwrap().execute("VACUUM INTO ?1", [copy.to_str()]).unwrap();
-        let fence = take(&store, &ask("b")).await.fence;
+        let fence = take(&store, &request("b")).await.fence;
         let told = store.write(&name("r"), b"new", Expect::Any, None).await.unwrap();
-        let Write::Written(version) = told else { panic!("{told:?}") };
+        let WriteOutcome::Written(version) = told else { panic!("{told:?}") };
         drop(store);
 
         for suffix in ["-wal", "-shm"] {
@@ -93,9 +96,9 @@ async fn a_young_copy_repeats_no_fence_and_no_version() {
         }
         fs::copy(&copy, dir.db()).unwrap();
         let store = open_by(&dir.db(), &clock);
-        assert!(take(&store, &ask("b")).await.fence > fence, "in place: {in_place}");
+        assert!(take(&store, &request("b")).await.fence > fence, "in place: {in_place}");
         let told = store.write(&name("r"), b"newer", Expect::Any, None).await.unwrap();
-        let Write::Written(next) = told else { panic!("{told:?}") };
+        let WriteOutcome::Written(next) = told else { panic!("{told:?}") };
         assert!(next > version, "in place: {in_place}");
     }
 }
@@ -108,31 +111,39 @@ async fn a_young_copy_after_a_power_cut_repeats_no_fence() {
     let clock = VirtualClock::default();
     let (copy, floor) = (dir.path().join("copy"), dir.path().join("locks.db.floor"));
     let store = open_by(&dir.db(), &clock);
-    take(&store, &ask("a")).await;
+    take(&store, &request("a")).await;
     Connection::open(dir.db()).unwrap().execute("VACUUM INTO ?1", [copy.to_str()]).unwrap();
     let unsynced = fs::read(&floor).unwrap();
     clock.advance(Duration::from_secs(30));
-    let fence = take(&store, &ask("b")).await.fence;
+    let fence = take(&store, &request("b")).await.fence;
     drop(store);
     remove(&dir.db());
     fs::copy(&copy, dir.db()).unwrap();
     fs::write(&floor, unsynced).unwrap();
     Connection::open(dir.db()).unwrap().execute("UPDATE state SET boot = 'another'", []).unwrap();
-    clock.set_wall(Wall::from_micros(1));
-    assert!(take(&open_by(&dir.db(), &clock), &ask("b")).await.fence > fence);
+    clock.set_wall(WallTime::from_micros(1));
+    assert!(take(&open_by(&dir.db(), &clock), &request("b")).await.fence > fence);
 }
 
 #[tokio::test]
 async fn a_file_of_format_1_is_brought_up_to_date() {
     let dir = Dir::new();
-    let held = take(&open(&dir.db()), &ask("a")).await;
+    let held = take(&open(&dir.db()), &request("a")).await;
     Connection::open(dir.db())
         .unwrap()
-        .execute_batch("ALTER TABLE state DROP COLUMN moment; PRAGMA user_version = 1")
+        .execute_batch(
+            "ALTER TABLE state DROP COLUMN written_at;
+             ALTER TABLE queue_entry RENAME TO place;
+             ALTER TABLE held_name RENAME TO stake;
+             ALTER TABLE stake RENAME COLUMN seq TO turn;
+             ALTER TABLE hold RENAME COLUMN status TO lingering;
+             ALTER TABLE hold RENAME COLUMN seq TO turn;
+             PRAGMA user_version = 1",
+        )
         .unwrap();
     let store = open(&dir.db());
-    assert_eq!(common::refused(&store, &ask("a")).await.held[0].fence, held.fence);
-    assert!(take(&store, &ask("b")).await.fence > held.fence);
+    assert_eq!(common::refused(&store, &request("a")).await.held[0].fence, held.fence);
+    assert!(take(&store, &request("b")).await.fence > held.fence);
 }
 
 #[tokio::test]
@@ -140,42 +151,42 @@ async fn a_lost_floor_is_made_again() {
     let dir = Dir::new();
     let clock = VirtualClock::default();
     let store = open_by(&dir.db(), &clock);
-    take(&store, &ask("a")).await;
+    take(&store, &request("a")).await;
     fs::remove_file(dir.path().join("locks.db.floor")).unwrap();
-    let last = take(&store, &ask("b")).await.fence;
+    let last = take(&store, &request("b")).await.fence;
     drop(store);
     remove(&dir.db());
-    clock.set_wall(Wall::from_micros(1));
-    assert!(take(&open_by(&dir.db(), &clock), &ask("b")).await.fence > last);
+    clock.set_wall(WallTime::from_micros(1));
+    assert!(take(&open_by(&dir.db(), &clock), &request("b")).await.fence > last);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_file_that_is_deleted_while_open_is_not_gone_on_with() {
+async fn a_file_deleted_while_open_is_not_used_any_more() {
     let dir = Dir::new();
     let (mine, other) = (open(&dir.db()), open(&dir.db()));
-    let held = take(&mine, &ask("jobs")).await;
+    let held = take(&mine, &request("jobs")).await;
     let waiter = tokio::spawn({
         let other = other.clone();
         async move { take(&other, &waiting("jobs")).await }
     });
-    in_line(&mine, "jobs", 1).await;
+    wait_for_waiters(&mine, "jobs", 1).await;
     remove(&dir.db());
     // Both meet again in the new file: the old grant is lost there, and the waiter gets the lock by itself.
-    assert_eq!(mine.renew(std::slice::from_ref(&held)).await.unwrap(), [Renewal::Lost]);
+    assert_eq!(mine.renew(std::slice::from_ref(&held)).await.unwrap(), [RenewOutcome::Lost]);
     let next = common::soon("the waiter stands in the new line", waiter).await.unwrap();
     assert!(next.fence > held.fence);
-    assert_eq!(mine.release(&held.claim).await.unwrap(), Release::AlreadyGone);
-    assert_eq!(common::refused(&mine, &ask("jobs")).await.held[0].fence, next.fence);
+    assert_eq!(mine.release(&held.key).await.unwrap(), ReleaseOutcome::AlreadyGone);
+    assert_eq!(common::refused(&mine, &request("jobs")).await.held[0].fence, next.fence);
 }
 
 #[tokio::test]
 async fn a_file_that_is_replaced_while_open_is_read_anew() {
     let (dir, elsewhere) = (Dir::new(), Dir::new());
     let store = open(&dir.db());
-    let held = take(&store, &ask("old")).await;
+    let held = take(&store, &request("old")).await;
     {
         let other = open(&elsewhere.db());
-        take(&other, &ask("new")).await;
+        take(&other, &request("new")).await;
         Connection::open(elsewhere.db())
             .unwrap()
             .execute("VACUUM INTO ?1", [elsewhere.path().join("copy").to_str()])
@@ -188,8 +199,8 @@ async fn a_file_that_is_replaced_while_open_is_read_anew() {
     let names: Vec<_> =
         store.list("", &Page::FIRST).await.unwrap().locks.into_iter().map(|lock| lock.name).collect();
     assert_eq!(names, [name("new")]);
-    assert_eq!(store.renew(std::slice::from_ref(&held)).await.unwrap(), [Renewal::Lost]);
-    assert!(take(&store, &ask("old")).await.fence > held.fence);
+    assert_eq!(store.renew(std::slice::from_ref(&held)).await.unwrap(), [RenewOutcome::Lost]);
+    assert!(take(&store, &request("old")).await.fence > held.fence);
 }
 
 #[tokio::test]
@@ -197,8 +208,8 @@ async fn another_boot_empties_the_locks_and_keeps_the_fence() {
     let dir = Dir::new();
     let clock = VirtualClock::default();
     let store = open_by(&dir.db(), &clock);
-    let held = take(&store, &ask("a")).await;
-    let delayed = Ask { lock_delay: Duration::from_secs(600), ..ask("b") };
+    let held = take(&store, &request("a")).await;
+    let delayed = LockRequest { lock_delay: Duration::from_secs(600), ..request("b") };
     take(&store, &delayed).await;
     store.break_lock(&name("b"), "test").await.unwrap();
     let ttl = Some(Duration::from_secs(100));
@@ -210,9 +221,9 @@ async fn another_boot_empties_the_locks_and_keeps_the_fence() {
     Connection::open(dir.db()).unwrap().execute("UPDATE state SET boot = 'another'", []).unwrap();
     let store = open_by(&dir.db(), &clock);
     assert_eq!(store.list("", &Page::FIRST).await.unwrap().locks, []);
-    assert_eq!(store.renew(std::slice::from_ref(&held)).await.unwrap(), [Renewal::Lost]);
-    assert!(take(&store, &ask("a")).await.fence > held.fence);
-    take(&store, &ask("b")).await;
+    assert_eq!(store.renew(std::slice::from_ref(&held)).await.unwrap(), [RenewOutcome::Lost]);
+    assert!(take(&store, &request("a")).await.fence > held.fence);
+    take(&store, &request("b")).await;
     clock.advance(Duration::from_secs(90));
     assert!(store.read(&name("brief")).await.unwrap().is_some(), "its ttl began anew");
     clock.advance(Duration::from_secs(20));
@@ -225,17 +236,17 @@ async fn a_wall_clock_that_jumps_changes_nothing() {
     let dir = Dir::new();
     let clock = VirtualClock::default();
     let store = open_by(&dir.db(), &clock);
-    let held = take(&store, &ask("a")).await;
-    clock.set_wall(Wall::from_micros(u64::MAX));
-    common::refused(&store, &ask("a")).await;
-    clock.set_wall(Wall::from_micros(0));
-    common::refused(&store, &ask("a")).await;
-    assert_eq!(store.renew(std::slice::from_ref(&held)).await.unwrap(), [Renewal::Renewed]);
-    assert!(take(&store, &ask("b")).await.fence > held.fence);
+    let held = take(&store, &request("a")).await;
+    clock.set_wall(WallTime::from_micros(u64::MAX));
+    common::refused(&store, &request("a")).await;
+    clock.set_wall(WallTime::from_micros(0));
+    common::refused(&store, &request("a")).await;
+    assert_eq!(store.renew(std::slice::from_ref(&held)).await.unwrap(), [RenewOutcome::Renewed]);
+    assert!(take(&store, &request("b")).await.fence > held.fence);
 }
 
 #[tokio::test]
-async fn what_is_not_ours_is_refused_and_left_as_it_is() {
+async fn a_file_of_another_application_is_refused_and_unchanged() {
     let dir = Dir::new();
     let untouched = |db: &Path, kind: fn(&Error) -> bool, why: &str| {
         let before = fs::read(db).unwrap();
@@ -271,7 +282,7 @@ async fn what_is_not_ours_is_refused_and_left_as_it_is() {
 async fn a_newer_version_is_refused() {
     let dir = Dir::new();
     drop(open(&dir.db()));
-    Connection::open(dir.db()).unwrap().execute_batch("PRAGMA user_version = 3").unwrap();
+    Connection::open(dir.db()).unwrap().execute_batch("PRAGMA user_version = 4").unwrap();
     let error = refusal(&dir.db());
     assert!(matches!(&error, Error::Unsupported(text) if text.contains("newer Lockkeeper")), "{error:?}");
 }
@@ -280,14 +291,14 @@ async fn a_newer_version_is_refused() {
 async fn a_damaged_file_gives_no_grant() {
     let dir = Dir::new();
     let store = open(&dir.db());
-    take(&store, &ask("a")).await;
+    take(&store, &request("a")).await;
     drop(store);
     Connection::open(dir.db()).unwrap().query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
     let mut bytes = fs::read(dir.db()).unwrap();
     bytes[4096..].fill(0xa5);
     fs::write(dir.db(), &bytes).unwrap();
     let error = match SqliteStore::open(Options::new(dir.db())) {
-        Ok(store) => store.acquire(&ask("b")).await.expect_err("a grant from a damaged file"),
+        Ok(store) => store.acquire(&request("b")).await.expect_err("a grant from a damaged file"),
         Err(error) => error,
     };
     assert!(matches!(&error, Error::Unavailable(text) if text.contains("damaged")), "{error:?}");
@@ -297,12 +308,12 @@ async fn a_damaged_file_gives_no_grant() {
 async fn a_link_to_the_file_leads_to_the_same_locks() {
     let dir = Dir::new();
     let store = open(&dir.db());
-    take(&store, &ask("a")).await;
+    take(&store, &request("a")).await;
     let link = dir.path().join("link.db");
     std::os::unix::fs::symlink(dir.db(), &link).unwrap();
     let other = open(&link);
-    common::refused(&other, &ask("a")).await;
-    take(&other, &ask("b")).await;
+    common::refused(&other, &request("a")).await;
+    take(&other, &request("b")).await;
     assert!(!dir.path().join("link.db.floor").exists(), "a second floor");
 }
 
@@ -311,7 +322,7 @@ async fn a_link_to_the_file_leads_to_the_same_locks() {
 async fn a_hard_link_is_refused_by_either_name() {
     let (dir, other) = (Dir::new(), Dir::new());
     let store = open(&dir.db());
-    let held = take(&store, &ask("jobs")).await;
+    let held = take(&store, &request("jobs")).await;
     fs::hard_link(dir.db(), other.db()).unwrap();
     for db in [dir.db(), other.db()] {
         let error = refusal(&db);
@@ -322,9 +333,9 @@ async fn a_hard_link_is_refused_by_either_name() {
     }
     assert_eq!(fs::read_dir(other.path()).unwrap().count(), 1, "something was made beside it");
     // Who had it open goes on.
-    assert_eq!(store.renew(std::slice::from_ref(&held)).await.unwrap(), [Renewal::Renewed]);
+    assert_eq!(store.renew(std::slice::from_ref(&held)).await.unwrap(), [RenewOutcome::Renewed]);
     fs::remove_file(other.db()).unwrap();
-    common::refused(&open(&dir.db()), &ask("jobs")).await;
+    common::refused(&open(&dir.db()), &request("jobs")).await;
 }
 
 #[tokio::test]
@@ -332,7 +343,7 @@ async fn only_its_owner_may_read_a_new_file() {
     use std::os::unix::fs::PermissionsExt;
     let dir = Dir::new();
     let store = open(&dir.db());
-    take(&store, &ask("a")).await;
+    take(&store, &request("a")).await;
     let _events = store.watch("").await.unwrap();
     for entry in fs::read_dir(dir.path()).unwrap() {
         let entry = entry.unwrap();
@@ -342,15 +353,15 @@ async fn only_its_owner_may_read_a_new_file() {
 }
 
 #[test]
-fn what_may_not_be_written_is_denied() {
+fn a_file_without_write_permission_is_denied() {
     if common::without_root() || common::without("setpriv", common::has("setpriv"), "setpriv (util-linux)") {
         return;
     }
     let dir = Dir::new();
     drop(open(&dir.db()));
-    let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
-    // The program has to be where nobody may read it.
-    let said = |db: &Path| Contender::begin_copy(&nobody, dir.path(), db).hear();
+    let unprivileged = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    // The program has to be where this user may read it.
+    let said = |db: &Path| Contender::begin_copy(&unprivileged, dir.path(), db).hear();
     let mode = |path: &Path, mode| {
         fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
     };
@@ -370,12 +381,12 @@ fn what_may_not_be_written_is_denied() {
 }
 
 #[tokio::test]
-async fn whoever_only_looks_does_not_wait_for_somebody_who_writes() {
+async fn a_reader_does_not_wait_for_a_writer() {
     // A process that is stopped in the middle of a transaction keeps the write lock; the person on call wants to know
     // whose lock it is all the same. Each look is by a process that was just started, and has not looked before.
     let dir = Dir::new();
     let store = open(&dir.db());
-    let held = take(&store, &ask("a")).await;
+    let held = take(&store, &request("a")).await;
     let stopped = Connection::open(dir.db()).unwrap();
     stopped.execute_batch("BEGIN IMMEDIATE").unwrap();
     let looker = open(&dir.db());
@@ -384,5 +395,5 @@ async fn whoever_only_looks_does_not_wait_for_somebody_who_writes() {
     assert_eq!(open(&dir.db()).list("", &Page::FIRST).await.unwrap().locks.len(), 1);
     assert_eq!(open(&dir.db()).read(&name("r")).await.unwrap(), None);
     stopped.execute_batch("ROLLBACK").unwrap();
-    assert_eq!(store.release(&held.claim).await.unwrap(), Release::Released);
+    assert_eq!(store.release(&held.key).await.unwrap(), ReleaseOutcome::Released);
 }

@@ -1,4 +1,4 @@
-//! Somebody deletes, replaces or shares the files of a store, one at a time.
+//! The files of a store are deleted, replaced or shared, one at a time.
 
 mod common;
 
@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use common::{Contender, Dir, ask, in_line, name, open, take, waiting};
-use lockkeeper_core::{Expect, Locks, Records, Release, Renewal};
+use common::{Contender, Dir, name, open, request, take, wait_for_waiters, waiting};
+use lockkeeper_core::{Expect, Locks, Records, ReleaseOutcome, RenewOutcome};
 use rusqlite::Connection;
 
 #[test]
@@ -39,9 +39,9 @@ async fn only_the_database_is_deleted_again_and_again_while_others_use_it() {
                     // As a job does that is started anew each time.
                     let store = open(&db);
                     for _ in 0..3 {
-                        let grant = take(&store, &ask(&format!("job/{i}"))).await;
+                        let grant = take(&store, &request(&format!("job/{i}"))).await;
                         fences.push(grant.fence);
-                        store.release(&grant.claim).await.unwrap();
+                        store.release(&grant.key).await.unwrap();
                     }
                 }
                 fences
@@ -49,7 +49,7 @@ async fn only_the_database_is_deleted_again_and_again_while_others_use_it() {
         })
         .collect();
     for _ in 0..50 {
-        common::until("somebody makes the file", || fs::remove_file(dir.db()).is_ok());
+        common::until("a process creates the file", || fs::remove_file(dir.db()).is_ok());
         tokio::time::sleep(Duration::from_millis(3)).await;
     }
     stop.store(true, Ordering::Relaxed);
@@ -78,7 +78,7 @@ async fn a_copy_that_is_put_in_place_beside_the_old_log_is_not_damaged_by_it() {
     for i in 0..40 {
         store.write(&name(&format!("later/{i}")), &[b'x'; 300], Expect::Any, None).await.unwrap();
     }
-    let newest = take(&store, &ask("a")).await.fence;
+    let newest = take(&store, &request("a")).await.fence;
     drop(store);
     for _ in 0..2 {
         // An inode is soon used again: the second time it is that of the first.
@@ -87,7 +87,7 @@ async fn a_copy_that_is_put_in_place_beside_the_old_log_is_not_damaged_by_it() {
         let store = open(&dir.db());
         assert_eq!(store.read(&name("r")).await.unwrap().unwrap().value, b"old");
         assert!(store.read(&name("later/1")).await.unwrap().is_none(), "it is of the old file");
-        assert!(take(&store, &ask("a")).await.fence > newest);
+        assert!(take(&store, &request("a")).await.fence > newest);
         store.write(&name("later/1"), &[b'y'; 300], Expect::Any, None).await.unwrap();
         let whole: String = Connection::open(dir.db())
             .unwrap()
@@ -95,6 +95,28 @@ async fn a_copy_that_is_put_in_place_beside_the_old_log_is_not_damaged_by_it() {
             .unwrap();
         assert_eq!(whole, "ok");
     }
+}
+
+/// Opening the file failed, and closing it again copied the log of before into the copy for good.
+#[tokio::test]
+async fn a_copy_that_is_written_over_the_file_is_whole_once_the_old_log_is_removed() {
+    let dir = Dir::new();
+    let copy = dir.path().join("copy");
+    let store = open(&dir.db());
+    store.write(&name("r"), b"old", Expect::Any, None).await.unwrap();
+    Connection::open(dir.db()).unwrap().execute("VACUUM INTO ?1", [copy.to_str()]).unwrap();
+    for i in 0..8 {
+        store.write(&name(&format!("later/{i}")), &[b'x'; 300], Expect::Any, None).await.unwrap();
+    }
+    drop(store);
+    fs::write(dir.db(), fs::read(&copy).unwrap()).unwrap();
+    let told = lockkeeper_sqlite::SqliteStore::open(lockkeeper_sqlite::Options::new(dir.db()));
+    let told = told.err().map(|e| e.to_string()).unwrap_or_default();
+    assert!(told.contains("damaged") && told.contains("remove its -wal and -shm"), "{told}");
+    for suffix in ["-wal", "-shm"] {
+        fs::remove_file(beside(&dir, suffix)).unwrap();
+    }
+    assert_eq!(open(&dir.db()).read(&name("r")).await.unwrap().unwrap().value, b"old");
 }
 
 /// The log of a directory that was moved as a whole is its own, though all its files are others.
@@ -114,22 +136,56 @@ async fn a_directory_that_was_copied_keeps_its_log() {
 
 /// Everything was unavailable for as long as an old process lived.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deleted_log_is_saved_by_those_who_have_it_open() {
+async fn a_deleted_log_is_saved_by_a_process_that_has_it_open() {
     for suffix in ["-wal", "-shm"] {
         let dir = Dir::new();
         let old = open(&dir.db());
-        let held = take(&old, &ask("jobs")).await;
+        let held = take(&old, &request("jobs")).await;
         fs::remove_file(beside(&dir, suffix)).unwrap();
-        assert_eq!(old.renew(std::slice::from_ref(&held)).await.unwrap(), [Renewal::Renewed], "{suffix}");
+        assert_eq!(
+            old.renew(std::slice::from_ref(&held)).await.unwrap(),
+            [RenewOutcome::Renewed],
+            "{suffix}"
+        );
         let new = open(&dir.db());
-        assert_eq!(common::refused(&new, &ask("jobs")).await.held[0].fence, held.fence, "{suffix}");
-        assert_eq!(old.release(&held.claim).await.unwrap(), Release::Released);
-        assert!(take(&new, &ask("jobs")).await.fence > held.fence);
-        common::refused(&old, &ask("jobs")).await;
+        assert_eq!(common::refused(&new, &request("jobs")).await.held[0].fence, held.fence, "{suffix}");
+        assert_eq!(old.release(&held.key).await.unwrap(), ReleaseOutcome::Released);
+        assert!(take(&new, &request("jobs")).await.fence > held.fence);
+        common::refused(&old, &request("jobs")).await;
     }
 }
 
-/// The file was made by the link's way, and its helpers beside the link: whoever came by the file's own name had others.
+/// Who opened the file then was told of a disk I/O error, for as long as the process with the log did nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_log_is_saved_by_a_process_that_does_nothing() {
+    let dir = Dir::new();
+    let idle = open(&dir.db());
+    let held = take(&idle, &request("jobs")).await;
+    fs::remove_file(beside(&dir, "-wal")).unwrap();
+    let new = open(&dir.db());
+    assert_eq!(common::refused(&new, &request("jobs")).await.held[0].fence, held.fence);
+    assert_eq!(idle.release(&held.key).await.unwrap(), ReleaseOutcome::Released);
+    assert!(take(&new, &request("jobs")).await.fence > held.fence);
+}
+
+/// A process that is stopped cannot save it: that is told, with what to do.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_log_of_a_stopped_process_is_reported() {
+    let dir = Dir::new();
+    let mut stopped = Contender::start(&dir.db());
+    let fence = Contender::fence(&stopped.request("take jobs"));
+    stopped.signal(rustix::process::Signal::STOP);
+    fs::remove_file(beside(&dir, "-wal")).unwrap();
+    let told = lockkeeper_sqlite::SqliteStore::open(lockkeeper_sqlite::Options::new(dir.db())).unwrap_err();
+    assert!(told.to_string().contains("was deleted") && told.to_string().contains("-wal"), "{told}");
+    stopped.signal(rustix::process::Signal::CONT);
+    let again = || lockkeeper_sqlite::SqliteStore::open(lockkeeper_sqlite::Options::new(dir.db()));
+    common::until("the log is saved", || again().is_ok());
+    let held = common::refused(&again().unwrap(), &request("jobs")).await.held;
+    assert_eq!(held[0].fence.get(), fence, "nothing is lost");
+}
+
+/// The file was made by the link's way, and its helpers beside the link: a process that used the file's own path had others.
 #[tokio::test]
 async fn a_link_to_a_file_that_is_yet_to_be_made_leads_to_one_set_of_files() {
     let (dir, links) = (Dir::new(), Dir::new());
@@ -137,15 +193,15 @@ async fn a_link_to_a_file_that_is_yet_to_be_made_leads_to_one_set_of_files() {
     symlink(dir.db(), links.db()).unwrap();
     symlink("locks.db", &second).unwrap();
     let store = open(&second);
-    let held = take(&store, &ask("jobs")).await;
+    let held = take(&store, &request("jobs")).await;
     let other = open(&dir.db());
-    common::refused(&other, &ask("jobs")).await;
+    common::refused(&other, &request("jobs")).await;
     let waiter = tokio::spawn({
         let other = other.clone();
         async move { take(&other, &waiting("jobs")).await }
     });
-    in_line(&store, "jobs", 1).await;
-    store.release(&held.claim).await.unwrap();
+    wait_for_waiters(&store, "jobs", 1).await;
+    store.release(&held.key).await.unwrap();
     assert!(common::soon("it is woken", waiter).await.unwrap().fence > held.fence);
     assert_eq!(fs::read_dir(links.path()).unwrap().count(), 2, "something was made beside the links");
     let circle = links.path().join("circle");
@@ -175,16 +231,16 @@ fn two_users_share_a_file_by_a_group() {
         Contender::begin_copy(&wrapper, programs.path(), &dir.db()).ready()
     };
     let mut one = start(61_001);
-    let fence = Contender::fence(&one.ask("take jobs"));
+    let fence = Contender::fence(&one.request("take jobs"));
     let mut two = start(61_002);
-    assert_eq!(two.ask("take jobs"), "busy");
+    assert_eq!(two.request("take jobs"), "busy");
     two.tell("wait jobs");
     let mut three = start(61_001);
     common::until("it waits", || fs::read_dir(beside(&dir, ".wake")).is_ok_and(|list| list.count() == 1));
-    assert_eq!(three.ask("take jobs"), "busy");
-    assert_eq!(one.ask("release"), "Released");
+    assert_eq!(three.request("take jobs"), "busy");
+    assert_eq!(one.request("release"), "Released");
     assert!(Contender::fence(&two.hear()) > fence);
-    assert_eq!(two.ask("release"), "Released");
+    assert_eq!(two.request("release"), "Released");
     for entry in fs::read_dir(dir.path()).unwrap().map(Result::unwrap) {
         let meta = entry.metadata().unwrap();
         assert_eq!((meta.gid(), meta.mode() & 0o667), (61_000, 0o660), "{:?}", entry.path());
@@ -201,7 +257,7 @@ fn a_new_file_is_never_open_to_others() {
     let log = dir.path().join("strace.log");
     let trace = ["strace", "-f", "-e", "trace=openat,open,creat", "-o", log.to_str().unwrap()];
     let mut contender = Contender::begin(&trace, &dir.db()).ready();
-    Contender::fence(&contender.ask("take jobs"));
+    Contender::fence(&contender.request("take jobs"));
     drop(contender);
     let text = fs::read_to_string(&log).unwrap();
     let made: Vec<&str> =
@@ -213,22 +269,22 @@ fn a_new_file_is_never_open_to_others() {
     }
 }
 
-/// Every process that ended without a word left its pipe; nobody but one in 64 cleared them away.
+/// Every killed process left its pipe; only one process in 64 removed such pipes.
 #[tokio::test(flavor = "multi_thread")]
 async fn pipes_of_ended_processes_do_not_stay() {
     let dir = Dir::new();
     let store = open(&dir.db());
-    let held = take(&store, &ask("jobs")).await;
+    let held = take(&store, &request("jobs")).await;
     for _ in 0..3 {
         let all: Vec<_> = (0..20).map(|_| Contender::begin(&[], &dir.db())).collect();
         let mut all: Vec<_> = all.into_iter().map(Contender::ready).collect();
         all.iter_mut().for_each(|contender| contender.tell("wait jobs"));
-        in_line(&store, "jobs", 20).await;
+        wait_for_waiters(&store, "jobs", 20).await;
         all.into_iter().for_each(Contender::kill);
-        in_line(&store, "jobs", 0).await;
+        wait_for_waiters(&store, "jobs", 0).await;
     }
     let pipes = || fs::read_dir(beside(&dir, ".wake")).unwrap().count();
-    // Leave some that nobody has a row for.
+    // Leave some pipes without a row.
     for i in 0..20 {
         let path = beside(&dir, ".wake").join(format!("{i:032x}"));
         common::run("mkfifo", &[path.to_str().unwrap()]);
@@ -236,8 +292,8 @@ async fn pipes_of_ended_processes_do_not_stay() {
     tokio::time::sleep(Duration::from_secs(4)).await;
     let mut one = Contender::start(&dir.db());
     one.tell("wait jobs");
-    in_line(&store, "jobs", 1).await;
+    wait_for_waiters(&store, "jobs", 1).await;
     assert_eq!(pipes(), 1, "only who waits has a pipe");
-    store.release(&held.claim).await.unwrap();
+    store.release(&held.key).await.unwrap();
     Contender::fence(&one.hear());
 }

@@ -1,4 +1,4 @@
-//! The store beside the lock table of `core`, which is the reference: the same random asks, renewals, releases, breaks
+//! The store beside the lock table of `core`, which is the reference: the same random requests, renewals, releases, breaks
 //! and passing of time must have the same answers, fences and views, step by step.
 //!
 //! One open store must do exactly as the table does. Several that share a file do so as soon as they have woken each
@@ -10,10 +10,10 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use common::{Dir, name, open_by};
-use lockkeeper_core::table::{Answer, Effect, Now, Table};
+use lockkeeper_core::table::{Answer, Now, Table, TableEffect};
 use lockkeeper_core::{
-    Acquired, Ask, Attempt, Claim, Fence, Holder, LockPage, LockView, Locks, Mode, Moment, Names, Owner,
-    Page, Result, Wait,
+    AcquireOutcome, Attempt, BootInstant, Fence, Holder, LockPage, LockRequest, LockView, Locks, Mode, Names,
+    Owner, Page, RequestKey, Result, Wait,
 };
 use lockkeeper_host::{Clock, VirtualClock};
 use lockkeeper_sqlite::SqliteStore;
@@ -47,8 +47,8 @@ struct Pair {
     stores: Vec<SqliteStore>,
     table: Table,
     attempts: u64,
-    claims: Vec<Claim>,
-    waiting: HashMap<Attempt, JoinHandle<Result<Acquired>>>,
+    keys: Vec<RequestKey>,
+    waiting: HashMap<Attempt, JoinHandle<Result<AcquireOutcome>>>,
     waited: usize,
     served: usize,
     /// How often the others were not woken, or only late.
@@ -69,7 +69,7 @@ impl Pair {
         self.stores[self.dice.roll(self.stores.len() as u64) as usize].clone()
     }
 
-    fn new_ask(&mut self) -> Ask {
+    fn new_request(&mut self) -> LockRequest {
         let dice = &mut self.dice;
         let count = if dice.one_in(4) { 2 } else { 1 };
         let names = Names::new((0..count).map(|_| name(["a", "b", "c"][dice.roll(3) as usize]))).unwrap();
@@ -77,69 +77,72 @@ impl Pair {
         let attempt = Attempt::from_bytes(u128::from(self.attempts).to_be_bytes());
         let holder = Holder::new("here", 1, Some(self.attempts.to_string())).unwrap();
         let ttl = Duration::from_secs(1 + dice.roll(20));
-        let mut ask = Ask::new(attempt, names, ttl, std::sync::Arc::new(holder));
-        ask.mode = [Mode::Exclusive, Mode::Exclusive, Mode::Shared, Mode::Permit(2)][dice.roll(4) as usize];
-        ask.wait = match dice.roll(3) {
+        let mut request = LockRequest::new(attempt, names, ttl, std::sync::Arc::new(holder));
+        request.mode =
+            [Mode::Exclusive, Mode::Exclusive, Mode::Shared, Mode::Permit(2)][dice.roll(4) as usize];
+        request.wait = match dice.roll(3) {
             0 => Wait::No,
             1 => Wait::For(Duration::from_secs(dice.roll(15))),
             _ => Wait::Forever,
         };
         if dice.one_in(2) {
-            ask.owner = Some(Owner::from_bytes([dice.roll(4) as u8; 16]));
+            request.owner = Some(Owner::from_bytes([dice.roll(4) as u8; 16]));
         }
         if dice.one_in(5) {
-            ask.lock_delay = Duration::from_secs(dice.roll(8));
+            request.lock_delay = Duration::from_secs(dice.roll(8));
         }
         if dice.one_in(5) {
-            ask.min_hold = Duration::from_secs(dice.roll(8));
+            request.min_hold = Duration::from_secs(dice.roll(8));
         }
-        ask
+        request
     }
 
-    async fn ask(&mut self) {
-        let ask = self.new_ask();
-        self.claims.push(ask.claim.clone());
-        let expected = self.table.handle_ask(self.now(), ask.clone());
-        let attempt = ask.claim.attempt;
+    async fn request(&mut self) {
+        let request = self.new_request();
+        self.keys.push(request.key.clone());
+        let expected = self.table.handle_request(self.now(), request.clone());
+        let attempt = request.key.attempt;
         let (store, strict) = (self.store(), self.strict());
-        let got = tokio::spawn(async move { store.acquire(&ask).await });
-        // Let it ask before anything else is asked.
+        let got = tokio::spawn(async move { store.acquire(&request).await });
+        // Let the request reach the worker before the next one.
         tokio::task::yield_now().await;
         match expected {
             Ok(Answer::Waiting) => {
                 self.waited += 1;
                 self.waiting.insert(attempt, got);
             }
-            Ok(Answer::Granted(grant)) => same(got.await.unwrap(), Ok(Acquired::Granted(grant)), strict),
-            Ok(Answer::Busy(busy)) => same(got.await.unwrap(), Ok(Acquired::Busy(busy)), strict),
+            Ok(Answer::Granted(grant)) => {
+                same(got.await.unwrap(), Ok(AcquireOutcome::Granted(grant)), strict)
+            }
+            Ok(Answer::Busy(busy)) => same(got.await.unwrap(), Ok(AcquireOutcome::Busy(busy)), strict),
             Err(error) => same(got.await.unwrap(), Err(error), strict),
         }
     }
 
-    fn any_claim(&mut self) -> Option<Claim> {
-        let recent = self.claims.len().min(12);
-        let at = self.claims.len() - 1 - self.dice.roll(recent.max(1) as u64) as usize;
-        self.claims.get(at).cloned()
+    fn any_key(&mut self) -> Option<RequestKey> {
+        let recent = self.keys.len().min(12);
+        let at = self.keys.len() - 1 - self.dice.roll(recent.max(1) as u64) as usize;
+        self.keys.get(at).cloned()
     }
 
     async fn release(&mut self) {
-        let Some(claim) = self.any_claim() else { return };
-        let expected = self.table.handle_release(self.now(), &claim);
-        assert_eq!(self.store().release(&claim).await.unwrap(), expected);
-        if let Some(waiter) = self.waiting.remove(&claim.attempt) {
+        let Some(key) = self.any_key() else { return };
+        let expected = self.table.handle_release(self.now(), &key);
+        assert_eq!(self.store().release(&key).await.unwrap(), expected);
+        if let Some(waiter) = self.waiting.remove(&key.attempt) {
             waiter.abort();
         }
     }
 
     async fn renew(&mut self) {
-        let Some(claim) = self.any_claim() else { return };
-        let expected = self.table.handle_renew(self.now(), &claim.attempt);
+        let Some(key) = self.any_key() else { return };
+        let expected = self.table.handle_renew(self.now(), &key.attempt);
         let grant = lockkeeper_core::Grant {
-            claim,
+            key,
             fence: Fence::MAX,
             mode: Mode::Exclusive,
             ttl: Duration::from_secs(1),
-            sent_at: Moment::default(),
+            sent_at: BootInstant::default(),
             lease: Duration::from_secs(1),
         };
         assert_eq!(self.store().renew(&[grant]).await.unwrap(), [expected]);
@@ -167,7 +170,7 @@ impl Pair {
         for store in self.stores.iter().chain(&self.stores).chain(&self.stores) {
             store.inspect(&name("nothing")).await.unwrap();
         }
-        // An ask with no patience at all is in line for no time at all.
+        // A request that waits for no time is in the queue for no time.
         self.table.handle_timeout(self.now());
         let strict = self.strict();
         let expected = seen(self.table.list(self.clock.now(), "", &Page::FIRST), strict);
@@ -187,7 +190,7 @@ impl Pair {
             panic!("{got:#?}\ninstead of {expected:#?}");
         }
         while let Some(effect) = self.table.poll_effect() {
-            let Effect::Answer(attempt, expected) = effect else { continue };
+            let TableEffect::Answer(attempt, expected) = effect else { continue };
             let waiter = self.waiting.remove(&attempt).expect("it waits");
             same(common::soon("a waiter is answered", waiter).await.unwrap(), expected, strict);
             self.served += 1;
@@ -209,13 +212,13 @@ fn seen(page: LockPage, strict: bool) -> Vec<LockView> {
     locks
 }
 
-fn same(got: Result<Acquired>, expected: Result<Acquired>, strict: bool) {
+fn same(got: Result<AcquireOutcome>, expected: Result<AcquireOutcome>, strict: bool) {
     match (got, expected) {
-        (Ok(Acquired::Granted(got)), Ok(Acquired::Granted(expected))) if !strict => {
-            assert_eq!(got.claim, expected.claim);
+        (Ok(AcquireOutcome::Granted(got)), Ok(AcquireOutcome::Granted(expected))) if !strict => {
+            assert_eq!(got.key, expected.key);
         }
-        // Two that give up at once may still see each other in line.
-        (Ok(Acquired::Busy(_)), Ok(Acquired::Busy(_))) if !strict => {}
+        // Two requests that time out together may still see each other in the queue.
+        (Ok(AcquireOutcome::Busy(_)), Ok(AcquireOutcome::Busy(_))) if !strict => {}
         (Ok(got), Ok(expected)) => assert_eq!(got, expected),
         (Err(got), Err(expected)) => assert_eq!(got.outcome(), expected.outcome(), "{got} {expected}"),
         (got, expected) => panic!("{got:?} instead of {expected:?}"),
@@ -251,16 +254,16 @@ async fn compare(stores: usize) {
             stores,
             table: Table::default(),
             attempts: 0,
-            claims: Vec::new(),
+            keys: Vec::new(),
             waiting: HashMap::new(),
             waited: 0,
             served: 0,
             slow: 0,
         };
-        pair.ask().await;
+        pair.request().await;
         for _ in 0..150 {
             match pair.dice.roll(10) {
-                0..=3 => pair.ask().await,
+                0..=3 => pair.request().await,
                 4..=6 => pair.release().await,
                 7 => pair.renew().await,
                 8 if pair.dice.one_in(3) => pair.take_away().await,

@@ -4,8 +4,8 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Contender, Dir, ask, in_line, name, open, take, waiting};
-use lockkeeper_core::{Ask, Fence, Locks, Release, Renewal};
+use common::{Contender, Dir, name, open, request, take, wait_for_waiters, waiting};
+use lockkeeper_core::{Fence, LockRequest, Locks, ReleaseOutcome, RenewOutcome};
 use rustix::process::Signal;
 
 #[test]
@@ -37,12 +37,12 @@ async fn a_killed_holder_frees_its_lock_at_once_and_wakes_the_waiter() {
     let dir = Dir::new();
     let store = open(&dir.db());
     let mut holder = Contender::start(&dir.db());
-    let old = Contender::fence(&holder.ask("take jobs"));
+    let old = Contender::fence(&holder.request("take jobs"));
     let waiter = tokio::spawn({
         let store = store.clone();
         async move { take(&store, &waiting("jobs")).await }
     });
-    in_line(&store, "jobs", 1).await;
+    wait_for_waiters(&store, "jobs", 1).await;
     holder.kill();
     // Its lease would last ten minutes.
     let grant = common::soon("the waiter is served", waiter).await.unwrap();
@@ -50,15 +50,15 @@ async fn a_killed_holder_frees_its_lock_at_once_and_wakes_the_waiter() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_ask_without_patience_finds_the_lock_of_a_dead_process_free() {
+async fn a_try_finds_the_lock_of_a_dead_process_free() {
     let dir = Dir::new();
     let store = open(&dir.db());
     let mut holder = Contender::start(&dir.db());
-    let old = Contender::fence(&holder.ask("take jobs"));
-    common::refused(&store, &ask("jobs")).await;
+    let old = Contender::fence(&holder.request("take jobs"));
+    common::refused(&store, &request("jobs")).await;
     holder.kill();
     assert_eq!(store.inspect(&name("jobs")).await.unwrap(), None);
-    assert!(take(&store, &ask("jobs")).await.fence.get() > old);
+    assert!(take(&store, &request("jobs")).await.fence.get() > old);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -67,84 +67,84 @@ async fn the_death_of_a_holder_is_an_unclean_end() {
     let store = open(&dir.db());
     let mut events = store.watch("").await.unwrap();
     let mut holder = Contender::start(&dir.db());
-    let fence = Fence::new(Contender::fence(&holder.ask("take jobs"))).unwrap();
+    let fence = Fence::new(Contender::fence(&holder.request("take jobs"))).unwrap();
     let waiter = tokio::spawn({
         let store = store.clone();
         async move { take(&store, &waiting("jobs")).await }
     });
-    in_line(&store, "jobs", 1).await;
+    wait_for_waiters(&store, "jobs", 1).await;
     holder.kill();
     common::soon("the waiter is served", waiter).await.unwrap();
     let mut seen = Vec::new();
     while seen.last() != Some(&"expired") {
         let next = std::future::poll_fn(|cx| events.as_mut().poll_next(cx));
         let event = common::soon("the end is told", next).await.unwrap().unwrap();
-        if event.kind.word() == "expired" {
+        if event.kind.as_str() == "expired" {
             assert_eq!(event.kind.fence(), Some(fence));
         }
-        seen.push(event.kind.word());
+        seen.push(event.kind.as_str());
     }
     assert_eq!(seen, ["granted", "waiting", "expired"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn processes_are_served_in_the_order_of_their_coming() {
+async fn processes_are_granted_the_lock_in_queue_order() {
     let dir = Dir::new();
     let store = open(&dir.db());
-    let held = take(&store, &ask("jobs")).await;
+    let held = take(&store, &request("jobs")).await;
     let mut all: Vec<_> = (0..8).map(|_| Contender::start(&dir.db())).collect();
     for (i, contender) in all.iter_mut().enumerate() {
         contender.tell("wait jobs");
-        in_line(&store, "jobs", i + 1).await;
+        wait_for_waiters(&store, "jobs", i + 1).await;
     }
     let mut last = held.fence.get();
-    assert_eq!(store.release(&held.claim).await.unwrap(), Release::Released);
+    assert_eq!(store.release(&held.key).await.unwrap(), ReleaseOutcome::Released);
     for i in 0..all.len() {
         let fence = Contender::fence(&all[i].hear());
         assert!(fence > last, "the fence went back");
         last = fence;
-        assert!(all[i + 1..].iter().all(Contender::silent), "somebody was served out of turn");
-        assert_eq!(all[i].ask("release"), "Released");
+        assert!(all[i + 1..].iter().all(Contender::silent), "a waiter was granted the lock out of order");
+        assert_eq!(all[i].request("release"), "Released");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dead_waiter_leaves_the_line() {
+async fn a_dead_waiter_leaves_the_queue() {
     let dir = Dir::new();
     let store = open(&dir.db());
-    let held = take(&store, &ask("jobs")).await;
+    let held = take(&store, &request("jobs")).await;
     let mut first = Contender::start(&dir.db());
     let mut second = Contender::start(&dir.db());
     first.tell("wait jobs");
-    in_line(&store, "jobs", 1).await;
+    wait_for_waiters(&store, "jobs", 1).await;
     second.tell("wait jobs");
-    in_line(&store, "jobs", 2).await;
+    wait_for_waiters(&store, "jobs", 2).await;
     first.kill();
-    in_line(&store, "jobs", 1).await;
-    store.release(&held.claim).await.unwrap();
+    wait_for_waiters(&store, "jobs", 1).await;
+    store.release(&held.key).await.unwrap();
     Contender::fence(&second.hear());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stopped_head_of_line_is_passed_over_and_served_when_it_is_back() {
+async fn a_stopped_first_waiter_is_skipped_and_granted_the_lock_when_it_continues() {
     let dir = Dir::new();
     let store = open(&dir.db());
-    let held = take(&store, &ask("jobs")).await;
+    let held = take(&store, &request("jobs")).await;
     let mut first = Contender::start(&dir.db());
     let mut second = Contender::start(&dir.db());
     first.tell("wait jobs");
-    in_line(&store, "jobs", 1).await;
+    wait_for_waiters(&store, "jobs", 1).await;
     second.tell("wait jobs");
-    in_line(&store, "jobs", 2).await;
+    wait_for_waiters(&store, "jobs", 2).await;
     first.signal(Signal::STOP);
-    store.release(&held.claim).await.unwrap();
+    store.release(&held.key).await.unwrap();
     Contender::fence(&second.hear());
-    assert_eq!(store.inspect(&name("jobs")).await.unwrap().unwrap().waiting, 1, "it lost its place");
+    assert_eq!(store.inspect(&name("jobs")).await.unwrap().unwrap().waiting, 1, "it lost its position");
     let third = tokio::spawn({
         let store = store.clone();
         async move { take(&store, &waiting("jobs")).await }
     });
-    in_line(&store, "jobs", 2).await;
+    wait_for_waiters(&store, "jobs", 2).await;
     first.signal(Signal::CONT);
     // Once it is well again it is before the third: let it show that it is.
     let file = dir.path().join("locks.db.wake");
@@ -155,9 +155,9 @@ async fn a_stopped_head_of_line_is_passed_over_and_served_when_it_is_back() {
         times.len() == 3
             && times.iter().all(|time| newest.duration_since(*time).unwrap() < Duration::from_secs(2))
     });
-    assert_eq!(second.ask("release"), "Released");
+    assert_eq!(second.request("release"), "Released");
     let fence = Contender::fence(&first.hear());
-    assert_eq!(first.ask("release"), "Released");
+    assert_eq!(first.request("release"), "Released");
     assert!(common::soon("the third is served", third).await.unwrap().fence.get() > fence);
 }
 
@@ -171,17 +171,17 @@ async fn dead_waiters_cost_no_more_than_declared() {
     for signal in [Signal::KILL, Signal::STOP] {
         for count in [1, 5, 20] {
             let jobs = format!("{signal:?}/{count}");
-            let held = take(&store, &ask(&jobs)).await;
+            let held = take(&store, &request(&jobs)).await;
             let begun: Vec<_> = (0..=count).map(|_| Contender::begin(&[], &dir.db())).collect();
             let mut all: Vec<_> = begun.into_iter().map(Contender::ready).collect();
             for (i, contender) in all.iter_mut().enumerate() {
                 contender.tell(&format!("wait {jobs}"));
-                in_line(&store, &jobs, i + 1).await;
+                wait_for_waiters(&store, &jobs, i + 1).await;
             }
             let live = all.pop().unwrap();
             all.iter().for_each(|dead| dead.signal(signal));
             let freed = Instant::now();
-            assert_eq!(store.release(&held.claim).await.unwrap(), Release::Released);
+            assert_eq!(store.release(&held.key).await.unwrap(), ReleaseOutcome::Released);
             Contender::fence(&live.hear());
             let took = freed.elapsed();
             println!("behind {count} waiters with {signal:?}: {took:?}, of {bound:?}");
@@ -190,7 +190,7 @@ async fn dead_waiters_cost_no_more_than_declared() {
     }
 }
 
-/// Ctrl-Z stopped a process inside a transaction: the file was busy for everybody until `fg`.
+/// Ctrl-Z stopped a process inside a transaction: the file was busy for all processes until `fg`.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_stops_outside_of_its_transactions() {
     let dir = Dir::new();
@@ -204,8 +204,8 @@ async fn a_process_stops_outside_of_its_transactions() {
             let stat = std::fs::read_to_string(&stat).unwrap();
             stat[stat.rfind(')').unwrap()..].starts_with(") T")
         });
-        let grant = take(&store, &ask(&format!("mine/{i}"))).await;
-        store.release(&grant.claim).await.unwrap();
+        let grant = take(&store, &request(&format!("mine/{i}"))).await;
+        store.release(&grant.key).await.unwrap();
         other.signal(Signal::CONT);
     }
 }
@@ -214,24 +214,24 @@ async fn a_process_stops_outside_of_its_transactions() {
 async fn one_release_wakes_one_process_of_two_hundred() {
     let dir = Dir::new();
     let store = open(&dir.db());
-    let held = take(&store, &ask("jobs")).await;
+    let held = take(&store, &request("jobs")).await;
     let all: Vec<_> = (0..200).map(|_| Contender::begin(&[], &dir.db())).collect();
     let mut all: Vec<_> = all.into_iter().map(Contender::ready).collect();
     all[0].tell("wait jobs");
-    in_line(&store, "jobs", 1).await;
+    wait_for_waiters(&store, "jobs", 1).await;
     for contender in &mut all[1..] {
         contender.tell("wait jobs");
     }
-    in_line(&store, "jobs", 200).await;
+    wait_for_waiters(&store, "jobs", 200).await;
     let wakes = |all: &mut Vec<Contender>| -> Vec<u64> {
-        all.iter_mut().map(|contender| contender.ask("wakes").parse().unwrap()).collect()
+        all.iter_mut().map(|contender| contender.request("wakes").parse().unwrap()).collect()
     };
     let before = wakes(&mut all);
-    store.release(&held.claim).await.unwrap();
+    store.release(&held.key).await.unwrap();
     Contender::fence(&all[0].hear());
     let after = wakes(&mut all);
     let woken: Vec<_> = (0..all.len()).filter(|i| before[*i] != after[*i]).collect();
-    assert_eq!(woken, [0], "more than the next in line was woken");
+    assert_eq!(woken, [0], "more than the next waiter was woken");
     assert_eq!(store.inspect(&name("jobs")).await.unwrap().unwrap().waiting, 199);
 }
 
@@ -239,12 +239,12 @@ async fn one_release_wakes_one_process_of_two_hundred() {
 async fn a_lock_that_only_lingers_does_not_need_its_process() {
     let dir = Dir::new();
     let store = open(&dir.db());
-    let asked = Ask { min_hold: Duration::from_secs(600), ..ask("jobs") };
+    let asked = LockRequest { min_hold: Duration::from_secs(600), ..request("jobs") };
     let grant = take(&store, &asked).await;
-    assert_eq!(store.release(&grant.claim).await.unwrap(), Release::Released);
-    assert_eq!(store.renew(&[grant]).await.unwrap(), [Renewal::Lost]);
+    assert_eq!(store.release(&grant.key).await.unwrap(), ReleaseOutcome::Released);
+    assert_eq!(store.renew(&[grant]).await.unwrap(), [RenewOutcome::Lost]);
     // Make its process look dead: a pid that cannot be, in this namespace.
     let file = rusqlite::Connection::open(dir.db()).unwrap();
     file.execute("UPDATE hold SET pid = 4194304, start = 1", []).unwrap();
-    assert!(common::refused(&store, &ask("jobs")).await.held[0].lingering);
+    assert!(common::refused(&store, &request("jobs")).await.held[0].lingering);
 }

@@ -1,278 +1,316 @@
-//! Asking. A node is made, and the same transaction tells how many there are: if there is no other, it is granted by having
-//! been made. Otherwise it stands in line, and the grant is a write of its own when its turn has come.
+//! Acquire: enqueue a request, and wait for its turn.
+//!
+//! The transaction that creates a request's node also returns the number of nodes in the queue. If there is no other
+//! node, the request is granted by that transaction alone. Otherwise the request waits in the queue, and the grant is
+//! a second write.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{Acquired, Ask, Error, Grant, Moment, Result};
+use lockkeeper_core::{AcquireOutcome, BootInstant, Busy, Error, Grant, LockRequest, Names, Result};
 use lockkeeper_host::sleep_until;
 
-use crate::book::Caller;
-use crate::fault::Failure;
-use crate::judge::{self, Said};
-use crate::layout::Mark;
-use crate::line::Line;
-use crate::link::Session;
-use crate::store::Shared;
-use crate::watch::Word;
+use crate::admission::{self, Decision};
+use crate::connection::Session;
+use crate::error::Failure;
+use crate::events::EventTag;
+use crate::hold_registry::CallerHandle;
+use crate::keys::AttemptHash;
+use crate::queue::QueueSnapshot;
+use crate::store::StoreInner;
 
-/// How long somebody in line waits after a failure before it looks again.
-pub const PAUSE: Duration = Duration::from_millis(100);
+/// How long a waiting request sleeps after a failure before it reads the queue again.
+pub const RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// An ask on its way.
-pub struct Asking<'a> {
-    pub shared: &'a Arc<Shared>,
-    pub ask: &'a Ask,
-    pub mark: Mark,
-    /// The session that its nodes hang on.
+/// The lowest number of retries of a request that finds a change after every read. A request without a wait time has
+/// no other limit.
+const MIN_RETRIES: u32 = 8;
+
+/// One call of `acquire`, from its first request to its outcome.
+pub struct PendingAcquire<'a> {
+    pub shared: &'a Arc<StoreInner>,
+    pub request: &'a LockRequest,
+    pub hash: AttemptHash,
+    /// The session that owns its nodes.
     pub session: Option<Arc<Session>>,
-    /// Its nodes, one for each name. None: it does not stand in line.
-    pub own: Vec<String>,
-    /// Which write of its nodes was the last.
+    /// The paths of its nodes, one for each name. Empty: the request is not in the queue.
+    pub own_nodes: Vec<String>,
+    /// The data version of its nodes after the last write.
     pub version: i32,
-    /// Its notes are there.
-    pub noted: bool,
-    /// Nodes of the same attempt may be there already.
-    pub known: bool,
-    /// Until when it had what it has, before it asked again.
-    pub expires: Moment,
-    /// It has been told that it must wait.
-    pub waits: bool,
-    /// The highest fence that had been seen before its last write was sent.
-    pub floor: u64,
+    /// Its hold-back nodes exist.
+    pub has_hold_back: bool,
+    /// Nodes of an earlier call with the same attempt may exist.
+    pub may_exist: bool,
+    /// When the lease of an earlier call with the same attempt was to end.
+    pub previous_expiry: BootInstant,
+    /// The request was found blocked at least once, and waits.
+    pub is_waiting: bool,
+    /// The highest fence that this process had seen before it sent the last write.
+    pub highest_fence_before: u64,
 }
 
-/// What one look at the lines has come to.
-pub enum Step {
+/// The result of one read of the queues.
+pub enum AcquireStep {
     Granted(Grant),
-    Blocked(Vec<Line>),
-    /// Something changed meanwhile: look again.
+    Blocked(Vec<QueueSnapshot>),
+    /// The queues changed meanwhile: read them again.
     Again,
 }
 
-/// Ends the entry in the book, also when the ask is dropped.
-struct Entered<'a> {
-    shared: &'a Shared,
-    mark: Mark,
-    caller: Arc<Caller>,
-    nothing: bool,
+/// Ends the request's entry in the registry, also when the caller drops the future.
+struct RegistryGuard<'a> {
+    shared: &'a StoreInner,
+    hash: AttemptHash,
+    names: &'a Names,
+    caller: Arc<CallerHandle>,
+    left_nothing: bool,
 }
 
-impl Drop for Entered<'_> {
+impl Drop for RegistryGuard<'_> {
     fn drop(&mut self) {
-        self.shared.book.end(self.mark, &self.caller, self.nothing, self.shared.clock.now());
+        let now = self.shared.clock.now();
+        self.shared.registry.end(self.hash, self.names, &self.caller, self.left_nothing, now);
     }
 }
 
-impl Shared {
-    pub async fn acquire(self: &Arc<Self>, ask: &Ask) -> Result<Acquired> {
-        let mark = crate::layout::mark(&ask.claim.attempt);
-        let (caller, before) = self.book.begin(mark, ask, self.clock.now());
-        let mut entered = Entered { shared: self, mark, caller: caller.clone(), nothing: false };
-        let mut asking = Asking {
+impl StoreInner {
+    pub async fn acquire(self: &Arc<Self>, request: &LockRequest) -> Result<AcquireOutcome> {
+        let hash = crate::keys::hash_attempt(&request.key.attempt);
+        let (caller, before) = self.registry.begin(hash, request, self.clock.now());
+        let mut entered = RegistryGuard {
             shared: self,
-            ask,
-            mark,
-            session: None,
-            own: Vec::new(),
-            version: 0,
-            noted: false,
-            known: before.is_some(),
-            expires: before.unwrap_or(Moment::NEVER),
-            waits: false,
-            floor: 0,
+            hash,
+            names: &request.key.names,
+            caller: caller.clone(),
+            left_nothing: false,
         };
-        let answer = asking.run(&caller).await;
-        // What may be there of an earlier try is still to be found, also when this one could not even be sent.
-        let may_have = asking.known || !asking.own.is_empty();
-        let open = may_have || matches!(answer, Ok(Acquired::Granted(_)) | Err(Error::Unknown(_)));
-        entered.nothing = !open;
+        let mut pending = PendingAcquire {
+            shared: self,
+            request,
+            hash,
+            session: None,
+            own_nodes: Vec::new(),
+            version: 0,
+            has_hold_back: false,
+            may_exist: before.is_some(),
+            previous_expiry: before.unwrap_or(BootInstant::NEVER),
+            is_waiting: false,
+            highest_fence_before: 0,
+        };
+        let answer = pending.run(&caller).await;
+        // Nodes of an earlier call may exist, also when this call could not send anything.
+        let may_have = pending.may_exist || !pending.own_nodes.is_empty();
+        let open = may_have || matches!(answer, Ok(AcquireOutcome::Granted(_)) | Err(Error::Unknown(_)));
+        entered.left_nothing = !open;
         match answer {
-            // This call has queued the request, and nothing says that its nodes are gone.
-            Err(Error::Unavailable(why)) if may_have && asking.session.is_some() => Err(Error::Unknown(why)),
+            // This call enqueued the request, and no reply says that its nodes are gone: the outcome is unknown.
+            Err(Error::Unavailable(why)) if may_have && pending.session.is_some() => Err(Error::Unknown(why)),
             answer => answer,
         }
     }
 }
 
-impl Asking<'_> {
-    async fn run(&mut self, caller: &Caller) -> Result<Acquired> {
+impl PendingAcquire<'_> {
+    async fn run(&mut self, caller: &CallerHandle) -> Result<AcquireOutcome> {
         let clock = &self.shared.clock;
-        let patience = self.ask.wait.deadline(clock.now());
-        let mut since_failure = None;
+        let deadline = self.request.wait.deadline(clock.now());
+        let (mut since_failure, mut retries) = (None, 0);
         loop {
-            if caller.has_left() {
-                if !self.own.is_empty() {
-                    caller.gives_place_up();
+            if caller.is_cancelled() {
+                if !self.own_nodes.is_empty() {
+                    caller.set_left_queue();
                 }
-                self.leave().await?;
-                return Err(Error::Unavailable("the ask was taken back".into()));
+                self.leave_queue().await?;
+                return Err(Error::Unavailable("a release has cancelled the request".into()));
             }
-            let mut lines = match self.step().await {
-                Ok(Step::Granted(grant)) => return Ok(Acquired::Granted(grant)),
-                Ok(Step::Again) => continue,
-                Ok(Step::Blocked(lines)) => lines,
-                // In line already: servers that are away for a while are no reason to leave it.
+            let mut queues = match self.step().await {
+                Ok(AcquireStep::Granted(grant)) => return Ok(AcquireOutcome::Granted(grant)),
+                Ok(AcquireStep::Again) => {
+                    retries += 1;
+                    if retries < MIN_RETRIES || clock.now() < deadline + self.shared.options.timeout {
+                        continue;
+                    }
+                    // The wait time is over, and every read found a change.
+                    self.leave_queue().await?;
+                    let name = self.request.key.names.first().clone();
+                    return Ok(AcquireOutcome::Busy(Busy { name, held: Vec::new(), waiting: 0 }));
+                }
+                Ok(AcquireStep::Blocked(queues)) => queues,
+                // A waiting request keeps its queue entry while the servers are unreachable for a while.
                 Err(Error::Unknown(_) | Error::Unavailable(_))
-                    if !self.own.is_empty()
-                        && clock.now() < patience
-                        && clock.now() < *since_failure.get_or_insert(clock.now()) + self.ask.ttl =>
+                    if !self.own_nodes.is_empty()
+                        && clock.now() < deadline
+                        && clock.now() < *since_failure.get_or_insert(clock.now()) + self.request.ttl =>
                 {
                     tokio::select! {
-                        () = tokio::time::sleep(PAUSE) => {}
-                        () = caller.taken_back() => {}
+                        () = tokio::time::sleep(RETRY_DELAY) => {}
+                        () = caller.cancelled() => {}
                     }
                     continue;
                 }
                 Err(error) => return Err(error),
             };
-            since_failure = None;
-            if clock.now() >= patience {
-                return self.give_up(&mut lines).await;
+            (since_failure, retries) = (None, 0);
+            if clock.now() >= deadline {
+                return self.give_up(&mut queues).await;
             }
-            if !self.waits {
-                if self.drop_notes().await.is_err() {
-                    // Whatever it was: it shows at the next look.
-                    tokio::time::sleep(PAUSE).await;
+            if !self.is_waiting {
+                if self.delete_hold_backs().await.is_err() {
+                    // The next read of the queue reports the cause.
+                    tokio::time::sleep(RETRY_DELAY).await;
                     continue;
                 }
-                self.waits = true;
-                self.shared.tell(&self.ask.claim.names, Word::Waiting, &self.ask.holder).await;
+                self.is_waiting = true;
+                self.shared
+                    .emit_event(&self.request.key.names, EventTag::Waiting, &self.request.holder)
+                    .await;
             }
             tokio::select! {
-                () = self.news(&lines) => {}
+                () = self.wait_for_change(&queues) => {}
                 () = tokio::time::sleep(self.shared.options.poll) => {}
-                () = sleep_until(&**clock, patience) => {}
-                () = caller.taken_back() => {}
+                () = sleep_until(&**clock, deadline) => {}
+                () = caller.cancelled() => {}
             }
         }
     }
 
-    async fn give_up(&mut self, lines: &mut [Line]) -> Result<Acquired> {
+    async fn give_up(&mut self, queues: &mut [QueueSnapshot]) -> Result<AcquireOutcome> {
         if let Some(session) = self.session.clone() {
-            for line in lines.iter_mut() {
-                self.shared.read_few(&session, line).await?;
+            for queue in queues.iter_mut() {
+                self.shared.read_first_entries(&session, queue).await?;
             }
         }
-        let busy = judge::busy(&self.own, lines, self.shared.base().number);
-        self.leave().await?;
-        Ok(Acquired::Busy(busy))
+        let busy = admission::busy(&self.own_nodes, queues, self.shared.base().number);
+        self.leave_queue().await?;
+        Ok(AcquireOutcome::Busy(busy))
     }
 
-    /// Asks, or looks, and takes the lock if it may be had.
-    async fn step(&mut self) -> Result<Step> {
+    /// Enqueues the request or reads its queues, and writes the grant if the lock is free.
+    async fn step(&mut self) -> Result<AcquireStep> {
         match self.try_step().await {
-            // Nodes that hung on the old session are gone, or will be. It asks again in the next one.
-            Err(Stop::Failed(Failure::Ended)) => {
-                self.forget();
-                Ok(Step::Again)
+            // The servers delete the nodes of the old session. Enqueue again in the next session.
+            Err(StepError::Backend(Failure::SessionEnded)) => {
+                self.forget_session_nodes();
+                Ok(AcquireStep::Again)
             }
-            Err(Stop::Failed(failure)) => Err(failure.into()),
-            Err(Stop::Told(error)) => Err(error),
+            Err(StepError::Backend(failure)) => Err(failure.into()),
+            Err(StepError::Final(error)) => Err(error),
             Ok(step) => Ok(step),
         }
     }
 
-    /// Nothing of it counts any more; but something of it may still be there.
-    fn forget(&mut self) {
-        self.own.clear();
-        (self.version, self.noted, self.known) = (0, false, true);
+    /// Forgets the nodes of a session that has ended. They may still exist until the servers delete them.
+    fn forget_session_nodes(&mut self) {
+        self.own_nodes.clear();
+        (self.version, self.has_hold_back, self.may_exist) = (0, false, true);
     }
 
-    async fn try_step(&mut self) -> Result<Step, Stop> {
-        let session = self.shared.link.session().await?;
-        if self.session.as_ref().is_some_and(|old| old.id != session.id) && !self.own.is_empty() {
-            self.forget();
+    async fn try_step(&mut self) -> Result<AcquireStep, StepError> {
+        let session = self.shared.connection.session().await?;
+        if self.session.as_ref().is_some_and(|old| old.id != session.id) && !self.own_nodes.is_empty() {
+            self.forget_session_nodes();
         }
         self.session = Some(session.clone());
-        if self.own.is_empty() && self.known {
-            if let Some(step) = self.find_again(&session).await? {
+        if self.own_nodes.is_empty() && self.may_exist {
+            if let Some(step) = self.resume_earlier(&session).await? {
                 return Ok(step);
             }
-            self.known = false;
+            self.may_exist = false;
         }
-        if self.own.is_empty() {
-            match self.join(&session).await? {
-                Joined::Alone { sent_at, zxid } => {
-                    return self.granted_at_once(&session, sent_at, zxid).await;
+        if self.own_nodes.is_empty() {
+            match self.enqueue(&session).await? {
+                EnqueueOutcome::Alone { sent_at, zxid } => {
+                    return self.grant_if_alone(&session, sent_at, zxid).await;
                 }
-                Joined::InLine => {}
-                Joined::Not => return Ok(Step::Again),
+                EnqueueOutcome::Queued => {}
+                EnqueueOutcome::Repaired => return Ok(AcquireStep::Again),
             }
         }
-        let lines = self.shared.list_all(&session, self.ask.claim.names.as_slice()).await?;
-        self.judge(&session, lines).await
+        let queues = self.shared.list_queues(&session, self.request.key.names.as_slice()).await?;
+        self.evaluate(&session, queues).await
     }
 
-    async fn judge(&mut self, session: &Arc<Session>, mut lines: Vec<Line>) -> Result<Step, Stop> {
-        let again = |(line, own): (&Line, &String)| {
-            line.all.iter().any(|one| one.mark == Some(self.mark) && one.path != *own)
+    async fn evaluate(
+        &mut self,
+        session: &Arc<Session>,
+        mut queues: Vec<QueueSnapshot>,
+    ) -> Result<AcquireStep, StepError> {
+        let again = |(queue, own): (&QueueSnapshot, &String)| {
+            queue.entries.iter().any(|entry| entry.hash == Some(self.hash) && entry.path != *own)
         };
-        if lines.iter().zip(&self.own).any(again) {
-            // A request of ours that nobody had heard of has arrived after all: it would wait for itself.
-            self.leave().await?;
-            return Ok(Step::Again);
+        if queues.iter().zip(&self.own_nodes).any(again) {
+            // An earlier request of this attempt, for which no reply came, was applied after all. This request would
+            // wait for itself.
+            self.leave_queue().await?;
+            return Ok(AcquireStep::Again);
         }
-        let here = lines.iter().zip(&self.own).filter(|(line, own)| line.place(own).is_some()).count();
-        if here < lines.len() {
-            // Somebody deleted it, or a part of it. Nothing may be granted to what is not there, and what is left is
-            // worth nothing.
-            self.leave().await?;
-            return Ok(Step::Again);
+        let here =
+            queues.iter().zip(&self.own_nodes).filter(|(queue, own)| queue.position(own).is_some()).count();
+        if here < queues.len() {
+            // Another client deleted some or all of the nodes. A request without all of its nodes cannot be granted,
+            // so the rest is removed.
+            self.leave_queue().await?;
+            return Ok(AcquireStep::Again);
         }
-        for (line, own) in lines.iter_mut().zip(&self.own) {
-            line.orphans.retain(|(_, mark)| *mark != self.mark);
-            self.shared.read_for(session, self.ask, line, own).await?;
+        for (queue, own) in queues.iter_mut().zip(&self.own_nodes) {
+            queue.orphans.retain(|(_, hash)| *hash != self.hash);
+            let listed = queue.entries.len();
+            self.shared.read_for_request(session, self.request, queue, own).await?;
+            if queue.entries.len() < listed {
+                // An entry was deleted after the list was read, and the list does not contain the hold-back node that
+                // it may have left.
+                return Ok(AcquireStep::Again);
+            }
         }
         let base = self.shared.base().number;
-        match judge::say(self.ask, &self.own, &lines, base, self.waits) {
-            Ok(Said::Yes(fence)) => self.take(session, &lines, fence).await,
-            Ok(Said::No) => Ok(Step::Blocked(lines)),
+        match admission::evaluate_request(self.request, &self.own_nodes, &queues, base, self.is_waiting) {
+            Ok(Decision::Grant(fence)) => self.write_grant(session, &queues, fence).await,
+            Ok(Decision::Wait) => Ok(AcquireStep::Blocked(queues)),
             Err(error) => {
-                self.leave().await?;
-                Err(Stop::Told(error))
+                self.leave_queue().await?;
+                Err(StepError::Final(error))
             }
         }
     }
 
-    /// Gives its place in line up.
-    pub async fn leave(&mut self) -> Result<(), Failure> {
-        if !self.own.is_empty() {
-            self.shared.take_out(&self.ask.claim.names, &self.mark).await?;
-            if self.waits {
-                self.shared.tell(&self.ask.claim.names, Word::Left, &self.ask.holder).await;
+    /// Removes the request from its queues.
+    pub async fn leave_queue(&mut self) -> Result<(), Failure> {
+        if !self.own_nodes.is_empty() {
+            self.shared.remove_attempt(&self.request.key.names, &self.hash).await?;
+            if self.is_waiting {
+                self.shared.emit_event(&self.request.key.names, EventTag::Left, &self.request.holder).await;
             }
-            self.own.clear();
-            self.noted = false;
+            self.own_nodes.clear();
+            self.has_hold_back = false;
         }
         Ok(())
     }
 }
 
-/// What came of standing in line.
-pub enum Joined {
-    /// Nobody else does: when that was sent, and which write it was.
-    Alone { sent_at: Moment, zxid: i64 },
-    /// Others may come first.
-    InLine,
-    /// Something was missing, and is there now.
-    Not,
+/// The result of creating the request's nodes.
+pub enum EnqueueOutcome {
+    /// The queue has no other node: when the transaction was sent, and its zxid.
+    Alone { sent_at: BootInstant, zxid: i64 },
+    /// Other requests may come first.
+    Queued,
+    /// A node that the transaction needs was missing, and exists now.
+    Repaired,
 }
 
-/// Why a step did not get on.
-pub enum Stop {
-    Failed(Failure),
-    Told(Error),
+/// Why a step failed.
+pub enum StepError {
+    Backend(Failure),
+    Final(Error),
 }
 
-impl From<Failure> for Stop {
+impl From<Failure> for StepError {
     fn from(failure: Failure) -> Self {
-        Stop::Failed(failure)
+        StepError::Backend(failure)
     }
 }
 
-impl From<Error> for Stop {
+impl From<Error> for StepError {
     fn from(error: Error) -> Self {
-        Stop::Told(error)
+        StepError::Final(error)
     }
 }

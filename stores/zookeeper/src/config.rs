@@ -1,11 +1,13 @@
+//! Options of the store, and how an address becomes options.
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{Address, Error, Result, Secret};
+use lockkeeper_core::{Error, Result, Secret, StoreUrl};
 use lockkeeper_host::{Clock, SystemClock};
 
-use crate::tls::Tls;
-use crate::word;
+use crate::four_letter;
+use crate::tls::ZooKeeperTls;
 
 /// How to open a store.
 ///
@@ -18,28 +20,30 @@ use crate::word;
 /// ```
 #[derive(Clone)]
 pub struct Options {
-    /// Where the servers of the ensemble listen for clients, as `host:port`. One that answers is enough.
+    /// The client addresses of the servers, as `host:port`. One reachable server is enough.
     pub servers: Vec<String>,
-    /// User and password, for digest authentication.
+    /// User and password for digest authentication.
     pub login: Option<(String, Secret)>,
-    /// How to encrypt, and whom to believe.
-    pub tls: Option<Tls>,
-    /// The node that all locks are below: `/lock` by default.
+    /// TLS, with the certificates to trust.
+    pub tls: Option<ZooKeeperTls>,
+    /// The node under which all locks are stored: `/lock` by default.
     pub base: String,
-    /// Whether the node that all locks are below is made if it is missing. One that was named and is missing is more
-    /// often mistyped than new.
+    /// Whether the store creates that node if it is missing. A path in an address that does not exist is more often
+    /// mistyped than new.
     pub create: bool,
-    /// How long a server may be silent before another one is asked.
+    /// How long the client waits for a reply before it tries another server.
     pub timeout: Duration,
-    /// How often a waiter looks for itself, whatever it is told: a lost notification costs this much at most.
+    /// How often a waiter reads its queue without a notification. A lost notification delays it by no more than this.
     pub poll: Duration,
-    /// How long our session outlives us. The servers have the last word.
+    /// The session timeout: how long the locks of a dead process stay. The servers limit it.
     pub session: Duration,
-    /// Where time comes from.
+    /// How often one of the processes that use the store removes what dead processes have left.
+    pub sweep: Duration,
+    /// The source of time.
     pub clock: Arc<dyn Clock>,
 }
 
-// The password must not be shown.
+// The password must not be printed.
 impl std::fmt::Debug for Options {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let user = self.login.as_ref().map(|(user, _)| user);
@@ -48,15 +52,15 @@ impl std::fmt::Debug for Options {
     }
 }
 
-const OPTIONS: [&str; 7] = ["timeout", "poll", "session", "create", "ca", "cert", "key"];
+const OPTIONS: [&str; 8] = ["timeout", "poll", "session", "sweep", "create", "ca", "cert", "key"];
 
 impl Options {
     /// From an address: `zk://[USER:PASSWORD@]HOST[:PORT],…[/PATH]`, or `zks://…` for TLS.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with what is wrong; [`Error::Unsupported`] if this was built without TLS, and it is asked for.
+    /// [`Error::Invalid`] with what is wrong; [`Error::Unsupported`] for `zks://` in a build without TLS.
     pub fn from_url(url: &str) -> Result<Self> {
-        let mut address = Address::parse(url)?;
+        let mut address = StoreUrl::parse(url)?;
         let encrypted = match address.scheme.as_str() {
             "zk" => false,
             "zks" => true,
@@ -90,12 +94,13 @@ impl Options {
         options.timeout = address.span("timeout")?.unwrap_or(options.timeout);
         options.poll = address.span("poll")?.unwrap_or(options.poll);
         options.session = address.span("session")?.unwrap_or(options.session);
+        options.sweep = address.span("sweep")?.unwrap_or(options.sweep);
         address.finish(&OPTIONS)?;
         options.check()?;
         Ok(options)
     }
 
-    /// These servers, and everything else as usual.
+    /// These servers, and the defaults for everything else.
     pub fn new(servers: Vec<String>) -> Self {
         Options {
             servers,
@@ -106,24 +111,26 @@ impl Options {
             timeout: Duration::from_secs(3),
             poll: Duration::from_secs(10),
             session: Duration::from_secs(15),
+            sweep: Duration::from_secs(3600),
             clock: Arc::new(SystemClock),
         }
     }
 
     pub(crate) fn check(&self) -> Result<()> {
         if self.servers.is_empty() {
-            return Err(Error::invalid("a host is missing in the address: zk://HOST[:PORT],…[/PATH]"));
+            return Err(Error::invalid("the address has no host: zk://HOST[:PORT],…[/PATH]"));
         }
         if let Some(tls) = &self.tls {
-            self.servers.iter().try_for_each(|server| tls.check(word::host(server)))?;
+            self.servers.iter().try_for_each(|server| tls.check(four_letter::host(server)))?;
         }
-        let strange = |part: &str| {
-            let odd = |c: char| c.is_control() || ('\u{e000}'..='\u{f8ff}').contains(&c) || c >= '\u{fff0}';
-            part.is_empty() || part == "." || part == ".." || part.chars().any(odd)
+        let is_bad = |part: &str| {
+            let is_bad_char =
+                |c: char| c.is_control() || ('\u{e000}'..='\u{f8ff}').contains(&c) || c >= '\u{fff0}';
+            part.is_empty() || part == "." || part == ".." || part.chars().any(is_bad_char)
         };
         let mut parts = self.base.split('/');
         let rooted = parts.next() == Some("");
-        if !rooted || self.base.len() > 256 || parts.any(strange) || self.base.starts_with("/zookeeper") {
+        if !rooted || self.base.len() > 256 || parts.any(is_bad) || self.base.starts_with("/zookeeper") {
             return Err(Error::invalid(format!(
                 "the path {:?} is not possible: 1 to 256 bytes, no empty part, no . and .., not below /zookeeper",
                 self.base
@@ -135,20 +142,23 @@ impl Options {
         if self.session < Duration::from_millis(200) || self.session > Duration::from_secs(600) {
             return Err(Error::invalid("session is 200ms to 10m"));
         }
+        if self.sweep < Duration::from_secs(1) {
+            return Err(Error::invalid("sweep is at least 1s"));
+        }
         Ok(())
     }
 }
 
-type Files = (Option<String>, Option<String>, Option<String>);
+type TlsPaths = (Option<String>, Option<String>, Option<String>);
 
-fn tls(encrypted: bool, (ca, cert, key): Files) -> Result<Option<Tls>> {
+fn tls(encrypted: bool, (ca, cert, key): TlsPaths) -> Result<Option<ZooKeeperTls>> {
     let identity = match (&cert, &key) {
         (None, None) => None,
         (Some(cert), Some(key)) => Some((cert.as_str(), key.as_str())),
         _ => return Err(Error::invalid("?cert= and ?key= go together, and one of them is missing")),
     };
     match encrypted {
-        true => Tls::new(ca.as_deref(), identity).map(Some),
+        true => ZooKeeperTls::new(ca.as_deref(), identity).map(Some),
         false if ca.is_some() || identity.is_some() => {
             Err(Error::invalid("?ca=, ?cert= and ?key= are for TLS, and zk:// has none: use zks://"))
         }
@@ -161,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn half_given_addresses_are_refused() {
+    fn incomplete_addresses_are_refused() {
         for bad in [
             "zk://",
             "zk://me@h",
@@ -192,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_password_is_never_shown() {
+    fn debug_output_hides_the_password() {
         let options = Options::from_url("zk://me:secret@h,[::1]:7/a/b/").unwrap();
         assert_eq!(
             (options.servers.as_slice(), &*options.base, options.create),

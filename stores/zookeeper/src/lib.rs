@@ -1,8 +1,9 @@
-//! Locks in ZooKeeper, for when it must be right: kept by consensus, fenced, first come, first served.
+//! Locks in ZooKeeper, for correctness: kept by consensus, with fences (fencing tokens), in the order of arrival.
 //!
-//! A lock's nodes are those of Curator's `InterProcessMutex`, so that both keep each other out. Every grant is a write that
-//! a majority has taken, and its zxid makes the fence; waiters watch the one before them and nobody else; one session
-//! holds all locks of a process. What is promised, and what is not, is in `docs/stores/zookeeper.md`.
+//! A lock's nodes are those of Curator's `InterProcessMutex`, so Curator's clients and this store exclude each other.
+//! Every grant is a write that a majority of the servers has accepted, and the zxid of that write makes the fence. A
+//! waiter watches only the entry ahead of it. One session holds all locks of a process. `docs/stores/zookeeper.md`
+//! lists the guarantees and their limits; `DESIGN.md` has the decisions behind them.
 //!
 //! ```no_run
 //! # async fn example() -> lockkeeper_core::Result<()> {
@@ -14,39 +15,40 @@
 #![deny(missing_docs)]
 
 mod acquire;
-mod back;
-mod base;
-mod book;
-mod breaking;
+mod acquire_txn;
+mod admission;
+mod batch;
+mod break_lock;
+mod codec;
 mod config;
-mod entry;
-mod fading;
-mod fault;
-mod gate;
-mod grant;
-mod hold;
-mod judge;
-mod lane;
-mod layout;
-mod line;
-mod link;
-mod look;
-mod open;
-mod parts;
+mod connection;
+mod diagnose;
+mod error;
+mod events;
+mod fence_base;
+mod four_letter;
+mod hold_back;
+mod hold_registry;
+mod inspect;
+mod keys;
+mod profile;
+mod queue;
+mod read_queue;
+mod record_chunks;
+mod record_expiry;
 mod records;
-mod refusal;
+mod release;
 mod renew;
+mod request_barrier;
 mod revoke;
-mod script;
+mod server_version;
+mod statements;
 mod store;
+mod sweep;
 #[cfg_attr(not(feature = "tls"), path = "no_tls.rs")]
 mod tls;
-mod version;
-mod view;
-mod wait;
-mod watch;
-mod word;
+mod waiters;
 
 pub use config::Options;
 pub use store::ZooKeeperStore;
-pub use tls::Tls;
+pub use tls::ZooKeeperTls;

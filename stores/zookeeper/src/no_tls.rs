@@ -1,4 +1,4 @@
-//! What stands for TLS in a build without it: nothing that could exist.
+//! Stands for TLS in a build without the feature `tls`: a type without values.
 
 use std::io;
 
@@ -6,14 +6,16 @@ use lockkeeper_core::{Error, Result};
 use tokio::net::TcpStream;
 use zookeeper_client::{self as zk, Client};
 
-use crate::refusal::Reason;
+use crate::diagnose::RefusalCause;
 
-/// How to encrypt, and whom to believe. This was built without the feature `tls`: there is none.
+/// TLS settings. This build does not have the feature `tls`, so there are none.
 #[derive(Clone, Debug)]
-pub enum Tls {}
+pub enum TlsDisabled {}
 
-impl Tls {
-    /// Says how to get it.
+pub use TlsDisabled as ZooKeeperTls;
+
+impl TlsDisabled {
+    /// Fails, and says how to get a build with TLS.
     ///
     /// # Errors
     /// [`Error::Unsupported`] always.
@@ -41,7 +43,7 @@ impl Tls {
         match *self {}
     }
 
-    pub(crate) fn judge(&self, _error: &io::Error) -> Option<Reason> {
+    pub(crate) fn classify(&self, _error: &io::Error) -> Option<RefusalCause> {
         match *self {}
     }
 }

@@ -1,116 +1,131 @@
+//! Records: values with versions, written by compare-and-swap.
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
-use lockkeeper_core::{Delete, Expect, LockName, Page, Record, RecordPage, Records, Result, Version, Write};
+use lockkeeper_core::{
+    DeleteOutcome, Expect, LockName, Page, Record, RecordPage, Records, Result, Version, WriteOutcome,
+};
 use zookeeper_client as zk;
 
-use crate::base::Base;
-use crate::entry::millis;
-use crate::fault::Failure;
-use crate::layout;
-use crate::link::{Done, Session};
-use crate::parts::Head;
-use crate::script::{ANY, Op, check, create, delete, set};
-use crate::store::{Shared, ZooKeeperStore};
+use crate::codec::millis;
+use crate::connection::{Session, TxnReply};
+use crate::error::Failure;
+use crate::fence_base::FenceBase;
+use crate::keys;
+use crate::record_chunks::RecordHeader;
+use crate::statements::{ANY, TxnOp, check, create, delete, set};
+use crate::store::{StoreInner, ZooKeeperStore};
 
-/// How many records are read together.
-const TOGETHER: usize = 64;
-/// A record is taken away when it is surely over.
-const LATER: Duration = Duration::from_millis(5);
-/// How long until a value is looked for again whose parts were not there.
-const PAUSE: Duration = Duration::from_millis(100);
+/// How many records are read at a time.
+const READ_BATCH: usize = 64;
+/// Added to a ttl, so that the record has certainly expired when it is deleted.
+const EXPIRY_SLACK: Duration = Duration::from_millis(5);
+/// The pause before a record whose chunks were missing is read again.
+const RETRY_DELAY: Duration = Duration::from_millis(100);
+/// How often one version of such a record is read again.
+const MAX_MISSING_READS: u32 = 20;
 
-/// A record as it was found.
-struct Found {
+/// A record as it was read.
+struct StoredRecord {
     record: Record,
-    head: Head,
-    /// Which write of its node it is.
-    node: i32,
-    /// Its time is over.
-    over: bool,
+    header: RecordHeader,
+    /// The data version of its node.
+    node_version: i32,
+    /// Its ttl is over.
+    expired: bool,
 }
 
-/// What is there, and which write of the node above it that is: that one is written whenever a record is deleted, so that
-/// one that was made again is not taken for the one that was read.
-pub struct Seen {
-    base: Base,
-    above: i32,
-    found: Option<Found>,
+/// A record, and the data version of the parent of all records. Each deletion of a record writes the parent, so that a
+/// record that was deleted and created again is not mistaken for the one that was read.
+pub struct RecordSnapshot {
+    base: FenceBase,
+    parent: i32,
+    found: Option<StoredRecord>,
 }
 
-impl Seen {
-    /// Whether this write of it is over.
-    pub fn is_over(&self, node: i32) -> bool {
-        self.found.as_ref().is_some_and(|found| found.over && found.node == node)
+impl RecordSnapshot {
+    /// Whether this version of the record has expired.
+    pub fn is_expired(&self, node_version: i32) -> bool {
+        self.found.as_ref().is_some_and(|found| found.expired && found.node_version == node_version)
     }
 
-    /// What others may see of it.
-    fn alive(&self) -> Option<&Found> {
-        self.found.as_ref().filter(|found| !found.over)
+    /// The record as readers see it.
+    fn alive(&self) -> Option<&StoredRecord> {
+        self.found.as_ref().filter(|found| !found.expired)
     }
 }
 
-impl Shared {
-    /// What is there now. The server that we talk to may be behind the others, so that it is made to catch up first.
-    pub async fn see(&self, session: &Session, key: &LockName) -> Result<Seen, Failure> {
-        let (caught_up, seen) = tokio::join!(session.catch_up(), self.see_here(session, key));
-        caught_up?;
-        seen
+impl StoreInner {
+    /// Reads a record after the server has caught up with the leader.
+    pub async fn read_current(&self, session: &Session, key: &LockName) -> Result<RecordSnapshot, Failure> {
+        let (synced, snapshot) = tokio::join!(session.sync(), self.read_from_server(session, key));
+        synced?;
+        snapshot
     }
 
-    /// What that server knows of it.
-    async fn see_here(&self, session: &Session, key: &LockName) -> Result<Seen, Failure> {
+    /// Reads a record as the connected server knows it.
+    async fn read_from_server(&self, session: &Session, key: &LockName) -> Result<RecordSnapshot, Failure> {
+        let mut missing = (0, 0);
         loop {
-            let (path, base, above) = (self.layout.record(key), self.base(), self.layout.records());
-            let stands = self.layout.base(base.number);
-            // In this order: what was deleted between the two is then told by the first.
-            let (above, base_is, read) =
-                tokio::join!(session.get(&above), session.get(&stands), session.get(&path));
-            if Failure::gone(base_is)?.is_none() {
-                self.learn_base(session, false).await?;
+            let (path, base, parent) = (self.keys.record(key), self.base(), self.keys.records());
+            let stands = self.keys.base(base.number);
+            // In this order: a deletion between the two reads then shows in the first.
+            let (parent, base_is, read) =
+                tokio::join!(session.get(&parent), session.get(&stands), session.get(&path));
+            if Failure::if_exists(base_is)?.is_none() {
+                self.refresh_base(session, false).await?;
                 continue;
             }
-            let Some((_, above)) = Failure::gone(above)? else {
-                session.make_all(&self.layout.records(), self.link.acls()).await?;
+            let Some((_, parent)) = Failure::if_exists(parent)? else {
+                session.create_with_parents(&self.keys.records(), self.connection.acls()).await?;
                 continue;
             };
-            let Some((data, stat)) = Failure::gone(read)? else {
-                return Ok(Seen { base, above: above.version, found: None });
+            let Some((data, stat)) = Failure::if_exists(read)? else {
+                return Ok(RecordSnapshot { base, parent: parent.version, found: None });
             };
-            let (head, here) = Head::split(&data).unwrap_or((Head::default(), &data));
-            let over = match head.ttl_ms {
+            let (header, here) = RecordHeader::split(&data).unwrap_or((RecordHeader::default(), &data));
+            let expired = match header.ttl_ms {
                 Some(ttl) => {
                     stat.mtime.unsigned_abs().saturating_add(ttl) <= self.ensemble_time(session).await?
                 }
                 None => false,
             };
-            let Some(value) = self.read_parts(session, &head, here).await? else {
-                tokio::time::sleep(PAUSE).await;
+            let Some(value) = self.read_chunks(session, key, &header, here).await? else {
+                // The record was rewritten meanwhile, or an administrator has deleted some of its chunks.
+                missing = if missing.0 == stat.mzxid { (stat.mzxid, missing.1 + 1) } else { (stat.mzxid, 1) };
+                if missing.1 >= MAX_MISSING_READS {
+                    let why = format!(
+                        "chunks of the record {key} are missing: an administrator has deleted them. Write or delete the record"
+                    );
+                    return Err(Failure::NotSent(why));
+                }
+                tokio::time::sleep(RETRY_DELAY).await;
                 continue;
             };
             let version = Version(base.number.saturating_add(stat.mzxid.unsigned_abs()));
             let record = Record { key: key.clone(), value, version };
-            let found = Found { record, head, node: stat.version, over };
-            return Ok(Seen { base, above: above.version, found: Some(found) });
+            let found = StoredRecord { record, header, node_version: stat.version, expired };
+            return Ok(RecordSnapshot { base, parent: parent.version, found: Some(found) });
         }
     }
 
-    /// What must be as it was seen for a step to happen.
-    fn unchanged(&self, seen: &Seen) -> Vec<Op> {
-        vec![self.base_stands(seen.base), check(self.layout.records(), seen.above)]
+    /// The checks that nothing has changed since the snapshot.
+    fn unchanged_checks(&self, snapshot: &RecordSnapshot) -> Vec<TxnOp> {
+        vec![self.check_base(snapshot.base), check(self.keys.records(), snapshot.parent)]
     }
 
     /// `None`: something changed meanwhile.
-    async fn step(self: &Arc<Self>, session: &Session, ops: &[Op]) -> Result<Option<Done>, Failure> {
+    async fn commit(self: &Arc<Self>, session: &Session, ops: &[TxnOp]) -> Result<Option<TxnReply>, Failure> {
         match self.write(session, ops).await {
             Ok(done) => Ok(Some(done)),
-            Err(Failure::Refused(0, zk::Error::NoNode | zk::Error::BadVersion)) => {
-                self.learn_base(session, false).await?;
+            Err(Failure::Rejected(0, zk::Error::NoNode | zk::Error::BadVersion)) => {
+                self.refresh_base(session, false).await?;
                 Ok(None)
             }
-            Err(Failure::Refused(_, zk::Error::NoNode | zk::Error::BadVersion | zk::Error::NodeExists)) => {
+            Err(Failure::Rejected(_, zk::Error::NoNode | zk::Error::BadVersion | zk::Error::NodeExists)) => {
                 Ok(None)
             }
             Err(failure) => Err(failure),
@@ -123,120 +138,117 @@ impl Shared {
         value: &[u8],
         mut expect: Expect,
         ttl: Option<Duration>,
-    ) -> Result<Write> {
-        let session = self.link.session().await?;
-        let mut written: Option<(Vec<u8>, Head)> = None;
-        let answer = loop {
-            let seen = self.see(&session, key).await?;
-            let alive = seen.alive().map(|found| found.record.clone());
+    ) -> Result<WriteOutcome> {
+        let session = self.connection.session().await?;
+        loop {
+            let snapshot = self.read_current(&session, key).await?;
+            let alive = snapshot.alive().map(|found| found.record.clone());
             if !expect.met_by(alive.as_ref().map(|record| record.version)) {
-                break Write::Conflict(alive);
+                return Ok(WriteOutcome::Conflict(alive));
             }
-            let (data, _) = match &written {
-                Some(written) => written.clone(),
-                None => written.insert(self.write_parts(&session, value, ttl.map(millis)).await?).clone(),
+            let (data, header) = self.write_chunks(&session, key, value, ttl.map(millis)).await?;
+            let path = self.keys.record(key);
+            let mut ops = self.unchanged_checks(&snapshot);
+            // Only a set operation returns the zxid.
+            ops.extend(snapshot.found.is_none().then(|| create(&path, Vec::new())));
+            ops.push(set(&path, data, snapshot.found.as_ref().map_or(0, |found| found.node_version)));
+            ops.extend(self.chunk_ops(
+                key,
+                snapshot.found.as_ref().map(|found| &found.header),
+                Some(&header),
+            ));
+            let highest_fence_seen = self.highest_fence_seen();
+            let Some(done) = self.commit(&session, &ops).await? else {
+                self.delete_chunks(&session, key, &header).await;
+                continue;
             };
-            let path = self.layout.record(key);
-            let mut ops = self.unchanged(&seen);
-            // Only what is set tells its number.
-            ops.extend(seen.found.is_none().then(|| create(&path, Vec::new())));
-            ops.push(set(&path, data, seen.found.as_ref().map_or(0, |found| found.node)));
-            let floor = self.floor();
-            let Some(done) = self.step(&session, &ops).await? else { continue };
             let Some(stat) = done.stat() else { continue };
-            let version = seen.base.number.saturating_add(stat.mzxid.unsigned_abs());
-            if version <= floor {
-                // The ensemble was put back to an older state: it is written again, over itself, with a higher number. What it
-                // is made of now is there until then.
-                self.learn_base(&session, true).await?;
+            let version = snapshot.base.number.saturating_add(stat.mzxid.unsigned_abs());
+            if version <= highest_fence_seen {
+                // The ensemble was restored from an older state: write the record again over itself, with a higher
+                // version.
+                self.refresh_base(&session, true).await?;
                 let number = self.base().number.saturating_add(stat.mzxid.unsigned_abs());
-                (expect, written) = (Expect::Version(Version(number)), None);
+                expect = Expect::Version(Version(number));
                 continue;
             }
-            let old = seen.found.map_or(Vec::new(), |found| found.head.parts);
-            self.delete_parts_later(&session, old);
             match ttl {
-                Some(ttl) => self.fading.add(key, self.clock.now() + ttl + LATER, stat.version),
-                None => self.fading.forget(key),
+                Some(ttl) => {
+                    self.record_expiry.schedule(key, self.clock.now() + ttl + EXPIRY_SLACK, stat.version)
+                }
+                None => self.record_expiry.cancel(key),
             }
-            return Ok(Write::Written(Version(version)));
-        };
-        if let Some((_, head)) = written {
-            self.delete_parts_later(&session, head.parts);
+            return Ok(WriteOutcome::Written(Version(version)));
         }
-        Ok(answer)
     }
 
     /// False: something changed meanwhile.
-    pub async fn remove(
+    pub async fn remove_record(
         self: &Arc<Self>,
         session: &Arc<Session>,
         key: &LockName,
-        seen: &Seen,
+        snapshot: &RecordSnapshot,
     ) -> Result<bool, Failure> {
-        let Some(found) = &seen.found else { return Ok(true) };
-        let mut ops = self.unchanged(seen);
-        ops.push(set(self.layout.records(), Vec::new(), ANY));
-        ops.push(delete(self.layout.record(key), found.node));
-        let done = self.step(session, &ops).await?.is_some();
+        let Some(found) = &snapshot.found else { return Ok(true) };
+        let mut ops = self.unchanged_checks(snapshot);
+        ops.push(set(self.keys.records(), Vec::new(), ANY));
+        ops.push(delete(self.keys.record(key), found.node_version));
+        ops.extend(self.chunk_ops(key, Some(&found.header), None));
+        let done = self.commit(session, &ops).await?.is_some();
         if done {
-            self.fading.forget(key);
-            self.delete_parts_later(session, found.head.parts.clone());
+            self.record_expiry.cancel(key);
         }
         Ok(done)
     }
 
-    /// One that is over, and whose writer may be gone, is taken away by whoever meets it.
-    fn meet(&self, key: &LockName, seen: &Seen) {
-        if let Some(found) = seen.found.as_ref().filter(|found| found.over) {
-            self.fading.add(key, self.clock.now(), found.node);
+    /// Schedules the deletion of an expired record, whose writer may be gone.
+    fn schedule_if_expired(&self, key: &LockName, snapshot: &RecordSnapshot) {
+        if let Some(found) = snapshot.found.as_ref().filter(|found| found.expired) {
+            self.record_expiry.schedule(key, self.clock.now(), found.node_version);
         }
     }
 
     async fn read_record(&self, key: &LockName) -> Result<Option<Record>> {
-        let session = self.link.session().await?;
-        let seen = self.see(&session, key).await?;
-        self.meet(key, &seen);
-        Ok(seen.alive().map(|found| found.record.clone()))
+        let session = self.connection.session().await?;
+        let snapshot = self.read_current(&session, key).await?;
+        self.schedule_if_expired(key, &snapshot);
+        Ok(snapshot.alive().map(|found| found.record.clone()))
     }
 
-    async fn delete_record(self: &Arc<Self>, key: &LockName, expect: Expect) -> Result<Delete> {
-        let session = self.link.session().await?;
+    async fn delete_record(self: &Arc<Self>, key: &LockName, expect: Expect) -> Result<DeleteOutcome> {
+        let session = self.connection.session().await?;
         loop {
-            let seen = self.see(&session, key).await?;
-            let Some(alive) = seen.alive() else { return Ok(Delete::Absent) };
+            let snapshot = self.read_current(&session, key).await?;
+            let Some(alive) = snapshot.alive() else { return Ok(DeleteOutcome::Absent) };
             if !expect.met_by(Some(alive.record.version)) {
-                return Ok(Delete::Conflict(alive.record.clone()));
+                return Ok(DeleteOutcome::Conflict(alive.record.clone()));
             }
-            if self.remove(&session, key, &seen).await? {
-                return Ok(Delete::Deleted);
+            if self.remove_record(&session, key, &snapshot).await? {
+                return Ok(DeleteOutcome::Deleted);
             }
         }
     }
 
     async fn scan_records(&self, prefix: &str, page: &Page) -> Result<RecordPage> {
-        let session = self.link.session().await?;
-        let records = self.layout.records();
-        let (caught_up, found) = tokio::join!(session.catch_up(), session.children(&records));
-        caught_up?;
-        let found = Failure::gone(found)?;
-        let mut keys: Vec<LockName> = found
-            .iter()
-            .flat_map(|(children, _)| children)
-            .filter_map(|child| layout::decode(child))
-            .collect();
+        let session = self.connection.session().await?;
+        let records = self.keys.records();
+        let (synced, found) = tokio::join!(session.sync(), session.children(&records));
+        synced?;
+        let found = Failure::if_exists(found)?;
+        let mut keys: Vec<LockName> =
+            found.iter().flat_map(|(children, _)| children).filter_map(|child| keys::decode(child)).collect();
         keys.retain(|key| {
             key.as_str().starts_with(prefix) && page.after.as_ref().is_none_or(|after| key > after)
         });
         keys.sort();
         let mut records = Vec::new();
-        for some in keys.chunks(TOGETHER) {
-            for (key, seen) in
-                some.iter().zip(join_all(some.iter().map(|key| self.see_here(&session, key))).await)
+        for batch in keys.chunks(READ_BATCH) {
+            for (key, snapshot) in
+                batch.iter().zip(join_all(batch.iter().map(|key| self.read_from_server(&session, key))).await)
             {
-                let seen = seen?;
-                self.meet(key, &seen);
-                records.extend(seen.alive().map(|found| found.record.clone()));
+                let snapshot = snapshot?;
+                self.schedule_if_expired(key, &snapshot);
+                records.extend(snapshot.alive().map(|found| found.record.clone()));
             }
             if records.len() > page.size() {
                 break;
@@ -261,12 +273,12 @@ impl Records for ZooKeeperStore {
         value: &[u8],
         expect: Expect,
         ttl: Option<Duration>,
-    ) -> Result<Write> {
+    ) -> Result<WriteOutcome> {
         Record::check(value, ttl)?;
         self.run(self.shared.write_record(key, value, expect, ttl)).await
     }
 
-    async fn delete(&self, key: &LockName, expect: Expect) -> Result<Delete> {
+    async fn delete(&self, key: &LockName, expect: Expect) -> Result<DeleteOutcome> {
         self.run(self.shared.delete_record(key, expect)).await
     }
 

@@ -1,235 +1,266 @@
-//! Renewing: one write for many grants. It proves to us that the session lives, and that their nodes are there. It must be a
-//! write: what a single server says may be long out of date.
+//! Renew: one write for many grants. It proves that the session is alive and that the nodes exist. It has to be a
+//! write, because the data of a single server may be out of date.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use lockkeeper_core::{Grant, Moment, Names, Renewal, Result};
+use lockkeeper_core::{BootInstant, Grant, Names, RenewOutcome, Result};
 use zookeeper_client as zk;
 
-use crate::back::note_of;
-use crate::book::Known;
-use crate::entry::Entry;
-use crate::fault::Failure;
-use crate::layout::{self, Mark};
-use crate::link::Session;
-use crate::script::{ANY, Op, check, create, delete};
-use crate::store::Shared;
+use crate::codec::StoredRequest;
+use crate::connection::Session;
+use crate::error::Failure;
+use crate::hold_back::hold_back_for;
+use crate::hold_registry::SessionGrant;
+use crate::keys::{self, AttemptHash};
+use crate::statements::{ANY, TxnOp, check, create, delete};
+use crate::store::StoreInner;
 
-/// How many nodes are checked in one transaction.
-const BATCH: usize = 128;
+/// How many nodes one transaction checks.
+const BATCH_NODES: usize = 128;
 
-/// Those that are to be given back, and why.
-type Revoked = HashMap<Mark, Arc<str>>;
+/// The revoked attempts, with the reasons.
+type Revoked = HashMap<AttemptHash, Arc<str>>;
 
 /// A hold that is to be renewed.
-struct Renewed {
-    mark: Mark,
+struct PendingRenewal {
+    hash: AttemptHash,
     names: Names,
-    known: Known,
-    /// What is to hold the lock back after the death of its holder, if that is not written yet.
-    note: Option<Vec<u8>>,
-    /// One is there already, and is written anew.
-    again: bool,
+    known: SessionGrant,
+    /// The content of the hold-back node to create, if the hold needs one and has none.
+    node: Option<Vec<u8>>,
+    /// The hold-back node exists, and is replaced.
+    replace: bool,
 }
 
-impl Shared {
-    pub async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
+impl StoreInner {
+    pub async fn renew(&self, grants: &[Grant]) -> Result<Vec<RenewOutcome>> {
         let now = self.clock.now();
-        let marks: Vec<Mark> = grants.iter().map(|grant| layout::mark(&grant.claim.attempt)).collect();
-        let (mut kept, mut revoked, mut unheard) = (HashSet::new(), HashMap::new(), HashSet::new());
-        if self.may_have(&marks) {
-            let session = self.link.session().await?;
-            let mut due = self.due(&session, &marks);
+        let hashes: Vec<AttemptHash> =
+            grants.iter().map(|grant| keys::hash_attempt(&grant.key.attempt)).collect();
+        let (mut renewed, mut revoked, mut no_reply) = (HashSet::new(), HashMap::new(), HashSet::new());
+        if self.has_renewable(&hashes) {
+            let session = self.connection.session().await?;
+            let mut due = self.due(&session, &hashes);
             while !due.is_empty() {
-                let some = due.split_off(due.len() - a_batch_of(&due));
-                let marks_of_batch: Vec<Mark> = some.iter().map(|one| one.mark).collect();
-                match self.still_there(&session, some, &mut revoked).await {
-                    Ok(there) => self.renewed(&session, there, &mut kept).await,
-                    Err(Failure::Ended) => break,
-                    Err(failure) if kept.is_empty() && revoked.is_empty() => return Err(failure.into()),
+                let batch = due.split_off(due.len() - batch_len(&due));
+                let hashes_of_batch: Vec<AttemptHash> = batch.iter().map(|renewal| renewal.hash).collect();
+                match self.renew_batch(&session, batch, &mut revoked).await {
+                    Ok(confirmed) => self.register_renewed(&session, confirmed, &mut renewed).await,
+                    Err(Failure::SessionEnded) => break,
+                    Err(failure) if renewed.is_empty() && revoked.is_empty() => return Err(failure.into()),
                     Err(failure) => {
-                        // The others were heard of. Nothing is known of these, and a connection that has failed is not asked again here.
-                        tracing::debug!(?failure, "some renewals were not answered");
-                        unheard.extend(marks_of_batch.into_iter().chain(due.drain(..).map(|one| one.mark)));
+                        // Other batches got replies. The outcome of this one and of the remaining ones is unknown, and
+                        // the broken connection is not used again in this call.
+                        tracing::debug!(?failure, "some renewals got no reply; their outcome is unknown");
+                        no_reply.extend(
+                            hashes_of_batch.into_iter().chain(due.drain(..).map(|renewal| renewal.hash)),
+                        );
                     }
                 }
             }
         }
-        let answers = marks.iter().zip(grants).map(|(mark, grant)| match revoked.get(mark) {
-            Some(reason) => Renewal::Revoked(Arc::clone(reason)),
-            None if unheard.contains(mark) => Renewal::Unknown,
-            None => self.count_anew(now, mark, grant, &kept),
+        let answers = hashes.iter().zip(grants).map(|(hash, grant)| match revoked.get(hash) {
+            Some(reason) => RenewOutcome::Revoked(Arc::clone(reason)),
+            None if no_reply.contains(hash) => RenewOutcome::Unknown,
+            None => self.extend_lease(now, hash, grant, &renewed),
         });
         let answers = answers.collect();
-        self.book.look();
+        self.registry.wake();
         Ok(answers)
     }
 
-    /// Whether there is anything to renew. What hung on a session that is over is lost, and nobody need be asked.
-    fn may_have(&self, marks: &[Mark]) -> bool {
-        let pages = self.book.open();
-        let known = |mark: &Mark| pages.holds.get(mark)?.known.as_ref();
-        marks.iter().filter_map(known).any(|known| !known.session.is_over())
+    /// Whether any of these holds can be renewed. A hold of a session that has ended is lost, without a request.
+    fn has_renewable(&self, hashes: &[AttemptHash]) -> bool {
+        let table = self.registry.table();
+        let known = |hash: &AttemptHash| table.holds.get(hash)?.grant.as_ref();
+        hashes.iter().filter_map(known).any(|known| !known.session.is_over())
     }
 
-    /// What is to be renewed, and what is to be written for it. Whoever gives it back from now on knows that there may be a
-    /// note.
-    fn due(&self, session: &Session, marks: &[Mark]) -> Vec<Renewed> {
-        let mut pages = self.book.open();
+    /// The holds to renew, with the hold-back nodes to create. A release that begins from now on knows that these may
+    /// exist.
+    fn due(&self, session: &Session, hashes: &[AttemptHash]) -> Vec<PendingRenewal> {
+        let mut table = self.registry.table();
         let mut due = Vec::new();
-        for mark in marks.iter().filter(|mark| !pages.ending.contains(*mark)).copied().collect::<HashSet<_>>()
+        for hash in
+            hashes.iter().filter(|hash| !table.ending.contains(*hash)).copied().collect::<HashSet<_>>()
         {
-            let Some(hold) = pages.holds.get_mut(&mark) else { continue };
-            let Some(known) = hold.known.as_mut().filter(|known| known.session.id == session.id) else {
+            let Some(hold) = table.holds.get_mut(&hash) else { continue };
+            let Some(known) = hold.grant.as_mut().filter(|known| known.session.id == session.id) else {
                 continue;
             };
-            let note = if known.noted { None } else { note_of(session, &known.entry) };
-            known.noting |= note.is_some();
-            due.push(Renewed { mark, names: hold.names.clone(), known: known.clone(), note, again: false });
+            let node = if known.has_hold_back { None } else { hold_back_for(session, &known.stored) };
+            known.writing_hold_back |= node.is_some();
+            due.push(PendingRenewal {
+                hash,
+                names: hold.names.clone(),
+                known: known.clone(),
+                node,
+                replace: false,
+            });
         }
         due
     }
 
-    async fn still_there(
+    async fn renew_batch(
         &self,
         session: &Session,
-        mut some: Vec<Renewed>,
+        mut batch: Vec<PendingRenewal>,
         revoked: &mut Revoked,
-    ) -> Result<Vec<Renewed>, Failure> {
-        while !some.is_empty() {
-            let ops: Vec<Op> = some.iter().flat_map(|one| self.steps(one)).collect();
+    ) -> Result<Vec<PendingRenewal>, Failure> {
+        while !batch.is_empty() {
+            let ops: Vec<TxnOp> = batch.iter().flat_map(|renewal| self.renewal_ops(renewal)).collect();
             match session.multi(&ops).await {
                 Ok(_) => break,
-                Err(Failure::Refused(step, zk::Error::NodeExists)) => {
-                    // Of a renewal that was not heard of, or of the same attempt in a session that is gone. It is replaced in the
-                    // transaction itself: in between there would be none, and another renewal may count on it.
-                    if let Some(one) = at(&mut some, step) {
-                        one.again = true;
+                Err(Failure::Rejected(step, zk::Error::NodeExists)) => {
+                    // The hold-back node was created by a renewal without a reply, or by the same attempt in an
+                    // earlier session. It is replaced in one transaction, so that there is no moment without one.
+                    if let Some(renewal) = renewal_of_step(&mut batch, step) {
+                        renewal.replace = true;
                     }
                     continue;
                 }
-                Err(Failure::Refused(step, zk::Error::NoNode | zk::Error::BadVersion)) => {
-                    // Or a note that was to be replaced is gone.
-                    if let Some(one) = at(&mut some, step).filter(|one| one.again) {
-                        one.again = false;
-                        self.delete_note(session, one).await?;
+                Err(Failure::Rejected(step, zk::Error::NoNode | zk::Error::BadVersion)) => {
+                    // Or a hold-back node that was to be replaced is gone.
+                    if let Some(renewal) = renewal_of_step(&mut batch, step).filter(|renewal| renewal.replace)
+                    {
+                        renewal.replace = false;
+                        self.delete_hold_backs(session, renewal).await?;
                     }
                 }
                 Err(failure) => return Err(failure),
             }
-            // One is missing or was written anew, at least: which are?
-            let found = join_all(some.iter().map(|one| find(session, &one.known))).await;
+            // At least one node is gone or was rewritten: find out which.
+            let found = join_all(batch.iter().map(|renewal| read_status(session, &renewal.known))).await;
             let mut left = Vec::new();
-            for (one, found) in some.into_iter().zip(found) {
+            for (renewal, found) in batch.into_iter().zip(found) {
                 match found? {
-                    Found::There => left.push(one),
-                    Found::Revoked(reason) => _ = revoked.insert(one.mark, reason),
-                    Found::Gone => {}
+                    GrantStatus::There => left.push(renewal),
+                    GrantStatus::Revoked(reason) => _ = revoked.insert(renewal.hash, reason),
+                    GrantStatus::Gone => {}
                 }
             }
-            some = left;
+            batch = left;
         }
-        Ok(some)
+        Ok(batch)
     }
 
-    fn steps(&self, one: &Renewed) -> Vec<Op> {
-        let mut ops: Vec<Op> = one.known.paths.iter().map(|path| check(path, one.known.version)).collect();
-        if let Some(note) = &one.note {
-            for name in one.names.iter() {
-                let path = self.layout.back(name, &one.mark);
-                ops.extend(one.again.then(|| delete(&path, ANY)));
-                ops.push(create(path, note.clone()));
+    fn renewal_ops(&self, renewal: &PendingRenewal) -> Vec<TxnOp> {
+        let mut ops: Vec<TxnOp> =
+            renewal.known.paths.iter().map(|path| check(path, renewal.known.version)).collect();
+        if let Some(node) = &renewal.node {
+            for name in renewal.names.iter() {
+                let path = self.keys.hold_back(name, &renewal.hash);
+                ops.extend(renewal.replace.then(|| delete(&path, ANY)));
+                ops.push(create(path, node.clone()));
             }
         }
         ops
     }
 
-    async fn delete_note(&self, session: &Session, one: &Renewed) -> Result<(), Failure> {
-        if one.note.is_some() {
-            for name in one.names.iter() {
-                session.delete(&self.layout.back(name, &one.mark)).await?;
+    async fn delete_hold_backs(&self, session: &Session, renewal: &PendingRenewal) -> Result<(), Failure> {
+        if renewal.node.is_some() {
+            for name in renewal.names.iter() {
+                session.delete(&self.keys.hold_back(name, &renewal.hash)).await?;
             }
         }
         Ok(())
     }
 
-    /// Writes down what was renewed. If it was given back meanwhile, whoever did that may not have seen the note.
-    async fn renewed(&self, session: &Session, there: Vec<Renewed>, kept: &mut HashSet<Mark>) {
-        for one in there {
-            let held = match self.book.open().holds.get_mut(&one.mark).and_then(|hold| hold.known.as_mut()) {
-                Some(known) if known.paths == one.known.paths => {
-                    known.noted |= one.note.is_some();
-                    known.noting = false;
-                    true
-                }
-                _ => false,
-            };
+    /// Records the renewals. A release that came meanwhile may not have deleted the new hold-back node, so it is
+    /// deleted here.
+    async fn register_renewed(
+        &self,
+        session: &Session,
+        confirmed: Vec<PendingRenewal>,
+        renewed: &mut HashSet<AttemptHash>,
+    ) {
+        for renewal in confirmed {
+            let held =
+                match self.registry.table().holds.get_mut(&renewal.hash).and_then(|hold| hold.grant.as_mut())
+                {
+                    Some(known) if known.paths == renewal.known.paths => {
+                        known.has_hold_back |= renewal.node.is_some();
+                        known.writing_hold_back = false;
+                        true
+                    }
+                    _ => false,
+                };
             if held {
-                kept.insert(one.mark);
+                renewed.insert(renewal.hash);
             } else {
-                _ = self.delete_note(session, &one).await;
+                _ = self.delete_hold_backs(session, &renewal).await;
             }
         }
     }
 
-    /// The lease counts anew, or it is lost.
-    fn count_anew(&self, now: Moment, mark: &Mark, grant: &Grant, kept: &HashSet<Mark>) -> Renewal {
-        let mut pages = self.book.open();
-        match pages.holds.get_mut(mark) {
-            Some(hold) if kept.contains(mark) => {
+    /// Extends the lease in the registry, or reports its loss.
+    fn extend_lease(
+        &self,
+        now: BootInstant,
+        hash: &AttemptHash,
+        grant: &Grant,
+        renewed: &HashSet<AttemptHash>,
+    ) -> RenewOutcome {
+        let mut table = self.registry.table();
+        match table.holds.get_mut(hash) {
+            Some(hold) if renewed.contains(hash) => {
                 hold.expires = hold.expires.max(now + grant.ttl);
-                Renewal::Renewed
+                RenewOutcome::Renewed
             }
             Some(hold) if hold.caller.is_none() => {
-                // A later good answer would not bring it back. What is left of it is taken away.
-                (hold.known, hold.expires) = (None, now + grant.ttl);
-                Renewal::Lost
+                // A later success would not restore the hold. Remove what is left of it.
+                (hold.grant, hold.expires) = (None, now + grant.ttl);
+                RenewOutcome::Lost
             }
-            _ => Renewal::Lost,
+            _ => RenewOutcome::Lost,
         }
     }
 }
 
-/// Which of them a step belongs to.
-fn at(some: &mut [Renewed], step: usize) -> Option<&mut Renewed> {
+/// The renewal that an operation belongs to.
+fn renewal_of_step(batch: &mut [PendingRenewal], step: usize) -> Option<&mut PendingRenewal> {
     let mut first = 0;
-    some.iter_mut().find(|one| {
-        let notes = if one.note.is_some() { one.names.count() * if one.again { 2 } else { 1 } } else { 0 };
-        first += one.known.paths.len() + notes;
+    batch.iter_mut().find(|renewal| {
+        let notes = if renewal.node.is_some() {
+            renewal.names.count() * if renewal.replace { 2 } else { 1 }
+        } else {
+            0
+        };
+        first += renewal.known.paths.len() + notes;
         step < first
     })
 }
 
-/// How many of the last fit into one transaction; one does at least.
-fn a_batch_of(due: &[Renewed]) -> usize {
+/// How many renewals at the end of `due` fit into one transaction, at least one.
+fn batch_len(due: &[PendingRenewal]) -> usize {
     let mut nodes = 0;
-    let fits = |one: &&Renewed| {
-        nodes += one.known.paths.len();
-        nodes <= BATCH
+    let fits = |renewal: &&PendingRenewal| {
+        nodes += renewal.known.paths.len();
+        nodes <= BATCH_NODES
     };
     due.iter().rev().take_while(fits).count().max(1)
 }
 
-/// What became of a hold that could not be renewed together with the others.
-enum Found {
+/// The state of a hold that could not be renewed together with the others.
+enum GrantStatus {
     There,
-    /// It is there, and is to be given back.
+    /// The nodes exist, and the holder must release them.
     Revoked(Arc<str>),
     Gone,
 }
 
-async fn find(session: &Session, known: &Known) -> Result<Found, Failure> {
-    let mut answer = Found::There;
+async fn read_status(session: &Session, known: &SessionGrant) -> Result<GrantStatus, Failure> {
+    let mut answer = GrantStatus::There;
     for found in join_all(known.paths.iter().map(|path| session.get(path))).await {
-        match Failure::gone(found)? {
-            None => return Ok(Found::Gone),
+        match Failure::if_exists(found)? {
+            None => return Ok(GrantStatus::Gone),
             Some((_, stat)) if stat.version == known.version => {}
             Some((data, _)) => {
-                match serde_json::from_slice::<Entry>(&data).ok().and_then(|entry| entry.revoked) {
-                    Some(reason) => answer = Found::Revoked(reason.into()),
-                    None => return Ok(Found::Gone),
+                match serde_json::from_slice::<StoredRequest>(&data).ok().and_then(|stored| stored.revoked) {
+                    Some(reason) => answer = GrantStatus::Revoked(reason.into()),
+                    None => return Ok(GrantStatus::Gone),
                 }
             }
         }

@@ -1,50 +1,54 @@
+//! The store: it owns the connection, the registry and the tasks, and implements the trait `Locks`.
+
 use std::future::Future;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use async_trait::async_trait;
 use lockkeeper_core::{
-    Acquired, Ask, Claim, Error, EventStream, Fence, Grant, LockName, LockPage, LockView, Locks, Page,
-    Profile, Release, Renewal, Result, limits,
+    AcquireOutcome, Error, EventStream, Fence, Grant, LockName, LockPage, LockRequest, LockView, Locks, Page,
+    Profile, ReleaseOutcome, RenewOutcome, RequestKey, Result, limits,
 };
-use lockkeeper_host::{Clock, Reactor, Remembered, Task};
+use lockkeeper_host::Clock;
+use lockkeeper_store_kit::{IoThread, RecentSet, Task};
 
-use crate::back::Sights;
-use crate::base::Base;
-use crate::book::{self, Book};
+use crate::batch::{self, BatchSender};
 use crate::config::Options;
-use crate::fading::{self, Fading};
-use crate::lane::{self, Lane};
-use crate::layout::{self, Layout};
-use crate::link::Link;
-use crate::open;
-use crate::watch::{self, Watch};
+use crate::connection::Connection;
+use crate::events::{self, Watchers};
+use crate::fence_base::FenceBase;
+use crate::hold_back::FirstSeen;
+use crate::hold_registry::{self, HoldRegistry};
+use crate::keys::{self, Keys};
+use crate::profile;
+use crate::record_expiry::{self, RecordExpiry};
+use crate::sweep;
 
-/// Locks and records in ZooKeeper. Clones share everything.
+/// Locks and records in ZooKeeper. Clones share one session and one thread.
 #[derive(Clone)]
 pub struct ZooKeeperStore {
-    pub(crate) shared: Arc<Shared>,
-    // Goes last: with it goes the thread, and everything that runs there.
-    reactor: Arc<(Reactor, [Task<()>; 4])>,
+    pub(crate) shared: Arc<StoreInner>,
+    // The last field, so that it is dropped last: it ends the thread and all tasks on it.
+    io_thread: Arc<(IoThread, [Task<()>; 5])>,
 }
 
-/// What the store and the tasks on its thread have in common.
-pub(crate) struct Shared {
+/// The state that the store shares with the tasks on its thread.
+pub(crate) struct StoreInner {
     pub options: Options,
     pub clock: Arc<dyn Clock>,
-    pub layout: Layout,
-    pub link: Link,
-    pub lane: Lane,
-    pub book: Book,
-    pub watch: Watch,
-    pub fading: Fading,
-    pub sights: Sights,
-    /// What is added to a zxid to make it a fence.
-    pub base: Mutex<Base>,
-    /// The highest fence that we have seen.
-    pub floor: AtomicU64,
-    /// The lines that had a node when we last asked.
-    pub lines: Remembered<LockName>,
+    pub keys: Keys,
+    pub connection: Connection,
+    pub batch: BatchSender,
+    pub registry: HoldRegistry,
+    pub watchers: Watchers,
+    pub record_expiry: RecordExpiry,
+    pub first_seen: FirstSeen,
+    /// The number that is added to a zxid to make a fence.
+    pub base: Mutex<FenceBase>,
+    /// The highest fence that this process has seen.
+    pub highest_fence_seen: AtomicU64,
+    /// The names whose queue nodes existed at their last use.
+    pub known_queues: RecentSet<LockName>,
     profile: OnceLock<Profile>,
 }
 
@@ -55,47 +59,48 @@ impl std::fmt::Debug for ZooKeeperStore {
 }
 
 impl ZooKeeperStore {
-    /// Connects, looks at the server, and refuses what cannot work.
+    /// Connects, checks the servers, and refuses those that cannot work.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] or [`Error::Unknown`] if nobody answers, [`Error::Denied`] if the password is wrong or a
-    /// right is missing, [`Error::Invalid`] if the path of the address is not there, [`Error::Unsupported`] if the server
-    /// is too old.
+    /// [`Error::Unavailable`] or [`Error::Unknown`] if no server replies, [`Error::Denied`] if the password is wrong
+    /// or a right is missing, [`Error::Invalid`] if the path of the address does not exist, [`Error::Unsupported`] if
+    /// the servers are too old, or the path has nodes in another format.
     pub async fn open(options: Options) -> Result<Self> {
         options.check()?;
-        let reactor = Reactor::start("lockkeeper-zookeeper")
+        let io_thread = IoThread::start("lockkeeper-zookeeper")
             .map_err(|error| Error::Unavailable(format!("no thread for the connection: {error}")))?;
-        let (lane, depot) = lane::lane();
-        let shared = Arc::new(Shared {
+        let (batch, batch_queue) = batch::channel();
+        let shared = Arc::new(StoreInner {
             clock: options.clock.clone(),
-            layout: Layout::new(&options.base),
-            link: Link::new(&options),
-            lane,
+            keys: Keys::new(&options.base),
+            connection: Connection::new(&options),
+            batch,
             options,
-            book: Book::default(),
-            watch: Watch::default(),
-            fading: Fading::default(),
-            sights: Sights::default(),
+            registry: HoldRegistry::default(),
+            watchers: Watchers::default(),
+            record_expiry: RecordExpiry::default(),
+            first_seen: FirstSeen::default(),
             base: Mutex::default(),
-            floor: AtomicU64::new(0),
-            lines: Remembered::default(),
+            highest_fence_seen: AtomicU64::new(0),
+            known_queues: RecentSet::default(),
             profile: OnceLock::new(),
         });
         let tasks = [
-            reactor.spawn(book::attend(shared.clone())),
-            reactor.spawn(watch::attend(shared.clone())),
-            reactor.spawn(fading::attend(shared.clone())),
-            reactor.spawn(lane::attend(depot)),
+            io_thread.spawn(hold_registry::run(shared.clone())),
+            io_thread.spawn(events::run(shared.clone())),
+            io_thread.spawn(record_expiry::run(shared.clone())),
+            io_thread.spawn(sweep::run(shared.clone())),
+            io_thread.spawn(batch::run(batch_queue)),
         ];
-        let store = ZooKeeperStore { shared, reactor: Arc::new((reactor, tasks)) };
-        let profile = store.run(open::profile(&store.shared)).await?;
+        let store = ZooKeeperStore { shared, io_thread: Arc::new((io_thread, tasks)) };
+        let profile = store.run(profile::check(&store.shared)).await?;
         _ = store.shared.profile.set(profile);
         Ok(store)
     }
 
-    /// Does something with the sockets and timers of the store's own thread. Dropping this ends it.
+    /// Runs a future with the sockets and timers of the store's own thread. Dropping the returned future cancels it.
     pub(crate) async fn run<T>(&self, work: impl Future<Output = T>) -> T {
-        self.reactor.0.lend(work).await
+        self.io_thread.0.lend(work).await
     }
 }
 
@@ -105,26 +110,26 @@ impl Locks for ZooKeeperStore {
         self.shared.profile.get().expect("set when it was opened").clone()
     }
 
-    async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
-        ask.check()?;
-        self.run(self.shared.acquire(ask)).await
+    async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
+        request.check()?;
+        self.run(self.shared.acquire(request)).await
     }
 
-    async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
+    async fn renew(&self, grants: &[Grant]) -> Result<Vec<RenewOutcome>> {
         self.run(self.shared.renew(grants)).await
     }
 
-    async fn release(&self, claim: &Claim) -> Result<Release> {
-        let mark = layout::mark(&claim.attempt);
-        Ok(self.run(self.shared.release_mark(&claim.names, mark)).await?)
+    async fn release(&self, key: &RequestKey) -> Result<ReleaseOutcome> {
+        let hash = keys::hash_attempt(&key.attempt);
+        Ok(self.run(self.shared.release_attempt(&key.names, hash)).await?)
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Option<LockView>> {
-        self.run(self.shared.view(name)).await
+        self.run(self.shared.inspect_lock(name)).await
     }
 
     async fn list(&self, prefix: &str, page: &Page) -> Result<LockPage> {
-        self.run(self.shared.page(prefix, page)).await
+        self.run(self.shared.list_locks(prefix, page)).await
     }
 
     async fn watch(&self, prefix: &str) -> Result<EventStream> {

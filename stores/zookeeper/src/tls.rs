@@ -1,3 +1,5 @@
+//! TLS for `zks://`, for the client library and for the connections of the store itself.
+
 use std::fmt::Display;
 use std::io;
 use std::sync::Arc;
@@ -14,63 +16,66 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use zookeeper_client::{self as zk, Client, TlsOptions};
 
-use crate::refusal::Reason;
+use crate::diagnose::RefusalCause;
 
-/// How to encrypt, and whom to believe. There is no way to believe everybody.
+/// TLS settings: the certificates to trust, and the client's own. Verification cannot be switched off.
 #[derive(Clone)]
-pub struct Tls {
-    /// For the client underneath.
+pub struct ZooKeeperTls {
+    /// For the client library.
     options: TlsOptions,
-    /// The same for connections of our own.
+    /// The same for the store's own connections.
     config: Arc<ClientConfig>,
 }
 
-impl std::fmt::Debug for Tls {
+impl std::fmt::Debug for ZooKeeperTls {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Tls")
+        f.write_str("ZooKeeperTls")
     }
 }
 
-fn bad(what: &str, why: impl Display) -> Error {
+fn unusable(what: &str, why: impl Display) -> Error {
     Error::invalid(format!("{what} cannot be used: {why}"))
 }
 
-impl Tls {
-    /// Believes those whom the file `ca` vouches for (PEM; the revocation lists in it count), or else those whom the machine
-    /// believes; shows `identity` (a certificate and its key, PEM files) to servers that ask for it.
+impl ZooKeeperTls {
+    /// Trusts the CAs in the PEM file `ca`, with the revocation lists in it, or the CAs of the machine. Presents
+    /// `identity`, the PEM files of a certificate and its key, to servers that request one.
     ///
     /// # Errors
     /// [`Error::Invalid`] if a file cannot be read or used.
     pub fn new(ca: Option<&str>, identity: Option<(&str, &str)>) -> Result<Self> {
-        let (place, vouchers) = match ca {
+        let (source, ca_pem) = match ca {
             Some(path) => (path, read(path)?),
-            None => ("the list of CAs of this machine", machine()),
+            None => ("the CA list of this machine", system_roots()),
         };
-        let config = believe(place, &vouchers)?;
-        let options = TlsOptions::new().with_pem_ca(&vouchers).map_err(|why| bad(place, why))?;
+        let config = client_config(source, &ca_pem)?;
+        let options = TlsOptions::new().with_pem_ca(&ca_pem).map_err(|why| unusable(source, why))?;
         let Some((cert, key)) = identity else {
-            return Ok(Tls { options, config: Arc::new(config.with_no_client_auth()) });
+            return Ok(ZooKeeperTls { options, config: Arc::new(config.with_no_client_auth()) });
         };
         let (chain, private) = (read(cert)?, read(key)?);
-        let options = options.with_pem_identity(&chain, &private).map_err(|why| bad(cert, why))?;
+        let options = options.with_pem_identity(&chain, &private).map_err(|why| unusable(cert, why))?;
         let chain = certificates(cert, &chain)?;
-        let private = PrivateKeyDer::from_pem_slice(private.as_bytes()).map_err(|why| bad(key, why))?;
-        let config = config.with_client_auth_cert(chain, private).map_err(|why| bad(cert, why))?;
-        Ok(Tls { options, config: Arc::new(config) })
+        let private = PrivateKeyDer::from_pem_slice(private.as_bytes()).map_err(|why| unusable(key, why))?;
+        let config = config.with_client_auth_cert(chain, private).map_err(|why| unusable(cert, why))?;
+        Ok(ZooKeeperTls { options, config: Arc::new(config) })
     }
 
-    /// Refuses a host that no certificate can name. The client underneath panics over one, and takes `tcp://` before one
-    /// for a wish not to encrypt.
+    /// Rejects a host that no certificate can contain. The client library panics on such a host, and takes a `tcp://`
+    /// before it as a request not to encrypt.
     pub(crate) fn check(&self, host: &str) -> Result<()> {
         match ServerName::try_from(host) {
             Ok(_) => Ok(()),
-            Err(_) => Err(Error::invalid(format!("{host:?} is no name that a certificate can be for"))),
+            Err(_) => {
+                Err(Error::invalid(format!("{host:?} is not a host name that a certificate can contain")))
+            }
         }
     }
 
     pub(crate) async fn connect(&self, connector: zk::Connector, servers: &str) -> Result<Client, zk::Error> {
-        // The client takes the provider of the process, and panics where two are built in and nobody has chosen: ring is ours,
-        // and the client itself brings aws-lc. Whoever has chosen before us is right.
+        // The client library uses the crypto provider of the process, and panics if two are built in and the program
+        // has chosen none: this crate has ring, and the library brings aws-lc. A choice that the program has made
+        // before stays.
         _ = rustls::crypto::ring::default_provider().install_default();
         connector.with_tls(self.options.clone()).secure_connect(servers).await
     }
@@ -80,23 +85,23 @@ impl Tls {
         TlsConnector::from(self.config.clone()).connect(name, stream).await
     }
 
-    /// What an error of a connection says about those who do not believe each other. `None`: nothing.
-    pub(crate) fn judge(&self, error: &io::Error) -> Option<Reason> {
+    /// What a connection error says about certificates. `None`: nothing.
+    pub(crate) fn classify(&self, error: &io::Error) -> Option<RefusalCause> {
         use rustls::Error::*;
         let inner = error.get_ref()?.downcast_ref::<rustls::Error>()?;
         Some(match inner {
-            InvalidCertificate(why) => Reason::Barred(format!("{inner}. {}", advice(why))),
-            AlertReceived(alert) if is_of_a_certificate(*alert) => {
+            InvalidCertificate(why) => RefusalCause::Untrusted(format!("{inner}. {}", advice(why))),
+            AlertReceived(alert) if is_certificate_alert(*alert) => {
                 let shown = self.config.client_auth_cert_resolver.has_certs();
-                Reason::Barred(match shown {
-                    true => format!("it does not take our certificate ({alert:?})"),
+                RefusalCause::Untrusted(match shown {
+                    true => format!("it rejects our certificate ({alert:?})"),
                     false => format!(
-                        "it does not let us in ({alert:?}). If it wants a certificate, name yours: ?cert=FILE&key=FILE"
+                        "it rejects the connection ({alert:?}). If it requires a client certificate, add ?cert=FILE&key=FILE"
                     ),
                 })
             }
-            InvalidMessage(_) => Reason::NotTls,
-            _ => Reason::Other(inner.to_string()),
+            InvalidMessage(_) => RefusalCause::NotTls,
+            _ => RefusalCause::Other(inner.to_string()),
         })
     }
 }
@@ -104,7 +109,7 @@ impl Tls {
 fn advice(why: &CertificateError) -> &'static str {
     use CertificateError::*;
     match why {
-        UnknownIssuer | BadSignature => "Name the CA that vouches for it: ?ca=FILE",
+        UnknownIssuer | BadSignature => "Name the CA that issued it: ?ca=FILE",
         NotValidForName | NotValidForNameContext { .. } => "Use a name from the certificate in the address",
         Expired | ExpiredContext { .. } | NotValidYet | NotValidYetContext { .. } => {
             "Give the server another one, or correct the clock of this machine"
@@ -113,7 +118,7 @@ fn advice(why: &CertificateError) -> &'static str {
     }
 }
 
-fn is_of_a_certificate(alert: AlertDescription) -> bool {
+fn is_certificate_alert(alert: AlertDescription) -> bool {
     use AlertDescription::*;
     matches!(
         alert,
@@ -130,43 +135,43 @@ fn is_of_a_certificate(alert: AlertDescription) -> bool {
 }
 
 fn read(path: &str) -> Result<String> {
-    let bytes = std::fs::read(path).map_err(|why| bad(path, why))?;
-    // Between the certificates there may be anything.
+    let bytes = std::fs::read(path).map_err(|why| unusable(path, why))?;
+    // There may be other text between the certificates.
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Whom this machine believes, as the client wants it: PEM.
-fn machine() -> String {
+/// The CAs of the machine as PEM, which the client library needs.
+fn system_roots() -> String {
     let pem = |cert: CertificateDer<'_>| {
         format!("-----BEGIN CERTIFICATE-----\n{}\n-----END CERTIFICATE-----\n", STANDARD.encode(cert))
     };
     rustls_native_certs::load_native_certs().certs.into_iter().map(pem).collect()
 }
 
-fn certificates(place: &str, pem: &str) -> Result<Vec<CertificateDer<'static>>> {
+fn certificates(source: &str, pem: &str) -> Result<Vec<CertificateDer<'static>>> {
     let list = CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>();
-    match list.map_err(|why| bad(place, why))? {
-        none if none.is_empty() => Err(bad(place, "there is no certificate in it")),
+    match list.map_err(|why| unusable(source, why))? {
+        none if none.is_empty() => Err(unusable(source, "it contains no certificate")),
         list => Ok(list),
     }
 }
 
-type Believer = rustls::ConfigBuilder<ClientConfig, rustls::client::WantsClientCert>;
+type TlsConfigBuilder = rustls::ConfigBuilder<ClientConfig, rustls::client::WantsClientCert>;
 
-fn believe(place: &str, pem: &str) -> Result<Believer> {
+fn client_config(source: &str, pem: &str) -> Result<TlsConfigBuilder> {
     let mut roots = RootCertStore::empty();
-    // Among those of a machine there may be some that nobody understands.
-    if roots.add_parsable_certificates(certificates(place, pem)?).0 == 0 {
-        return Err(bad(place, "there is no certificate in it that can be understood"));
+    // Some of a machine's certificates may not be parsable.
+    if roots.add_parsable_certificates(certificates(source, pem)?).0 == 0 {
+        return Err(unusable(source, "it contains no certificate that can be parsed"));
     }
     let revoked = CertificateRevocationListDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>();
-    // Named here, so that another library of the program that brings another provider is no trouble.
+    // The provider is named here, so that another library with another provider does not interfere.
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone())
-        .with_crls(revoked.map_err(|why| bad(place, why))?)
+        .with_crls(revoked.map_err(|why| unusable(source, why))?)
         .build()
-        .map_err(|why| bad(place, why))?;
+        .map_err(|why| unusable(source, why))?;
     let builder = ClientConfig::builder_with_provider(provider);
-    let builder = builder.with_safe_default_protocol_versions().map_err(|why| bad("TLS", why))?;
+    let builder = builder.with_safe_default_protocol_versions().map_err(|why| unusable("TLS", why))?;
     Ok(builder.with_webpki_verifier(verifier))
 }

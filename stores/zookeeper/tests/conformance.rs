@@ -1,5 +1,5 @@
-//! The laws, on real servers. Every client is another open store with a connection of its own; what they share are the
-//! servers. Laws share the servers too, under different prefixes, as different programs would.
+//! The laws, on real servers. Every client is another open store with its own connection. Laws share the servers under
+//! different paths, as different programs would.
 
 mod common;
 
@@ -15,7 +15,7 @@ use lockkeeper_testkit::laws::Harness;
 use lockkeeper_testkit::servers::{self, Cluster, Server, ZooKeeperOptions};
 use lockkeeper_zookeeper::{Options, ZooKeeperStore};
 
-/// One of the laws' servers: it lives for as long as a law uses it.
+/// A server that lives for as long as a law uses it.
 fn share<T>(shared: &Mutex<Weak<T>>, start: impl FnOnce() -> Option<T>) -> Option<Arc<T>> {
     let mut shared = shared.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if let Some(running) = shared.upgrade() {
@@ -26,7 +26,7 @@ fn share<T>(shared: &Mutex<Weak<T>>, start: impl FnOnce() -> Option<T>) -> Optio
     Some(started)
 }
 
-/// Servers that let sessions last for long: a busy machine is not what the laws are about.
+/// Servers that allow long sessions, so that a busy machine does not end one.
 fn patient() -> ZooKeeperOptions {
     ZooKeeperOptions { extra: vec!["maxSessionTimeout=60000".into()], ..ZooKeeperOptions::default() }
 }
@@ -36,9 +36,10 @@ fn prefix() -> String {
     format!("law{}", COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Whether members of this version keep what a majority has taken: before 3.9.4 they may forget it, and the store says so.
+/// Whether servers of this version keep writes that a majority has accepted: before 3.9.4 they may lose them, and the
+/// store reports it.
 fn keeps(addr: SocketAddr) -> bool {
-    let told = common::say(addr, "srvr");
+    let told = common::four_letter(addr, "srvr");
     let version = told.lines().find_map(|line| line.strip_prefix("Zookeeper version: ")).expect("a version");
     let numbers: Vec<u32> = version.split(['.', '-', ',']).map_while(|part| part.parse().ok()).collect();
     numbers >= vec![3, 9, 4]
@@ -55,7 +56,7 @@ macro_rules! harness {
 
         #[async_trait]
         impl Harness for $name {
-            // Nothing of an old session counts.
+            // Grants of an earlier session do not count.
             const RESUMES: bool = false;
 
             async fn start() -> Option<Self> {
@@ -68,8 +69,8 @@ macro_rules! harness {
 
             async fn client(&self) -> Arc<dyn Store> {
                 let address: fn(&$server, &str) -> String = $address;
-                // Slow disks of a busy machine are not what the laws are about; but what a dead client held has to be free
-                // before their patience ends.
+                // A long timeout for the slow disks of a busy machine; but the locks of a dead client must be free
+                // before a law gives up.
                 let url = address(&self.server, &self.prefix) + "timeout=20s&session=20s&create=yes";
                 Arc::new(ZooKeeperStore::open(Options::from_url(&url).unwrap()).await.unwrap())
             }

@@ -1,59 +1,59 @@
-//! Many who wait. What is counted are the server's requests, not the time.
+//! Many waiters. The tests count the requests at the server, not the time.
 
 mod common;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{keeper, say, try_open};
+use common::{four_letter, keeper, try_open};
 use futures_util::future::join_all;
-use lockkeeper_core::{Acquired, Renewal, Store, Wait};
-use lockkeeper_testkit::laws::{ask, eventually, give_back, name, set_patience, take, with};
+use lockkeeper_core::{AcquireOutcome, RenewOutcome, Store, Wait};
+use lockkeeper_testkit::laws::{eventually, give_back, name, request, set_patience, take, with};
 use lockkeeper_testkit::servers::{self, Server, ZooKeeperOptions};
 
 async fn patient(server: &Server) -> Arc<dyn Store> {
-    // Looking now and then is counted too, but it is by the clock: rare enough not to hide what is counted here.
+    // Polls are counted too, so they are made rare.
     try_open(&format!("zk://{}?poll=10m&session=60s&timeout=20s", server.addr())).await.unwrap()
 }
 
-/// How many requests the server has handled, pings among them.
+/// How many requests the server has handled, pings included.
 fn handled(server: &Server) -> u64 {
-    let told = say(server.addr(), "mntr");
+    let told = four_letter(server.addr(), "mntr");
     let line = told.lines().find_map(|line| line.strip_prefix("zk_packets_received"));
     line.and_then(|count| count.trim().parse().ok()).expect("a count")
 }
 
-/// The requests per hand-off when so many stand in line.
+/// The requests per hand-off with this many waiters.
 async fn per_hand_off(waiters: usize) -> Option<f64> {
-    // Long sessions: a crowd keeps a busy machine from answering pings for a while.
+    // Long sessions: with many clients a busy machine answers pings late.
     let tick = Duration::from_secs(3);
     let server = servers::zookeeper(ZooKeeperOptions { tick, ..ZooKeeperOptions::default() }).ok()?;
     let store = patient(&server).await;
-    let held = take(&store, &ask("popular")).await;
+    let held = take(&store, &request("popular")).await;
     let mut crowd = Vec::new();
     for _ in 0..4 {
         let store = patient(&server).await;
         for _ in 0..waiters / 4 {
             let store = store.clone();
             crowd.push(tokio::spawn(async move {
-                let ask = with(ask("popular"), |ask| ask.wait = Wait::Forever);
-                let grant = match store.acquire(&ask).await {
-                    Ok(Acquired::Granted(grant)) => grant,
+                let request = with(request("popular"), |request| request.wait = Wait::Forever);
+                let grant = match store.acquire(&request).await {
+                    Ok(AcquireOutcome::Granted(grant)) => grant,
                     other => panic!("not served: {other:?}"),
                 };
-                give_back(&store, &grant.claim).await;
+                give_back(&store, &grant.key).await;
                 grant.fence
             }));
         }
     }
-    eventually("all stand in line", || async {
+    eventually("all are in the queue", || async {
         tokio::time::sleep(Duration::from_millis(200)).await;
         store.inspect(&name("popular")).await.unwrap().is_some_and(|view| view.waiting == waiters)
     })
     .await;
-    // They stand there; but many have not looked yet whom to wait for.
+    // All are in the queue; but many have not set their watch yet.
     let mut before = handled(&server);
-    eventually("everybody has looked, and waits", || {
+    eventually("all have set their watches", || {
         let server = &server;
         let last = std::mem::replace(&mut before, handled(server));
         let quiet = before - last < 5;
@@ -64,7 +64,7 @@ async fn per_hand_off(waiters: usize) -> Option<f64> {
     })
     .await;
     let before = handled(&server);
-    give_back(&store, &held.claim).await;
+    give_back(&store, &held.key).await;
     let mut fences = Vec::new();
     for one in crowd {
         fences.push(one.await.unwrap());
@@ -72,7 +72,7 @@ async fn per_hand_off(waiters: usize) -> Option<f64> {
     let calls = handled(&server) - before;
     fences.sort();
     fences.dedup();
-    assert_eq!(fences.len(), waiters, "everybody has a fence of its own");
+    assert_eq!(fences.len(), waiters, "two grants have the same fence");
     assert!(store.inspect(&name("popular")).await.unwrap().is_none());
     Some(calls as f64 / waiters as f64)
 }
@@ -80,11 +80,11 @@ async fn per_hand_off(waiters: usize) -> Option<f64> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hand_off_costs_the_same_however_many_wait() {
     set_patience(Duration::from_secs(180));
-    // Whoever looks reads the names of all who wait: thousands take a debug build a while.
+    // Each read of the queue returns the names of all waiters: thousands are slow in a debug build.
     let crowd = if std::env::var_os("LOCKKEEPER_FULL").is_some() { 2000 } else { 200 };
     let (Some(few), Some(many)) = (per_hand_off(20).await, per_hand_off(crowd).await) else { return };
     println!("requests per hand-off: {few:.2} with 20 waiters, {many:.2} with {crowd}");
-    // One to give back, one to look, one to take it; and now and then a ping.
+    // One request to release, one to read the queue, one to write the grant; and sometimes a ping.
     assert!(few < 4.0 && many < 3.3, "{few} {many}");
 }
 
@@ -92,22 +92,22 @@ async fn a_hand_off_costs_the_same_however_many_wait() {
 async fn many_guards_are_taken_renewed_and_given_back_together() {
     let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
     let store = patient(&server).await;
-    let asks = || -> Vec<_> { (0..640).map(|i| ask(&format!("guard/{i}"))).collect() };
-    let take_all = async || join_all(asks().iter().map(|ask| take(&store, ask))).await;
-    // Each name needs a node for its line once.
+    let requests = || -> Vec<_> { (0..640).map(|i| request(&format!("guard/{i}"))).collect() };
+    let take_all = async || join_all(requests().iter().map(|request| take(&store, request))).await;
+    // The first use of each name creates its queue node.
     for grant in take_all().await {
-        give_back(&store, &grant.claim).await;
+        give_back(&store, &grant.key).await;
     }
     let before = handled(&server);
     let grants = take_all().await;
     let taken = handled(&server) - before;
     assert!(taken <= 60, "{taken} requests for 640 grants");
     let before = handled(&server);
-    assert!(store.renew(&grants).await.unwrap().iter().all(|answer| *answer == Renewal::Renewed));
+    assert!(store.renew(&grants).await.unwrap().iter().all(|answer| *answer == RenewOutcome::Renewed));
     let renewed = handled(&server) - before;
     assert!(renewed <= 24, "{renewed} requests for 640 renewals");
     let before = handled(&server);
-    join_all(grants.iter().map(|grant| give_back(&store, &grant.claim))).await;
+    join_all(grants.iter().map(|grant| give_back(&store, &grant.key))).await;
     let given_back = handled(&server) - before;
     assert!(given_back <= 60, "{given_back} requests for 640 releases");
 }
@@ -117,20 +117,20 @@ async fn a_dead_waiter_costs_its_session_and_no_more() {
     let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
     let url = format!("zk://{}?session=2s", server.addr());
     let (store, dead) = (try_open(&url).await.unwrap(), try_open(&url).await.unwrap());
-    let held = take(&store, &ask("popular")).await;
+    let held = take(&store, &request("popular")).await;
     let gone = {
         let keeper = keeper(&dead);
         tokio::spawn(async move { keeper.lock("popular").acquire().await.map(drop) })
     };
-    eventually("it stands in line", || async {
+    eventually("the request is in the queue", || async {
         store.inspect(&name("popular")).await.unwrap().is_some_and(|view| view.waiting == 1)
     })
     .await;
-    // Its whole thread is gone, as if the process were; nobody is left to take it back.
+    // The whole thread is gone, as if the process were; no task is left to remove the entry.
     gone.abort();
     drop(dead);
-    give_back(&store, &held.claim).await;
-    let patient = with(ask("popular"), |ask| ask.wait = Wait::For(Duration::from_secs(20)));
+    give_back(&store, &held.key).await;
+    let patient = with(request("popular"), |request| request.wait = Wait::For(Duration::from_secs(20)));
     let served = store.acquire(&patient).await;
-    assert!(matches!(served, Ok(Acquired::Granted(_))), "{served:?}");
+    assert!(matches!(served, Ok(AcquireOutcome::Granted(_))), "{served:?}");
 }

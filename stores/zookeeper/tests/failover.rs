@@ -1,5 +1,4 @@
-//! Members that die and members that hang, in the middle of it: a counter loses nothing, fences grow, and nobody has to
-//! restart a client.
+//! Servers die and hang under load: a counter loses nothing, fences grow, and no client has to be restarted.
 
 mod common;
 
@@ -8,12 +7,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use common::{Counter, keeper, open, try_open};
-use lockkeeper_core::{Acquired, Error, Expect, Renewal};
-use lockkeeper_testkit::laws::{self, ask, eventually, give_back, soon, take, with};
+use lockkeeper_core::{AcquireOutcome, Error, Expect, RenewOutcome};
+use lockkeeper_testkit::laws::{self, eventually, give_back, request, soon, take, with};
 use lockkeeper_testkit::proxy::{Direction, Framing, Pick, Proxy};
 use lockkeeper_testkit::servers::{self, Cluster, TempDir, ZooKeeperOptions};
 
-/// Contends from several clients while `faults` happen to the cluster, then checks what came of it.
+/// Contends from several clients while `faults` happen to the cluster, then checks the counter and the fences.
 async fn contend(mut cluster: Cluster, faults: impl FnOnce(&mut Cluster) + Send + 'static) {
     let dir = TempDir::new("failover");
     let counter = Arc::new(Counter::new(dir.path()));
@@ -58,7 +57,7 @@ async fn contend(mut cluster: Cluster, faults: impl FnOnce(&mut Cluster) + Send 
     for worker in workers {
         soon("a worker ends", worker).await.unwrap();
     }
-    assert_eq!(counter.get(), sum.load(Ordering::SeqCst), "two were in at once");
+    assert_eq!(counter.get(), sum.load(Ordering::SeqCst), "two clients held the lock at once");
     drop(cluster);
 }
 
@@ -92,13 +91,13 @@ async fn the_leader_is_paused() {
 async fn without_a_majority_nothing_is_granted_and_it_comes_back() {
     let Ok(mut cluster) = servers::zookeeper_cluster(3, ZooKeeperOptions::default()) else { return };
     let store = open(cluster.hosts()).await;
-    let held = take(&store, &with(ask("x"), |ask| ask.ttl = Duration::from_secs(2))).await;
+    let held = take(&store, &with(request("x"), |request| request.ttl = Duration::from_secs(2))).await;
     cluster.node_mut(0).kill9();
     cluster.node_mut(1).kill9();
-    let refused = store.acquire(&ask("y")).await;
+    let refused = store.acquire(&request("y")).await;
     assert!(matches!(refused, Err(Error::Unknown(_) | Error::Unavailable(_))), "{refused:?}");
     let cluster = tokio::task::spawn_blocking(move || {
-        // The first cannot answer before the second is there.
+        // The first server cannot serve before the second one runs.
         std::thread::scope(|scope| {
             let mut nodes = cluster.nodes_mut().iter_mut();
             let (first, second) = (nodes.next().unwrap(), nodes.next().unwrap());
@@ -110,16 +109,16 @@ async fn without_a_majority_nothing_is_granted_and_it_comes_back() {
     .await
     .unwrap();
     eventually("it comes back by itself", || async {
-        let again = with(ask("z"), |_| {});
-        matches!(store.acquire(&again).await, Ok(Acquired::Granted(_)))
+        let again = with(request("z"), |_| {});
+        matches!(store.acquire(&again).await, Ok(AcquireOutcome::Granted(_)))
     })
     .await;
-    // Kept over it, or lost with its session: the answer says which, and the fence goes on either way.
+    // Renewed, or lost with its session: the fence grows in both cases.
     let renewed = store.renew(std::slice::from_ref(&held)).await.unwrap();
-    if renewed == [Renewal::Lost] {
+    if renewed == [RenewOutcome::Lost] {
         eventually("it may be had again", || async {
-            match store.acquire(&ask("x")).await {
-                Ok(Acquired::Granted(next)) => {
+            match store.acquire(&request("x")).await {
+                Ok(AcquireOutcome::Granted(next)) => {
                     assert!(next.fence > held.fence);
                     true
                 }
@@ -133,19 +132,19 @@ async fn without_a_majority_nothing_is_granted_and_it_comes_back() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_is_cut_off_from_its_clients() {
-    // The session outlasts the way to the next server.
+    // The session must outlast the search for another server.
     let extra = vec!["maxSessionTimeout=60000".into()];
     let options = ZooKeeperOptions { extra, ..ZooKeeperOptions::default() };
     let Ok(cluster) = servers::zookeeper_cluster(3, options) else { return };
-    // Every server is behind a door of its own, and one door after the other is shut.
-    let doors: Vec<Proxy> =
+    // Each server is behind a proxy, and one proxy after the other is blocked.
+    let proxies: Vec<Proxy> =
         cluster.nodes().iter().map(|node| Proxy::start(node.addr(), Framing::Bytes)).collect();
-    let hosts = doors.iter().map(|door| door.addr().to_string()).collect::<Vec<_>>().join(",");
+    let hosts = proxies.iter().map(|proxy| proxy.addr().to_string()).collect::<Vec<_>>().join(",");
     let store = try_open(&format!("zk://{hosts}?timeout=1s&session=20s")).await.unwrap();
     let (keeper, mut last) = (keeper(&store), None);
-    for door in &doors {
-        // Nothing comes back from it, and nobody is told.
-        door.hold(Direction::Replies);
+    for proxy in &proxies {
+        // The server's replies are held, and the connection stays open.
+        proxy.hold(Direction::Replies);
         let guard = soon("it goes on with another server", async {
             loop {
                 match keeper.lock("x").ttl(Duration::from_secs(2)).acquire().await {
@@ -160,22 +159,22 @@ async fn a_server_is_cut_off_from_its_clients() {
         last = Some(guard.fence());
         drop(guard);
         soon("it is given back", keeper.settle()).await;
-        door.cut(Pick::Any);
-        door.heal();
+        proxy.cut(Pick::Any);
+        proxy.heal();
     }
     drop(cluster);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn away_wrong_password_missing_rights_and_a_wrong_path_are_told_apart() {
-    // The session outlasts a restart, also on a busy machine.
+async fn unreachable_denied_and_missing_path_are_different_errors() {
+    // The session must outlast a restart, also on a busy machine.
     let extra = vec!["maxSessionTimeout=60000".into()];
     let options = ZooKeeperOptions { extra, ..ZooKeeperOptions::default() };
     let Ok(mut server) = servers::zookeeper(options) else { return };
     let addr = server.addr();
     let url = format!("zk://app:pass@{addr}/jobs?create=yes&timeout=1s&session=60s");
     let store = try_open(&url).await.unwrap();
-    let held = take(&store, &ask("x")).await;
+    let held = take(&store, &request("x")).await;
     for denied in ["", "app:wrong@", "other:pass@"] {
         let url = format!("zk://{denied}{addr}/jobs");
         let error = try_open(&url).await.err().expect("not allowed");
@@ -184,29 +183,29 @@ async fn away_wrong_password_missing_rights_and_a_wrong_path_are_told_apart() {
     }
     let error = try_open(&format!("zk://{addr}/jbos")).await.err().expect("mistyped");
     assert!(matches!(&error, Error::Invalid(text) if text.contains("/jbos")), "{error:?}");
-    // A restart, and nobody notices.
+    // A restart, which the holder survives.
     tokio::task::block_in_place(|| server.restart());
     eventually("it is renewed after a restart", || async {
         match store.renew(std::slice::from_ref(&held)).await {
             Ok(renewed) => {
-                assert_eq!(renewed, [Renewal::Renewed]);
+                assert_eq!(renewed, [RenewOutcome::Renewed]);
                 true
             }
             Err(_) => false,
         }
     })
     .await;
-    give_back(&store, &held.claim).await;
+    give_back(&store, &held.key).await;
     server.kill9();
-    let away = store.acquire(&ask("x")).await;
+    let away = store.acquire(&request("x")).await;
     assert!(matches!(away, Err(Error::Unavailable(_) | Error::Unknown(_))), "{away:?}");
     let away = try_open(&format!("zk://{addr}")).await;
     assert!(matches!(away.err(), Some(Error::Unavailable(_))));
 }
 
-/// A server that follows may be behind: it has not heard of a grant, or of a record, that a majority has taken.
+/// A follower may be behind the leader: it does not know a grant or a record that a majority has accepted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_is_behind_overlooks_nobody() {
+async fn a_follower_that_is_behind_misses_no_holder() {
     let Ok(mut cluster) = servers::zookeeper_cluster(3, ZooKeeperOptions::default()) else { return };
     let leader = cluster.leader();
     let behind = (0..3).find(|node| *node != leader).unwrap();
@@ -215,22 +214,25 @@ async fn a_server_that_is_behind_overlooks_nobody() {
     for round in 0..48u8 {
         let (name, key) = (laws::name("x"), laws::name(&format!("record/{round}")));
         cluster.node_mut(behind).pause();
-        let held = take(&ahead, &ask("x")).await;
+        let held = take(&ahead, &request("x")).await;
         ahead.write(&key, &[round], Expect::Absent, None).await.unwrap();
-        let asks = late.clone();
-        // One or the other: what makes the server catch up for one would do so for both.
+        let requests = late.clone();
+        // Only one of the two in each round, because either makes the server catch up.
         let asked = tokio::spawn(async move {
             match round % 4 {
-                0 => asks.break_lock(&name, "a test").await.map(|fence| assert!(fence > held.fence)),
-                _ => asks.read(&key).await.map(|record| assert!(record.is_some(), "a record was overlooked")),
+                0 => requests.break_lock(&name, "a test").await.map(|fence| assert!(fence > held.fence)),
+                _ => requests
+                    .read(&key)
+                    .await
+                    .map(|record| assert!(record.is_some(), "a record was overlooked")),
             }
         });
-        // It is on its way before the server goes on: nobody could tell us that.
+        // Time for the request to be sent before the server resumes. There is no event to wait for.
         tokio::time::sleep(Duration::from_millis(20)).await;
         cluster.node_mut(behind).resume();
         soon("an answer", asked).await.unwrap_or_else(|_| panic!("round {round}")).unwrap();
-        let broken = ahead.renew(std::slice::from_ref(&held)).await.unwrap() == [Renewal::Lost];
+        let broken = ahead.renew(std::slice::from_ref(&held)).await.unwrap() == [RenewOutcome::Lost];
         assert_eq!(broken, round % 4 == 0, "round {round}: whether the holder was broken");
-        give_back(&ahead, &held.claim).await;
+        give_back(&ahead, &held.key).await;
     }
 }

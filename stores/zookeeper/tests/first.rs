@@ -1,16 +1,16 @@
-//! Two who open a store that nobody has used yet. One of them stands still at each of its requests in turn, while the other comes,
-//! makes what is missing and takes a lock: whoever is first, both count their fences from one base.
+//! Two clients open a store on a new path. One of them is held at each of its requests in turn, while the other one
+//! creates what is missing and acquires a lock. In every order both use one fence base.
 
 mod common;
 
 use common::{admin, tree, try_open};
-use lockkeeper_testkit::laws::{ask, soon, take};
+use lockkeeper_testkit::laws::{request, soon, take};
 use lockkeeper_testkit::proxy::{Fault, Framing, Proxy, every_point};
 use lockkeeper_testkit::servers::{self, ZooKeeperOptions};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_who_come_first_have_one_base() {
-    // A session that lasts, for the one that stands still.
+async fn two_first_clients_share_one_base() {
+    // A session that outlasts the pause.
     let options = ZooKeeperOptions { extra: vec!["maxSessionTimeout=60000".into()], ..Default::default() };
     let Ok(server) = servers::zookeeper(options) else { return };
     let admin = admin(server.addr()).await;
@@ -25,12 +25,12 @@ async fn two_who_come_first_have_one_base() {
             opened = &mut slow => { slow = tokio::spawn(async move { opened.unwrap() }) }
         }
         let quick = try_open(&url(server.addr())).await.unwrap();
-        let first = take(&quick, &ask("x")).await;
+        let first = take(&quick, &request("x")).await;
         held.release();
         let slow = soon("the slow one opens", slow).await.unwrap().unwrap();
-        let (second, third) = (take(&slow, &ask("y")).await, take(&quick, &ask("z")).await);
+        let (second, third) = (take(&slow, &request("y")).await, take(&quick, &request("z")).await);
         assert!(first.fence < second.fence && second.fence < third.fence, "{first:?} {second:?} {third:?}");
-        let bases = tree(&admin, &format!("/first{n}/=base")).await;
+        let bases = tree(&admin, &format!("/first{n}/=fence-base")).await;
         assert_eq!(bases.len(), 2, "more than one base at point {n}: {bases:?}");
         held.fired()
     })

@@ -1,4 +1,4 @@
-//! Curator's `InterProcessMutex` and kazoo's `Lock` and ours keep each other out.
+//! Curator's `InterProcessMutex`, kazoo's `Lock` and this store exclude each other.
 
 mod common;
 
@@ -12,7 +12,8 @@ use std::time::Duration;
 use common::{Counter, keeper, open};
 use lockkeeper_core::Error;
 use lockkeeper_testkit::laws::{
-    ask, eventually, give_back, granted, in_line, is_free, name, owner, refused, stand_in_line, take, with,
+    eventually, give_back, granted, is_free, join_queue, name, owner, queue_reaches, refused, request, take,
+    with,
 };
 use lockkeeper_testkit::servers::{self, TempDir, ZooKeeperOptions, require};
 
@@ -27,7 +28,7 @@ const JARS: [&str; 8] = [
     "slf4j-nop",
 ];
 
-/// A client of somebody else's, told what to do line by line.
+/// A client of another library, which reads commands from its standard input.
 struct Foreign {
     child: Child,
     say: ChildStdin,
@@ -90,7 +91,7 @@ fn kazoo(addr: SocketAddr, path: &str, counter: &Path) -> Option<Foreign> {
     Some(Foreign::start(&mut python))
 }
 
-/// Three of theirs and three of ours count under one lock.
+/// Three foreign clients and three of this store count under one lock.
 async fn lose_no_count(start: fn(SocketAddr, &str, &Path) -> Option<Foreign>) {
     let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
     let dir = TempDir::new("foreign");
@@ -120,7 +121,7 @@ async fn lose_no_count(start: fn(SocketAddr, &str, &Path) -> Option<Foreign>) {
         one.await.unwrap();
     }
     tokio::task::spawn_blocking(move || theirs.wait_for("counted")).await.unwrap();
-    assert_eq!(counter.get(), 6 * rounds, "two were in at once");
+    assert_eq!(counter.get(), 6 * rounds, "two clients held the lock at once");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -153,33 +154,34 @@ async fn seen_waited_for_and_broken(start: fn(SocketAddr, &str, &Path) -> Option
         theirs.wait_for("ready");
         theirs.order("acquire", "acquired");
     });
-    let busy = refused(&store, &ask("x")).await;
+    let busy = refused(&store, &request("x")).await;
     assert_eq!(busy.held.len(), 1);
-    let waiter = stand_in_line(&store, &ask("x"), 1).await;
+    let waiter = join_queue(&store, &request("x"), 1).await;
     let broken = store.break_lock(&name("x"), "it hangs").await.unwrap();
     let next = granted(waiter).await;
     assert!(next.fence > broken);
-    // It does not know that it was broken: to itself it would still be in.
+    // The foreign client does not know that its lock was broken.
     tokio::task::block_in_place(|| theirs.order("release", "released"));
-    // Ours keeps theirs out, and theirs gets it when ours is given back.
+    // This store keeps the foreign client out, which acquires the lock after the release.
     theirs.tell("acquire");
-    in_line(&store, &name("x"), 1).await;
-    give_back(&store, &next.claim).await;
+    queue_reaches(&store, &name("x"), 1).await;
+    give_back(&store, &next.key).await;
     tokio::task::block_in_place(|| theirs.wait_for("acquired"));
-    refused(&store, &ask("x")).await;
+    refused(&store, &request("x")).await;
     tokio::task::block_in_place(|| theirs.order("release", "released"));
-    // One of theirs that waits takes over when the first hold is given back: a second hold past it would be one too many.
+    // A waiting foreign client acquires the lock when the first hold ends, so a re-entry past it would be a second
+    // holder.
     let me = owner();
-    let mine = || with(ask("x"), |ask| ask.owner = Some(me));
+    let mine = || with(request("x"), |request| request.owner = Some(me));
     let held = take(&store, &mine()).await;
     theirs.tell("acquire");
-    in_line(&store, &name("x"), 1).await;
+    queue_reaches(&store, &name("x"), 1).await;
     assert!(matches!(store.acquire(&mine()).await, Err(Error::Deadlock(_))));
-    give_back(&store, &held.claim).await;
+    give_back(&store, &held.key).await;
     tokio::task::block_in_place(|| {
         theirs.wait_for("acquired");
         theirs.order("release", "released");
     });
-    eventually("nobody is left", || async { store.inspect(&name("x")).await.unwrap().is_none() }).await;
+    eventually("the queue is empty", || async { store.inspect(&name("x")).await.unwrap().is_none() }).await;
     is_free(&store, "x").await;
 }

@@ -1,4 +1,4 @@
-//! Why nobody serves is told, with what to do.
+//! The error of a failed open names each server, the cause and a remedy.
 
 mod common;
 
@@ -14,19 +14,19 @@ async fn away(url: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_port_for_tls_is_told_to_who_does_not_encrypt() {
+async fn a_plain_client_is_told_that_a_port_is_for_tls() {
     let tls = Some(TlsFiles::new());
     let Ok(server) = servers::zookeeper(ZooKeeperOptions { tls, ..ZooKeeperOptions::default() }) else {
         return;
     };
     let why = away(&format!("zk://{}?timeout=20s", zookeeper_tls_addr(&server))).await;
     assert!(why.contains("zks://"), "{why}");
-    // It serves beside that without.
+    // The same server accepts plain connections on its other port.
     open(server.addr()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_server_is_told_of() {
+async fn the_error_names_each_server() {
     let (one, two) = (Port::claim(), Port::claim());
     let hosts = [&one, &two].map(|port| format!("127.0.0.1:{}", port.number()));
     let why = away(&format!("zk://{}", hosts.join(","))).await;

@@ -1,4 +1,4 @@
-//! A server that is restarted, or away: what that costs those who wait, and those who ask.
+//! Restarts and outages of a server: what they cost waiters and callers.
 
 mod common;
 
@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use common::{keeper, try_open};
 use futures_util::future::join_all;
-use lockkeeper_core::{Error, Renewal};
+use lockkeeper_core::{Error, RenewOutcome};
 use lockkeeper_host::{Clock, SystemClock};
-use lockkeeper_testkit::laws::{ask, eventually, in_line, name, soon, take, with};
+use lockkeeper_testkit::laws::{eventually, name, queue_reaches, request, soon, take, with};
 use lockkeeper_testkit::proxy::{Direction, Fault, Framing, Proxy};
 use lockkeeper_testkit::servers::{self, ZooKeeperOptions};
 
-/// A server counts all sessions anew when it starts. The declared bound counts from the last start, and the profile says so.
+/// A server restarts all session timeouts when it starts. The declared bound counts from the last start, and the
+/// profile says so.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dead_holder_is_gone_within_the_bound_after_the_last_restart() {
     let extra = vec!["maxSessionTimeout=90000".into()];
@@ -22,30 +23,31 @@ async fn a_dead_holder_is_gone_within_the_bound_after_the_last_restart() {
     let profile = dead.profile();
     assert!(profile.notes.iter().any(|note| note.contains("every restart")), "{:?}", profile.notes);
     assert!(profile.wake >= Duration::from_secs(10 + 4 + 2), "poll, session and a tick: {:?}", profile.wake);
-    take(&dead, &with(ask("x"), |ask| ask.ttl = Duration::from_secs(1))).await;
+    take(&dead, &with(request("x"), |request| request.ttl = Duration::from_secs(1))).await;
     drop(dead);
     let keeper = keeper(&other);
     let waiter = tokio::spawn(async move { keeper.lock("x").ttl(Duration::from_secs(60)).acquire().await });
-    in_line(&other, &name("x"), 1).await;
+    queue_reaches(&other, &name("x"), 1).await;
     for _ in 0..3 {
         tokio::task::block_in_place(|| server.restart());
     }
     let back_at = SystemClock.now();
-    let next = soon("the waiter is let in", waiter).await.unwrap().unwrap();
+    let next = soon("the waiter is granted", waiter).await.unwrap().unwrap();
     let took = SystemClock.now().since(back_at);
     drop(next);
     assert!(took <= profile.wake, "{took:?} after the last restart, and {:?} are declared", profile.wake);
 }
 
-/// Each of them tried to connect for itself, when the one before had failed: the last of fifteen was told after fifteen times the timeout.
+/// Each caller tried to connect after the previous one had failed: the last of fifteen got its error after fifteen
+/// timeouts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn those_who_ask_together_learn_together_that_nobody_is_there() {
+async fn concurrent_callers_share_one_failed_connect() {
     let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
     let proxy = Proxy::start(server.addr(), Framing::ZooKeeper);
     let store = try_open(&format!("zk://{}?timeout=3s&session=4s", proxy.addr())).await.unwrap();
     proxy.hold(Direction::Requests);
     eventually("its session is over, and it connects anew", || async {
-        match store.acquire(&ask("x")).await {
+        match store.acquire(&request("x")).await {
             Err(Error::Unavailable(why)) => why.contains("no ZooKeeper that serves"),
             Err(Error::Unknown(_)) => false,
             answer => panic!("{answer:?}"),
@@ -53,33 +55,33 @@ async fn those_who_ask_together_learn_together_that_nobody_is_there() {
     })
     .await;
     let asked_at = SystemClock.now();
-    let asks: Vec<_> = (0..15).map(|n| ask(&format!("{n}"))).collect();
-    for answer in join_all(asks.iter().map(|ask| store.acquire(ask))).await {
+    let requests: Vec<_> = (0..15).map(|n| request(&format!("{n}"))).collect();
+    for answer in join_all(requests.iter().map(|request| store.acquire(request))).await {
         assert!(matches!(answer, Err(Error::Unavailable(_))), "{answer:?}");
     }
     let took = SystemClock.now().since(asked_at);
     assert!(took < Duration::from_secs(20), "one after the other: {took:?}");
     proxy.cut_all();
     proxy.heal();
-    eventually("it is served again", || async { store.acquire(&ask("x")).await.is_ok() }).await;
+    eventually("it is served again", || async { store.acquire(&request("x")).await.is_ok() }).await;
 }
 
-/// Renewals travel in several transactions. If one of them is not answered, those of the others were renewed all the same.
+/// Renewals are sent in several transactions. If one of them gets no reply, the others are still reported as renewed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_renewal_that_was_not_heard_of_is_unknown() {
+async fn a_renewal_without_a_reply_is_unknown() {
     let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
     let proxy = Proxy::start(server.addr(), Framing::ZooKeeper);
     let store = try_open(&format!("zk://{}?timeout=3s&session=30s", proxy.addr())).await.unwrap();
-    let asks: Vec<_> = (0..150).map(|n| ask(&format!("n{n}"))).collect();
-    let held = join_all(asks.iter().map(|ask| take(&store, ask))).await;
+    let requests: Vec<_> = (0..150).map(|n| request(&format!("n{n}"))).collect();
+    let held = join_all(requests.iter().map(|request| take(&store, request))).await;
     // The first transaction renews 128 of them.
     let fault = proxy.inject(Fault::at_request(2).cut_before_reply());
     let told = store.renew(&held).await.unwrap();
     assert!(fault.fired());
-    let count = |what: Renewal| told.iter().filter(|told| **told == what).count();
-    assert_eq!((count(Renewal::Renewed), count(Renewal::Unknown)), (128, 22), "{told:?}");
+    let count = |what: RenewOutcome| told.iter().filter(|told| **told == what).count();
+    assert_eq!((count(RenewOutcome::Renewed), count(RenewOutcome::Unknown)), (128, 22), "{told:?}");
     eventually("all of them are renewed in the end", || async {
-        store.renew(&held).await.is_ok_and(|told| told.iter().all(|told| *told == Renewal::Renewed))
+        store.renew(&held).await.is_ok_and(|told| told.iter().all(|told| *told == RenewOutcome::Renewed))
     })
     .await;
 }

@@ -1,25 +1,26 @@
-//! Sessions that end under us: by an administrator's hand, or because nobody could be reached. Never a false grant; what is
-//! lost is told; and the same process goes on with another session.
+//! Sessions that end: an administrator closes them, or no server is reachable. There is never a false grant, losses
+//! are reported, and the process goes on with another session.
 
 mod common;
 
 use std::time::Duration;
 
 use common::{admin, keeper, open, tree, try_open};
-use lockkeeper_core::{Acquired, Error, Release, Renewal, Wait};
+use lockkeeper_core::{AcquireOutcome, Error, ReleaseOutcome, RenewOutcome, Wait};
 use lockkeeper_host::{Clock, SystemClock};
 use lockkeeper_testkit::laws::{
-    ask, eventually, give_back, granted, in_line, is_free, name, refused, soon, stand_in_line, take, with,
+    eventually, give_back, granted, is_free, join_queue, name, queue_reaches, refused, request, soon, take,
+    with,
 };
 use lockkeeper_testkit::proxy::{Direction, Framing, Pick, Proxy};
 use lockkeeper_testkit::servers::{self, Server, ZooKeeperOptions};
 use zookeeper_client::Client;
 
-/// Deletes the nodes of one session, as its end does.
+/// Ends the session that owns a node.
 async fn end_session_at(admin: &Client, server: &Server, node: &str) {
     let (_, stat) = admin.get_data(node).await.unwrap();
     let (addr, session) = (server.addr(), stat.ephemeral_owner);
-    // Its client may take the session back before it is closed: then it is closed again.
+    // The client may resume the session before the close arrives: then it is closed again.
     eventually("its nodes are gone", || async {
         tokio::task::block_in_place(|| common::close_session(addr, session));
         admin.check_stat(node).await.unwrap().is_none()
@@ -27,12 +28,12 @@ async fn end_session_at(admin: &Client, server: &Server, node: &str) {
     .await;
 }
 
-/// The places in the line of `x`, in order.
-async fn places(admin: &Client) -> Vec<String> {
-    let mut places: Vec<String> =
+/// The entries in the queue of `x`, in order.
+async fn entries(admin: &Client) -> Vec<String> {
+    let mut entries: Vec<String> =
         tree(admin, "/lock/x").await.into_iter().filter(|node| node.contains("lock-")).collect();
-    places.sort_by_key(|node| node.rsplit('-').next().unwrap().parse::<u64>().unwrap());
-    places
+    entries.sort_by_key(|node| node.rsplit('-').next().unwrap().parse::<u64>().unwrap());
+    entries
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -40,27 +41,27 @@ async fn a_session_that_ends_while_holding_loses_its_guards_and_no_others() {
     let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
     let (store, other, admin) =
         (open(server.addr()).await, open(server.addr()).await, admin(server.addr()).await);
-    let short = |text| with(ask(text), |ask| ask.ttl = Duration::from_secs(1));
+    let short = |text| with(request(text), |request| request.ttl = Duration::from_secs(1));
     let lost = [take(&store, &short("x")).await, take(&store, &short("y")).await];
-    let kept = take(&other, &ask("z")).await;
-    end_session_at(&admin, &server, &places(&admin).await[0]).await;
-    let next = take(&other, &ask("x")).await;
+    let kept = take(&other, &request("z")).await;
+    end_session_at(&admin, &server, &entries(&admin).await[0]).await;
+    let next = take(&other, &request("x")).await;
     assert!(next.fence > lost[0].fence);
-    // A renewal that meets the end of the session itself knows nothing yet, and is asked again.
-    eventually("a loss is told", || async {
+    // The outcome of a renewal during the end of the session is unknown, so it is retried.
+    eventually("the loss is reported", || async {
         match store.renew(&lost).await {
             Err(Error::Unknown(_) | Error::Unavailable(_)) => false,
             told => {
-                assert_eq!(told.unwrap(), [Renewal::Lost, Renewal::Lost]);
+                assert_eq!(told.unwrap(), [RenewOutcome::Lost, RenewOutcome::Lost]);
                 true
             }
         }
     })
     .await;
-    assert_eq!(store.release(&lost[0].claim).await.unwrap(), Release::AlreadyGone);
-    assert_eq!(other.renew(&[next, kept]).await.unwrap(), [Renewal::Renewed, Renewal::Renewed]);
-    // And the process that lost its session goes on with another one.
-    take(&store, &ask("y")).await;
+    assert_eq!(store.release(&lost[0].key).await.unwrap(), ReleaseOutcome::AlreadyGone);
+    assert_eq!(other.renew(&[next, kept]).await.unwrap(), [RenewOutcome::Renewed, RenewOutcome::Renewed]);
+    // The process that lost its session goes on with another one.
+    take(&store, &request("y")).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -69,33 +70,33 @@ async fn a_session_that_ends_while_waiting_grants_nothing() {
     let (addr, admin) = (server.addr(), admin(server.addr()).await);
     let stores = [open(addr).await, open(addr).await, open(addr).await];
     for _ in 0..3 {
-        let held = take(&stores[0], &ask("x")).await;
-        let unlucky = stand_in_line(&stores[1], &ask("x"), 1).await;
-        let place = places(&admin).await[1].clone();
-        let lucky = stand_in_line(&stores[2], &ask("x"), 2).await;
+        let held = take(&stores[0], &request("x")).await;
+        let first = join_queue(&stores[1], &request("x"), 1).await;
+        let place = entries(&admin).await[1].clone();
+        let second = join_queue(&stores[2], &request("x"), 2).await;
         end_session_at(&admin, &server, &place).await;
-        // It was the first, and its place is gone: it comes back behind the other, in another session.
-        eventually("it stands in line again", || async { places(&admin).await.len() == 3 }).await;
-        give_back(&stores[0], &held.claim).await;
-        let served = granted(lucky).await;
-        assert!(!unlucky.is_finished(), "served on a place that was gone");
-        in_line(&stores[0], &name("x"), 1).await;
-        give_back(&stores[2], &served.claim).await;
-        let last = granted(unlucky).await;
+        // The first waiter has lost its entry: it enqueues again behind the other, in another session.
+        eventually("it is in the queue again", || async { entries(&admin).await.len() == 3 }).await;
+        give_back(&stores[0], &held.key).await;
+        let served = granted(second).await;
+        assert!(!first.is_finished(), "granted without a queue entry");
+        queue_reaches(&stores[0], &name("x"), 1).await;
+        give_back(&stores[2], &served.key).await;
+        let last = granted(first).await;
         assert!(last.fence > served.fence && served.fence > held.fence);
-        give_back(&stores[1], &last.claim).await;
+        give_back(&stores[1], &last.key).await;
         is_free(&stores[0], "x").await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_guard_that_is_cut_off_is_lost_before_anybody_else_gets_in() {
+async fn a_guard_that_is_cut_off_is_lost_before_the_next_grant() {
     let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
     let proxy = Proxy::start(server.addr(), Framing::ZooKeeper);
     let cut_off = try_open(&format!("zk://{}?timeout=500ms&session=2s", proxy.addr())).await.unwrap();
     let other = open(server.addr()).await;
-    // A ttl that is longer than the session lasts: it is believed once it is renewed. What the session does not keep, the
-    // note does.
+    // A guard trusts a ttl beyond the session after its first renewal: the hold-back node keeps what the session does
+    // not.
     for (ttl, renewed) in [(1, false), (5, false), (5, true)] {
         let keeper = keeper(&cut_off);
         let guard = keeper.lock("x").ttl(Duration::from_secs(ttl)).acquire().await.unwrap();
@@ -107,20 +108,22 @@ async fn a_guard_that_is_cut_off_is_lost_before_anybody_else_gets_in() {
         proxy.hold(Direction::Requests);
         let waiter = {
             let other = other.clone();
-            tokio::spawn(async move { other.acquire(&with(ask("x"), |ask| ask.wait = Wait::Forever)).await })
+            tokio::spawn(async move {
+                other.acquire(&with(request("x"), |request| request.wait = Wait::Forever)).await
+            })
         };
         let next = granted(waiter).await;
-        assert!(!guard.is_held(), "two hold it, with a ttl of {ttl} s");
-        soon("the loss is told", guard.lost()).await;
+        assert!(!guard.is_held(), "two clients hold the lock, with a ttl of {ttl} s");
+        soon("the loss is reported", guard.lost()).await;
         assert!(next.fence > guard.fence());
-        give_back(&other, &next.claim).await;
+        give_back(&other, &next.key).await;
         proxy.cut(Pick::Any);
         proxy.heal();
         drop(guard);
-        soon("what is left is given back", keeper.settle()).await;
+        soon("what is left is released", keeper.settle()).await;
         eventually("it goes on by itself", || async {
-            match cut_off.acquire(&ask("x")).await {
-                Ok(Acquired::Granted(grant)) => cut_off.release(&grant.claim).await.is_ok(),
+            match cut_off.acquire(&request("x")).await {
+                Ok(AcquireOutcome::Granted(grant)) => cut_off.release(&grant.key).await.is_ok(),
                 _ => false,
             }
         })
@@ -135,35 +138,38 @@ async fn a_lock_delay_follows_the_death_of_a_process() {
     let (store, admin) = (open(server.addr()).await, admin(server.addr()).await);
     let dead = open(server.addr()).await;
     let careful = |text, delay| {
-        with(ask(text), |ask| {
-            (ask.ttl, ask.lock_delay) = (Duration::from_secs(1), Duration::from_millis(delay));
+        with(request(text), |request| {
+            (request.ttl, request.lock_delay) = (Duration::from_secs(1), Duration::from_millis(delay));
         })
     };
     take(&dead, &careful("x", 600_000)).await;
     take(&dead, &careful("y", 1)).await;
-    end_session_at(&admin, &server, &places(&admin).await[0]).await;
-    refused(&store, &ask("x")).await;
+    end_session_at(&admin, &server, &entries(&admin).await[0]).await;
+    refused(&store, &request("x")).await;
     let view = store.inspect(&name("x")).await.unwrap().unwrap();
     assert!(view.held.is_empty() && view.delayed_ms.is_some(), "{view:?}");
-    let patient = with(ask("y"), |ask| ask.wait = Wait::Forever);
-    assert!(matches!(soon("a short delay ends", store.acquire(&patient)).await, Ok(Acquired::Granted(_))));
+    let patient = with(request("y"), |request| request.wait = Wait::Forever);
+    assert!(matches!(
+        soon("a short delay ends", store.acquire(&patient)).await,
+        Ok(AcquireOutcome::Granted(_))
+    ));
 }
 
-/// A store that was dropped closed its session or did not, as it happened. Closed, it freed a lock whose lease still ran; not
-/// closed, it kept it for the whole session. Now it is always the second.
+/// Whether a dropped store closed its session was left to chance. A closed session freed a lock whose lease was still
+/// valid. Now the session is never closed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_dropped_store_held_is_not_free_while_its_lease_runs() {
+async fn a_dropped_store_keeps_its_locks_until_their_leases_end() {
     let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
     let other = open(server.addr()).await;
     for _ in 0..6 {
         let store = try_open(&format!("zk://{}?session=2s", server.addr())).await.unwrap();
-        let held = take(&store, &ask("x")).await;
+        let held = take(&store, &request("x")).await;
         drop(store);
-        let patient = with(ask("x"), |ask| ask.wait = Wait::Forever);
+        let patient = with(request("x"), |request| request.wait = Wait::Forever);
         let next = soon("its session ends", other.acquire(&patient)).await;
         assert!(SystemClock.now() >= held.sent_at + held.lease, "free before its lease is over");
-        let Ok(Acquired::Granted(next)) = next else { panic!("{next:?}") };
+        let Ok(AcquireOutcome::Granted(next)) = next else { panic!("{next:?}") };
         assert!(next.fence > held.fence);
-        give_back(&other, &next.claim).await;
+        give_back(&other, &next.key).await;
     }
 }

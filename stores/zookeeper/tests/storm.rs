@@ -1,4 +1,4 @@
-//! The laws that contend, on three members, while the leader is killed, hangs, or is cut off from everybody.
+//! The contention laws on three servers, while the leader is killed, hangs, or is cut off from the others.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Encrypted, and only with servers that somebody vouches for.
+//! TLS: only servers with a trusted certificate are accepted.
 #![cfg(feature = "tls")]
 
 mod common;
@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Counter, keeper, try_open};
-use lockkeeper_core::{Acquired, Error, Store};
-use lockkeeper_testkit::laws::{ask, eventually, give_back, refused, soon, take};
+use lockkeeper_core::{AcquireOutcome, Error, Store};
+use lockkeeper_testkit::laws::{eventually, give_back, refused, request, soon, take};
 use lockkeeper_testkit::proxy::{Framing, Pick, Proxy};
 use lockkeeper_testkit::servers::{
     self, Server, TempDir, TlsFiles, ZooKeeperOptions, zookeeper_cluster, zookeeper_tls_addr,
@@ -22,7 +22,7 @@ fn start(tls: &TlsFiles, extra: &[&str]) -> Option<Server> {
     servers::zookeeper(ZooKeeperOptions { tls: Some(tls.clone()), extra, ..Default::default() }).ok()
 }
 
-/// An address that believes whom `ca` vouches for.
+/// An address that trusts the CA in the file `ca`.
 fn url(hosts: impl std::fmt::Display, ca: &Path) -> String {
     format!("zks://{hosts}?ca={}&timeout=20s", ca.display())
 }
@@ -39,30 +39,30 @@ async fn denied(url: &str) -> String {
 }
 
 async fn works(store: &Arc<dyn Store>) {
-    let held = take(store, &ask("x")).await;
-    give_back(store, &held.claim).await;
+    let held = take(store, &request("x")).await;
+    give_back(store, &held.key).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_is_believed_only_if_somebody_vouches_for_it() {
+async fn only_trusted_servers_are_accepted() {
     let (tls, others) = (TlsFiles::new(), TlsFiles::new());
     let Some(server) = start(&tls, &[]) else { return };
     let addr = zookeeper_tls_addr(&server);
     let store = open(&url(addr, &tls.ca_path())).await;
     works(&store).await;
-    // It has told its version too: this is good enough for correctness.
+    // The version is read through TLS too: this store is good enough for correctness.
     drop(keeper(&store).lock("x").for_correctness().acquire().await.unwrap());
     let why = denied(&url(addr, &others.ca_path())).await;
     assert!(why.contains("?ca=FILE"), "{why}");
     let why = denied(&url(addr, &tls.revoked_path())).await;
     assert!(why.to_lowercase().contains("revoked"), "{why}");
-    // Whoever the machine believes has not heard of it, if the machine believes anybody.
+    // The CAs of the machine, if it has any, did not issue this certificate.
     let error = try_open(&format!("zks://{addr}?timeout=20s")).await.err();
     assert!(matches!(error, Some(Error::Denied(_) | Error::Invalid(_))), "{error:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_certificate_is_for_the_names_in_it() {
+async fn the_host_must_be_in_the_certificate() {
     let tls = TlsFiles::by_name();
     let Some(server) = start(&tls, &[]) else { return };
     let addr = zookeeper_tls_addr(&server);
@@ -72,9 +72,9 @@ async fn a_certificate_is_for_the_names_in_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_shows_who_it_is_where_that_is_asked_for() {
+async fn a_client_presents_its_certificate_on_request() {
     let (tls, others) = (TlsFiles::new(), TlsFiles::new());
-    // With the second one the server says no when the client believes to be in already.
+    // With TLS 1.3 the server rejects the certificate after the client has finished its handshake.
     for (protocol, suite) in
         [("TLSv1.2", "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"), ("TLSv1.3", "TLS_AES_128_GCM_SHA256")]
     {
@@ -94,7 +94,7 @@ async fn a_client_shows_who_it_is_where_that_is_asked_for() {
         let why = denied(&shown(&others)).await;
         assert!(why.contains("our certificate"), "{protocol}: {why}");
         works(&open(&shown(&tls)).await).await;
-        // Nodes are a user's, and that of the certificate which the user came with.
+        // Nodes belong to the user, and to the certificate that the user presented.
         let user = |who: &str| {
             shown(&tls).replace("zks://", &format!("zks://{who}@")).replace('?', "/mine?create=yes&")
         };
@@ -106,9 +106,9 @@ async fn a_client_shows_who_it_is_where_that_is_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_port_without_tls_is_told_to_who_encrypts() {
+async fn a_tls_client_is_told_that_a_port_is_plain() {
     let tls = TlsFiles::new();
-    // Servers that know nothing of TLS are of another make than those that do.
+    // Plain servers and TLS servers use different network layers (NIO and Netty).
     let Ok(plain) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
     let Some(both) = start(&tls, &[]) else { return };
     for server in [plain, both] {
@@ -120,7 +120,7 @@ async fn a_port_without_tls_is_told_to_who_encrypts() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_says_nothing_is_not_waited_for() {
+async fn a_silent_server_ends_in_a_timeout() {
     let tls = TlsFiles::new();
     let Some(server) = start(&tls, &[]) else { return };
     let addr = zookeeper_tls_addr(&server);
@@ -133,7 +133,7 @@ async fn a_server_that_says_nothing_is_not_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_count_and_none_is_lost() {
+async fn no_count_is_lost_over_tls() {
     let tls = TlsFiles::new();
     let Some(server) = start(&tls, &[]) else { return };
     let dir = TempDir::new("tls-count");
@@ -158,9 +158,9 @@ async fn many_count_and_none_is_lost() {
     assert_eq!(counter.get(), 120);
 }
 
-/// Over the end of the connection, too: the client makes another one, encrypted as the first, and the session goes on.
+/// Also over a broken connection: the client reconnects with TLS, and the session goes on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_guard_is_kept_for_as_long_as_it_is_wanted() {
+async fn a_guard_is_renewed_over_reconnects() {
     let tls = TlsFiles::new();
     let Some(server) = start(&tls, &[]) else { return };
     let proxy = Proxy::start(zookeeper_tls_addr(&server), Framing::Bytes);
@@ -173,7 +173,7 @@ async fn a_guard_is_kept_for_as_long_as_it_is_wanted() {
         proxy.cut(Pick::Any);
         let before = guard.deadline();
         eventually("it is renewed", || async { guard.deadline() > before }).await;
-        refused(&other, &ask("x")).await;
+        refused(&other, &request("x")).await;
     }
     assert!(guard.is_held());
     guard.release().await.unwrap();
@@ -188,13 +188,13 @@ async fn another_server_is_found_when_one_is_gone() {
     let hosts: Vec<String> =
         cluster.nodes().iter().map(|node| zookeeper_tls_addr(node).to_string()).collect();
     let store = open(&url(hosts.join(","), &tls.ca_path()).replace("20s", "2s")).await;
-    let first = take(&store, &ask("x")).await;
-    give_back(&store, &first.claim).await;
+    let first = take(&store, &request("x")).await;
+    give_back(&store, &first.key).await;
     let leader = cluster.leader();
     tokio::task::block_in_place(|| cluster.node_mut(leader).kill9());
     eventually("the others go on", || async {
-        match store.acquire(&ask("x")).await {
-            Ok(Acquired::Granted(grant)) => grant.fence > first.fence,
+        match store.acquire(&request("x")).await {
+            Ok(AcquireOutcome::Granted(grant)) => grant.fence > first.fence,
             _ => false,
         }
     })
@@ -202,7 +202,7 @@ async fn another_server_is_found_when_one_is_gone() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_used_is_refused() {
+async fn unusable_files_and_hosts_are_refused() {
     let (tls, others) = (TlsFiles::new(), TlsFiles::new());
     let [ca, cert, key, foreign] = [tls.ca_path(), tls.cert_path(), tls.key_path(), others.key_path()]
         .map(|path| path.display().to_string());
@@ -219,7 +219,7 @@ async fn what_cannot_be_used_is_refused() {
         let error = Options::from_url(&bad);
         assert!(matches!(error, Err(Error::Invalid(_))), "{bad}: {error:?}");
     }
-    // What the client underneath would take for a wish not to encrypt.
+    // The client library would take this as a request not to encrypt.
     let mut options = Options::new(vec!["tcp://127.0.0.1:2181".into()]);
     options.tls = Some(Tls::new(Some(&ca), None).unwrap());
     assert!(matches!(ZooKeeperStore::open(options).await, Err(Error::Invalid(_))));

@@ -1,4 +1,5 @@
-//! What travels in one transaction happens as a whole or not at all. Nobody may notice that it had company.
+//! Batched transactions are applied completely or not at all. No caller may notice that its transaction was in a
+//! batch.
 
 mod common;
 
@@ -7,59 +8,59 @@ use std::time::Duration;
 
 use common::{admin, open, tree, wipe};
 use futures_util::future::join_all;
-use lockkeeper_core::{Ask, Fence, Grant, Mode, Release, Renewal, Store};
-use lockkeeper_testkit::laws::{ask, give_back, granted, is_free, stand_in_line, take, with};
+use lockkeeper_core::{Fence, Grant, LockRequest, Mode, ReleaseOutcome, RenewOutcome, Store};
+use lockkeeper_testkit::laws::{give_back, granted, is_free, join_queue, request, take, with};
 use lockkeeper_testkit::servers::{self, ZooKeeperOptions};
 
 const MANY: usize = 100;
 
-fn asks() -> Vec<Ask> {
-    (0..MANY).map(|i| ask(&format!("task{i}"))).collect()
+fn requests() -> Vec<LockRequest> {
+    (0..MANY).map(|i| request(&format!("task{i}"))).collect()
 }
 
-async fn take_all(store: &Arc<dyn Store>, asks: &[Ask]) -> Vec<Grant> {
-    join_all(asks.iter().map(|ask| take(store, ask))).await
+async fn take_all(store: &Arc<dyn Store>, requests: &[LockRequest]) -> Vec<Grant> {
+    join_all(requests.iter().map(|request| take(store, request))).await
 }
 
-async fn release_all(store: &Arc<dyn Store>, grants: &[Grant]) -> Vec<Release> {
-    let answers = join_all(grants.iter().map(|grant| store.release(&grant.claim))).await;
+async fn release_all(store: &Arc<dyn Store>, grants: &[Grant]) -> Vec<ReleaseOutcome> {
+    let answers = join_all(grants.iter().map(|grant| store.release(&grant.key))).await;
     answers.into_iter().map(|answer| answer.unwrap()).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_that_cannot_happen_does_not_keep_the_others_from_it() {
+async fn a_rejected_transaction_does_not_fail_its_batch() {
     let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
     let (store, admin) = (open(server.addr()).await, admin(server.addr()).await);
-    let first = take_all(&store, &asks()).await;
-    // Two are taken away by hand: one as a whole, one with the node of its line left.
+    let first = take_all(&store, &requests()).await;
+    // An administrator deletes two: one with its queue node, one without.
     wipe(&admin, "/lock/task7").await;
     for node in tree(&admin, "/lock/task8").await.iter().filter(|node| node.contains("-lock-")) {
         admin.delete(node, None).await.unwrap();
     }
     for (i, answer) in release_all(&store, &first).await.into_iter().enumerate() {
-        let expected = if i == 7 || i == 8 { Release::AlreadyGone } else { Release::Released };
+        let expected = if i == 7 || i == 8 { ReleaseOutcome::AlreadyGone } else { ReleaseOutcome::Released };
         assert_eq!(answer, expected, "task{i}");
     }
-    // The node of one line is missing, and those of all others are known to be there.
+    // One queue node is missing, and the store remembers that all exist.
     wipe(&admin, "/lock/task9").await;
-    let second = take_all(&store, &asks()).await;
+    let second = take_all(&store, &requests()).await;
     assert!(first.iter().zip(&second).all(|(first, second)| second.fence > first.fence));
-    assert!(store.renew(&second).await.unwrap().iter().all(|answer| *answer == Renewal::Renewed));
-    assert!(release_all(&store, &second).await.iter().all(|answer| *answer == Release::Released));
+    assert!(store.renew(&second).await.unwrap().iter().all(|answer| *answer == RenewOutcome::Renewed));
+    assert!(release_all(&store, &second).await.iter().all(|answer| *answer == ReleaseOutcome::Released));
     assert!(tree(&admin, "/lock").await.iter().all(|node| !node.contains("-lock-")));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn readers_that_are_let_in_together_have_fences_of_their_own() {
+async fn shared_holders_granted_together_have_different_fences() {
     let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
     let store = open(server.addr()).await;
-    let writer = take(&store, &ask("x")).await;
+    let writer = take(&store, &request("x")).await;
     let mut readers = Vec::new();
     for place in 1..=20 {
-        let reader = with(ask("x"), |ask| ask.mode = Mode::Shared);
-        readers.push(stand_in_line(&store, &reader, place).await);
+        let reader = with(request("x"), |request| request.mode = Mode::Shared);
+        readers.push(join_queue(&store, &reader, place).await);
     }
-    give_back(&store, &writer.claim).await;
+    give_back(&store, &writer.key).await;
     let served = join_all(readers.into_iter().map(granted)).await;
     let mut fences: Vec<Fence> = served.iter().map(|grant| grant.fence).collect();
     fences.sort();
@@ -71,31 +72,32 @@ async fn readers_that_are_let_in_together_have_fences_of_their_own() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_long_ttl_is_noted_when_it_is_renewed_and_not_before() {
+async fn the_first_renewal_of_a_long_ttl_writes_the_hold_back() {
     let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
     let (store, admin) = (open(server.addr()).await, admin(server.addr()).await);
-    let notes = async || tree(&admin, "/lock").await.iter().filter(|node| node.contains("=back-")).count();
-    let long = |text: &str| with(ask(text), |ask| ask.ttl = Duration::from_secs(600));
+    let notes =
+        async || tree(&admin, "/lock").await.iter().filter(|node| node.contains("=hold-back-")).count();
+    let long = |text: &str| with(request(text), |request| request.ttl = Duration::from_secs(600));
     let held = [take(&store, &long("x")).await, take(&store, &long("y")).await];
     assert!(held.iter().all(|grant| grant.lease < grant.ttl), "the session may end sooner: {held:?}");
     assert_eq!(notes().await, 0);
     for _ in 0..2 {
-        assert_eq!(store.renew(&held).await.unwrap(), [Renewal::Renewed, Renewal::Renewed]);
+        assert_eq!(store.renew(&held).await.unwrap(), [RenewOutcome::Renewed, RenewOutcome::Renewed]);
         assert_eq!(notes().await, 2);
     }
-    // Asked again it is the same grant, and what was noted counts.
-    let again = with(long("x"), |ask| ask.claim = held[0].claim.clone());
+    // A retry returns the same grant, with the lease of the hold-back node.
+    let again = with(long("x"), |request| request.key = held[0].key.clone());
     let again = take(&store, &again).await;
     assert_eq!((again.fence, again.lease), (held[0].fence, held[0].ttl));
-    // What is renewed while it is given back leaves nothing.
+    // A renewal during a release leaves no node.
     for grant in &held {
-        give_back(&store, &grant.claim).await;
+        give_back(&store, &grant.key).await;
     }
     for _ in 0..50 {
         let held = take(&store, &long("x")).await;
         let (renewed, released) =
-            tokio::join!(store.renew(std::slice::from_ref(&held)), store.release(&held.claim));
-        assert_eq!(released.unwrap(), Release::Released);
+            tokio::join!(store.renew(std::slice::from_ref(&held)), store.release(&held.key));
+        assert_eq!(released.unwrap(), ReleaseOutcome::Released);
         renewed.unwrap();
         assert_eq!(notes().await, 0);
     }

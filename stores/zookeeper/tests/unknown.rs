@@ -1,5 +1,5 @@
-//! Requests that may have happened. One client talks through a proxy that breaks its connection at the first message, at
-//! the second, and so on until nothing is left to break; another looks at what that leaves behind.
+//! Requests with an unknown outcome. A proxy breaks the connection of one client at the first message, at the second,
+//! and so on; another client checks what is left.
 
 mod common;
 
@@ -7,16 +7,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{admin, keeper, open, tree, try_open};
-use lockkeeper_core::{Acquired, Error, Fence, Release, Store};
-use lockkeeper_testkit::laws::{self, ask, eventually, give_back, is_free, soon, take, with};
+use futures_util::poll;
+use lockkeeper_core::{AcquireOutcome, Error, Fence, ReleaseOutcome, RenewOutcome, Store};
+use lockkeeper_testkit::laws::{
+    self, SHORT, eventually, give_back, is_free, refused, request, soon, take, with,
+};
 use lockkeeper_testkit::proxy::{At, Direction, Fault, Framing, Proxy, every_point};
 use lockkeeper_testkit::servers::{self, Server, ZooKeeperOptions};
 
 const TTL: Duration = Duration::from_secs(20);
 
-/// What an unlucky client does, from its first word to its last. Everything must come out as if nothing had happened.
-async fn story(proxy: &Proxy, other: &Arc<dyn Store>) {
-    // Nothing happened when it cannot even be opened.
+/// One client opens a store, acquires a free lock, waits for a held one, and releases both. With any fault the result
+/// must be the same.
+async fn open_acquire_wait_release(proxy: &Proxy, other: &Arc<dyn Store>) {
+    // A failed open leaves nothing, and is retried.
     let store = loop {
         match try_open(&format!("zk://{}?timeout=500ms&poll=200ms&session=4s", proxy.addr())).await {
             Ok(store) => break store,
@@ -25,7 +29,7 @@ async fn story(proxy: &Proxy, other: &Arc<dyn Store>) {
         }
     };
     let keeper = keeper(&store);
-    // A free lock: granted once, whatever was heard of it.
+    // A free lock is granted once, with or without a reply.
     let guard = loop {
         match soon("a free lock is granted", keeper.lock("x").ttl(TTL).acquire()).await {
             Ok(guard) => break guard,
@@ -35,8 +39,8 @@ async fn story(proxy: &Proxy, other: &Arc<dyn Store>) {
     };
     let seen = other.inspect(&laws::name("x")).await.unwrap().unwrap();
     assert_eq!(seen.held.iter().map(|held| held.fence).collect::<Vec<_>>(), [guard.fence()]);
-    // A lock that is waited for: handed over once, to the one that waits.
-    let held = take(other, &ask("y")).await;
+    // A held lock is handed to the waiter once.
+    let held = take(other, &request("y")).await;
     let keeper2 = keeper.clone();
     let waiter = tokio::spawn(async move {
         loop {
@@ -46,18 +50,19 @@ async fn story(proxy: &Proxy, other: &Arc<dyn Store>) {
             }
         }
     });
-    laws::in_line(other, &laws::name("y"), 1).await;
-    give_back(other, &held.claim).await;
+    laws::queue_reaches(other, &laws::name("y"), 1).await;
+    give_back(other, &held.key).await;
     let next = soon("the waiter is served", waiter).await.unwrap();
-    let next = next.unwrap_or_else(|error| panic!("the waiter was let down: {error}"));
+    let next = next.unwrap_or_else(|error| panic!("the waiter failed: {error}"));
     assert!(next.fence() > held.fence);
-    // A release that may have happened is a release in the end.
+    // A release with an unknown outcome has happened in the end.
     match soon("a release ends", guard.release()).await {
-        Ok(Release::Released | Release::AlreadyGone) | Err(Error::Unknown(_) | Error::Unavailable(_)) => {}
+        Ok(ReleaseOutcome::Released | ReleaseOutcome::AlreadyGone)
+        | Err(Error::Unknown(_) | Error::Unavailable(_)) => {}
         Err(error) => panic!("{error}"),
     }
     drop(next);
-    soon("what is left is given back", keeper.settle()).await;
+    soon("what is left is released", keeper.settle()).await;
     is_free(other, "x").await;
     is_free(other, "y").await;
 }
@@ -68,22 +73,25 @@ async fn break_everywhere(server: &Server, kind: &str, fault: fn(At) -> Fault) {
     let points = every_point(400, async |n| {
         let proxy = Proxy::start(server.addr(), Framing::ZooKeeper);
         let injected = proxy.inject(fault(Fault::at_request(n)));
-        story(&proxy, &other).await;
-        let grant = take(&other, &ask("x")).await;
+        open_acquire_wait_release(&proxy, &other).await;
+        let grant = take(&other, &request("x")).await;
         assert!(Some(grant.fence) > last, "the fence went back");
         last = Some(grant.fence);
-        give_back(&other, &grant.claim).await;
+        give_back(&other, &grant.key).await;
         injected.fired()
     })
     .await;
-    // Nothing is left but the base, and the nodes that lines were below.
+    // Only the fence base and empty queue nodes may be left.
     let admin = admin(server.addr()).await;
     eventually("nothing is left behind", || async {
-        tree(&admin, "/lock").await.iter().all(|node| !node.contains("-lock-") && !node.contains("=back"))
+        tree(&admin, "/lock")
+            .await
+            .iter()
+            .all(|node| !node.contains("-lock-") && !node.contains("=hold-back"))
     })
     .await;
     println!("{kind}: {points} points");
-    assert!(points > 8, "the story has more than {points} requests");
+    assert!(points > 8, "the test has more than {points} requests");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -98,20 +106,20 @@ async fn a_request_that_never_arrives() {
     break_everywhere(&server, "reset before the request is passed on", At::reset).await;
 }
 
-/// The answer to an ask was lost, the next try could not even be sent, and there was no third one. The second was taken for the
-/// whole story, and what the first had got was in nobody's book: the lock was stuck for as long as the process lived.
+/// A request got no reply, its retry could not be sent, and there was no third one. The store took the failure of the
+/// retry as the outcome, and forgot the first request: the lock stayed held for as long as the process lived.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lost_answer_is_not_forgotten_over_a_try_that_was_never_sent() {
-    // A session that does not end meanwhile.
+async fn an_unsent_retry_does_not_hide_an_unknown_outcome() {
+    // The session must not end during the test.
     let options = ZooKeeperOptions { extra: vec!["maxSessionTimeout=90000".into()], ..Default::default() };
     let Ok(server) = servers::zookeeper(options) else { return };
     let proxy = Proxy::start(server.addr(), Framing::ZooKeeper);
     let store = try_open(&format!("zk://{}?timeout=3s&session=90s", proxy.addr())).await.unwrap();
     let other = open(server.addr()).await;
-    // The first ask makes what is missing; the next one is a single request.
-    give_back(&store, &take(&store, &ask("x")).await.claim).await;
+    // The first request creates missing nodes; the next one is a single transaction.
+    give_back(&store, &take(&store, &request("x")).await.key).await;
     let fault = proxy.inject(Fault::at_request(1).cut_before_reply());
-    let lost = with(ask("x"), |ask| ask.ttl = Duration::from_secs(5));
+    let lost = with(request("x"), |request| request.ttl = Duration::from_secs(5));
     let answer = store.acquire(&lost).await;
     assert!(matches!(answer, Err(Error::Unknown(_))) && fault.fired(), "{answer:?}");
     assert!(!other.inspect(&laws::name("x")).await.unwrap().unwrap().held.is_empty(), "it did happen");
@@ -126,65 +134,149 @@ async fn a_lost_answer_is_not_forgotten_over_a_try_that_was_never_sent() {
     .await;
     proxy.heal();
     eventually("it is given back when its time is over", || async {
-        matches!(other.acquire(&ask("x")).await, Ok(Acquired::Granted(_)))
+        matches!(other.acquire(&request("x")).await, Ok(AcquireOutcome::Granted(_)))
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_stays_of_what_nobody_heard_of() {
+async fn requests_without_a_reply_leave_nothing() {
     let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
     let proxy = Proxy::start(server.addr(), Framing::ZooKeeper);
-    // A session that outlasts the trouble: it does not help.
+    // The session must outlast the outage: its end would remove the nodes.
     let url = format!("zk://{}?timeout=500ms&poll=200ms&session=30s", proxy.addr());
     let store = try_open(&url).await.unwrap();
     let other = open(server.addr()).await;
-    laws::doubt::an_ask_in_doubt_leaves_nothing(&proxy, &store, &other).await;
-    laws::doubt::a_release_that_was_given_up_leaves_nothing(&proxy, &store, &other).await;
+    laws::unknown::an_unknown_request_leaves_nothing(&proxy, &store, &other).await;
+    laws::unknown::a_release_that_was_given_up_leaves_nothing(&proxy, &store, &other).await;
 }
 
-/// A release that was dropped, or that failed twice, was in nobody's book: what it was to give back stayed for as long as the process lived.
+/// The registry forgot a release that was dropped or that failed twice: the lock stayed held for as long as the
+/// process lived.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hold_that_was_given_back_in_vain_does_not_stay() {
+async fn a_failed_release_is_completed_later() {
     let options = ZooKeeperOptions { extra: vec!["maxSessionTimeout=90000".into()], ..Default::default() };
     let Ok(server) = servers::zookeeper(options) else { return };
     let proxy = Proxy::start(server.addr(), Framing::ZooKeeper);
-    // A session that does not end meanwhile: it would help.
+    // The session must not end during the test: its end would remove the nodes.
     let store = try_open(&format!("zk://{}?timeout=3s&session=90s", proxy.addr())).await.unwrap();
     let other = open(server.addr()).await;
-    let held = take(&store, &ask("dropped")).await;
+    let held = take(&store, &request("dropped")).await;
     proxy.hold(Direction::Requests);
-    let dropped = tokio::time::timeout(Duration::from_millis(50), store.release(&held.claim)).await;
-    assert!(dropped.is_err(), "nobody was there to answer: {dropped:?}");
+    let dropped = tokio::time::timeout(Duration::from_millis(50), store.release(&held.key)).await;
+    assert!(dropped.is_err(), "the server cannot reply: {dropped:?}");
     proxy.cut_all();
     proxy.heal();
     is_free(&other, "dropped").await;
 
-    let held = take(&store, &ask("failed")).await;
+    let held = take(&store, &request("failed")).await;
     proxy.cut_all();
     for _ in 0..2 {
-        let failed = soon("a release ends", store.release(&held.claim)).await;
+        let failed = soon("a release ends", store.release(&held.key)).await;
         assert!(matches!(failed, Err(Error::Unknown(_) | Error::Unavailable(_))), "{failed:?}");
     }
     proxy.heal();
     is_free(&other, "failed").await;
 }
 
-/// An attempt that is asked again after its grant was broken stands in line. It was given its old fence if that ask was given up, and
-/// the attempt asked once more.
+/// A release is dropped after the same attempt was granted again. The cleanup of the release ended the new grant.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_broken_grant_is_not_found_again() {
+async fn a_dropped_release_does_not_end_a_later_grant() {
     let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
     let (store, other) = (open(server.addr()).await, open(server.addr()).await);
-    let asked = ask("x");
+    let asked = request("x");
+    let held = take(&store, &asked).await;
+    let mut release = Box::pin(store.release(&held.key));
+    assert!(poll!(release.as_mut()).is_pending(), "it waits for the server");
+    is_free(&other, "x").await;
+    let again = take(&store, &asked).await;
+    assert!(again.fence > held.fence);
+    drop(release);
+    // Long enough for a cleanup to remove the grant, if the store starts one.
+    tokio::time::sleep(SHORT).await;
+    refused(&other, &request("x")).await;
+    assert_eq!(store.renew(std::slice::from_ref(&again)).await.unwrap(), [RenewOutcome::Renewed]);
+    give_back(&store, &again.key).await;
+    is_free(&other, "x").await;
+}
+
+/// A release cancels a call of `acquire` that has not enqueued its request yet, and finds nothing. The call enqueues
+/// the request afterwards, and its caller drops it. The lock stayed held for as long as the process lived.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_is_dropped_after_its_release_leaves_nothing() {
+    let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
+    let other = open(server.addr()).await;
+    // The queue node exists.
+    give_back(&other, &take(&other, &request("x")).await.key).await;
+    // The first request of a session creates the request barrier before it enqueues anything.
+    let store = open(server.addr()).await;
+    let asked = request("x");
+    let mut acquire = Box::pin(store.acquire(&asked));
+    assert!(poll!(acquire.as_mut()).is_pending(), "it creates the request barrier");
+    assert_eq!(give_back(&store, &asked.key).await, ReleaseOutcome::AlreadyGone);
+    assert!(poll!(acquire.as_mut()).is_pending(), "it enqueues the request");
+    let name = laws::name("x");
+    eventually("its node exists", || async { other.inspect(&name).await.unwrap().is_some() }).await;
+    drop(acquire);
+    is_free(&other, "x").await;
+}
+
+/// A retry of a granted request gets the same grant. Its minimum hold began again with each retry.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_retry_does_not_extend_the_minimum_hold() {
+    let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
+    let (store, other) = (open(server.addr()).await, open(server.addr()).await);
+    let min_hold = Duration::from_secs(3);
+    let asked = with(request("x"), |request| request.min_hold = min_hold);
+    let held = take(&store, &asked).await;
+    tokio::time::sleep(min_hold).await;
+    assert_eq!(take(&store, &asked).await.fence, held.fence);
+    give_back(&store, &held.key).await;
+    let next = take(&other, &request("x")).await;
+    give_back(&other, &next.key).await;
+}
+
+/// The registry removes the nodes of a dropped release while another release of the attempt removes them too. The
+/// attempt is then granted again. The registry looked again, found the new grant, and ended it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cleanup_does_not_end_a_later_grant() {
+    let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
+    let store = open(server.addr()).await;
+    let asked = request("x");
+    for n in 0..300 {
+        let held = take(&store, &asked).await;
+        let mut release = Box::pin(store.release(&held.key));
+        assert!(poll!(release.as_mut()).is_pending(), "it waits for the server");
+        drop(release);
+        // The cleanup begins at once, and the second release at various moments of it.
+        let begin = std::time::Instant::now();
+        while begin.elapsed() < Duration::from_micros(20 * (n % 50)) {
+            tokio::task::yield_now().await;
+        }
+        give_back(&store, &held.key).await;
+        let again = take(&store, &asked).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let renewed = store.renew(std::slice::from_ref(&again)).await.unwrap();
+        assert_eq!(renewed, [RenewOutcome::Renewed], "in round {n}");
+        give_back(&store, &again.key).await;
+    }
+}
+
+/// A retry of an attempt whose grant was broken waits in the queue. If that call was dropped, the next retry got the
+/// old fence.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_retry_does_not_resume_a_broken_grant() {
+    let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
+    let (store, other) = (open(server.addr()).await, open(server.addr()).await);
+    let asked = request("x");
     take(&store, &asked).await;
     other.break_lock(&laws::name("x"), "to see what happens").await.unwrap();
-    let holds = take(&other, &ask("x")).await;
-    let waits = laws::stand_in_line(&store, &asked, 1).await;
+    let holds = take(&other, &request("x")).await;
+    let waits = laws::join_queue(&store, &asked, 1).await;
     waits.abort();
     _ = waits.await;
     laws::refused(&store, &asked).await;
-    give_back(&other, &holds.claim).await;
+    give_back(&other, &holds.key).await;
     let next = take(&store, &asked).await;
     assert!(next.fence > holds.fence);
 }
@@ -195,19 +287,31 @@ async fn a_wait_that_ends_during_an_outage() {
     let proxy = Proxy::start(server.addr(), Framing::ZooKeeper);
     let store = try_open(&format!("zk://{}?timeout=2s&poll=200ms&session=30s", proxy.addr())).await.unwrap();
     let other = open(server.addr()).await;
-    laws::doubt::a_wait_that_ends_during_an_outage_leaves_nothing(&proxy, &store, &other).await;
+    laws::unknown::a_wait_that_ends_during_an_outage_leaves_nothing(&proxy, &store, &other).await;
 }
 
-/// A server that a session reconnects to closes the session's old connection, and what it still brings does nothing.
+/// A server to which a session reconnects closes the session's old connection, and ignores what still arrives on it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_that_arrives_after_its_release() {
     let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
     let proxy = Proxy::start(server.addr(), Framing::ZooKeeper);
     let store = try_open(&format!("zk://{}?timeout=2s&poll=200ms&session=30s", proxy.addr())).await.unwrap();
     let other = open(server.addr()).await;
-    // What both need beside the request itself is there.
-    give_back(&store, &take(&store, &ask("first")).await.claim).await;
-    laws::doubt::a_request_that_arrives_after_its_release_takes_nothing(&proxy, &store, &other).await;
+    // The nodes that both requests need exist.
+    give_back(&store, &take(&store, &request("first")).await.key).await;
+    laws::unknown::a_request_that_arrives_after_its_release_takes_nothing(&proxy, &store, &other).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_server_is_noticed_while_callers_come_and_go() {
+    let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
+    let open = async |addr| try_open(&format!("zk://{addr}?timeout=1s&session=30s")).await.unwrap();
+    laws::silence::a_silent_server_is_noticed_while_callers_come_and_go(
+        server.addr(),
+        Framing::ZooKeeper,
+        open,
+    )
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,8 +1,8 @@
-//! What a command prints: passed on as it comes, and kept up to a limit.
+//! The output of a command for `once`: forwarded as it comes, and kept up to a limit.
 //!
-//! For each stream one thread reads and keeps, and another one passes on. So a reader of ours that is slow holds up the
-//! command, as it would without us, but neither the end of the command nor a signal; and one that has gone away changes
-//! nothing about what is kept.
+//! For each stream one thread reads and keeps, and another thread forwards. A slow reader of this process delays the command, as it
+//! would without this process, but delays neither the handling of the command's end nor that of a signal. A reader that has gone
+//! away does not change what is kept.
 
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use tokio::sync::oneshot;
 
-use crate::signals::Signals;
+use crate::signals::SignalStream;
 
 /// What is kept of each stream.
 pub const KEPT: usize = 1 << 20;
@@ -24,14 +24,14 @@ const AFTER_A_SIGNAL: Duration = Duration::from_secs(1);
 
 /// The ends that the command writes to.
 #[derive(Debug)]
-pub struct Pipes {
+pub struct CommandPipes {
     pub out: PipeWriter,
     pub err: PipeWriter,
 }
 
 /// What was printed, as far as it was kept.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Kept {
+pub struct CapturedStream {
     pub bytes: Vec<u8>,
     /// There was more.
     pub cut: bool,
@@ -39,9 +39,9 @@ pub struct Kept {
 
 /// Everything that is known at the end.
 #[derive(Debug)]
-pub struct Captured {
-    pub out: Kept,
-    pub err: Kept,
+pub struct CapturedOutput {
+    pub out: CapturedStream,
+    pub err: CapturedStream,
     /// Why not all of it was passed on, other than that the reader had gone away.
     pub undelivered: Option<io::Error>,
     /// A signal ended the wait for a slow reader.
@@ -49,35 +49,39 @@ pub struct Captured {
 }
 
 /// Both streams of a command, on their way through us.
-pub struct Capture {
-    out: (oneshot::Receiver<Kept>, Arc<Handover>),
-    err: (oneshot::Receiver<Kept>, Arc<Handover>),
+pub struct OutputCapture {
+    out: (oneshot::Receiver<io::Result<CapturedStream>>, Arc<ChunkHandover>),
+    err: (oneshot::Receiver<io::Result<CapturedStream>>, Arc<ChunkHandover>),
     /// Closed when the command has ended: what it left behind may keep the pipes open for ever.
     ended: PipeWriter,
 }
 
-impl Capture {
-    pub fn start() -> io::Result<(Capture, Pipes)> {
+impl OutputCapture {
+    pub fn start() -> io::Result<(OutputCapture, CommandPipes)> {
         let (out_reader, out) = io::pipe()?;
         let (err_reader, err) = io::pipe()?;
         let (told, ended) = io::pipe()?;
-        let capture = Capture {
+        let capture = OutputCapture {
             out: pass_on(out_reader, told.try_clone()?, io::stdout())?,
             err: pass_on(err_reader, told, io::stderr())?,
             ended,
         };
-        Ok((capture, Pipes { out, err }))
+        Ok((capture, CommandPipes { out, err }))
     }
 
     /// The command has ended: what it printed, all of which has been read. A reader that does not read is waited for until a
     /// signal comes, or only for a moment if one had been passed on to the command (`asked`).
-    pub async fn finish(self, asked: Option<Signal>, signals: &mut Signals) -> io::Result<Captured> {
+    pub async fn finish(
+        self,
+        asked: Option<Signal>,
+        signals: &mut SignalStream,
+    ) -> io::Result<CapturedOutput> {
         drop(self.ended);
         let handovers = [self.out.1, self.err.1];
         let (out, err) = (self.out.0, self.err.0);
         let mut both = std::pin::pin!(async { (out.await, err.await) });
         let patience = if asked.is_some() { AFTER_A_SIGNAL } else { Duration::MAX };
-        let read = signals.or_end(tokio::time::timeout(patience, both.as_mut())).await;
+        let read = signals.race(tokio::time::timeout(patience, both.as_mut())).await;
         let ended = match &read {
             Ok(Ok(_)) => None,
             Ok(Err(_)) => asked,
@@ -92,42 +96,44 @@ impl Capture {
         };
         // Unless a thread panicked, both have sent.
         let (Ok(out), Ok(err)) = kept else { return Err(io::Error::other("its output was lost")) };
+        // A part of the output is no result: the next caller would take it for all there was.
+        let (out, err) = (out?, err?);
         let undelivered = handovers.iter().find_map(|handover| handover.lock().error.take());
         let undelivered = undelivered.filter(|e| e.kind() != io::ErrorKind::BrokenPipe);
-        Ok(Captured { out, err, undelivered, signal })
+        Ok(CapturedOutput { out, err, undelivered, signal })
     }
 }
 
 /// What one thread gives to the other.
 #[derive(Debug, Default)]
-struct Handover {
-    state: Mutex<Passing>,
+struct ChunkHandover {
+    state: Mutex<ChunkHandoverState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Passing {
+struct ChunkHandoverState {
     chunk: Option<Vec<u8>>,
     /// Nothing follows.
     over: bool,
     /// It cannot be written any more.
     error: Option<io::Error>,
-    /// Nobody waits for the reader any more.
+    /// The capture no longer waits for the reader of its output.
     abandoned: bool,
 }
 
-impl Passing {
+impl ChunkHandoverState {
     fn is_open(&self) -> bool {
         self.error.is_none() && !self.abandoned
     }
 }
 
-impl Handover {
-    fn lock(&self) -> MutexGuard<'_, Passing> {
+impl ChunkHandover {
+    fn lock(&self) -> MutexGuard<'_, ChunkHandoverState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change(&self, change: impl FnOnce(&mut Passing)) {
+    fn change(&self, change: impl FnOnce(&mut ChunkHandoverState)) {
         change(&mut self.lock());
         self.changed.notify_all();
     }
@@ -150,7 +156,7 @@ impl Handover {
             let state = self.lock();
             let waited = self.changed.wait_while(state, |state| state.chunk.is_none() && !state.over);
             let state = waited.unwrap_or_else(PoisonError::into_inner);
-            // Left where it is until it is written: whoever gives the next one waits for that.
+            // The chunk stays in the state until it is written: the reading thread waits for that before it gives the next one.
             let Some(chunk) = state.chunk.clone() else { return };
             drop(state);
             let written = to.write_all(&chunk).and_then(|()| to.flush());
@@ -169,9 +175,9 @@ fn pass_on(
     from: PipeReader,
     ended: PipeReader,
     to: impl Write + Send + 'static,
-) -> io::Result<(oneshot::Receiver<Kept>, Arc<Handover>)> {
+) -> io::Result<(oneshot::Receiver<io::Result<CapturedStream>>, Arc<ChunkHandover>)> {
     let (tell, told) = oneshot::channel();
-    let handover = Arc::new(Handover::default());
+    let handover = Arc::new(ChunkHandover::default());
     let writing = handover.clone();
     std::thread::Builder::new().spawn(move || writing.write_to(to))?;
     let reading = handover.clone();
@@ -184,15 +190,17 @@ fn pass_on(
     Ok((told, handover))
 }
 
-/// Reads to the end, and keeps what has room. When nobody listens any more, what has room is still kept; then the pipe is
-/// closed, and the command hears of it as it would without us.
-fn read(mut from: PipeReader, ended: &PipeReader, handover: &Handover) -> Kept {
-    let mut kept = Kept::default();
+/// Reads to the end, and keeps the first [`KEPT`] bytes. If the reader of the output has gone away, the thread reads on until it has
+/// them; then it closes the pipe, and the command gets EPIPE as it would without this process.
+fn read(mut from: PipeReader, ended: &PipeReader, handover: &ChunkHandover) -> io::Result<CapturedStream> {
+    let mut kept = CapturedStream::default();
     let (mut chunk, mut left) = (vec![0; 64 << 10], AFTER_THE_END);
     let mut heard = true;
-    while (heard || !kept.cut) && readable(&from, ended, &mut left) {
+    while (heard || !kept.cut) && readable(&from, ended, &mut left)? {
         let n = match from.read(&mut chunk) {
-            Ok(0) | Err(_) => break,
+            Ok(0) => break,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            Err(e) => return Err(unreadable(&e)),
             Ok(n) => n,
         };
         left = left.saturating_sub(n).max(1);
@@ -201,22 +209,39 @@ fn read(mut from: PipeReader, ended: &PipeReader, handover: &Handover) -> Kept {
         kept.cut |= n > room;
         heard = heard && handover.give(Some(chunk[..n].to_vec()));
     }
-    kept
+    Ok(kept)
+}
+
+fn unreadable(e: &io::Error) -> io::Error {
+    io::Error::other(format!("its output could not be read: {e}"))
 }
 
 /// Waits until there is something to read. False: the command has ended, and all it printed has been read.
-fn readable(from: &PipeReader, ended: &PipeReader, left: &mut usize) -> bool {
+fn readable(from: &PipeReader, ended: &PipeReader, left: &mut usize) -> io::Result<bool> {
     loop {
         let mut fds = [PollFd::new(from, PollFlags::IN), PollFd::new(ended, PollFlags::IN)];
         match poll(&mut fds, None::<&Timespec>) {
             Err(rustix::io::Errno::INTR) => continue,
-            Err(_) => return false,
+            Err(e) => return Err(unreadable(&e.into())),
             Ok(_) => {}
         }
         let over = !fds[1].revents().is_empty();
         if !over {
             *left = AFTER_THE_END;
         }
-        return !fds[0].revents().is_empty() && (!over || *left > 1);
+        return Ok(!fds[0].revents().is_empty() && (!over || *left > 1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What was read before a failure was kept as if it were all there was.
+    #[test]
+    fn a_stream_that_cannot_be_read_is_no_result() {
+        let directory: std::os::fd::OwnedFd = std::fs::File::open("/").unwrap().into();
+        let (ended, _command) = io::pipe().unwrap();
+        assert!(read(PipeReader::from(directory), &ended, &ChunkHandover::default()).is_err());
     }
 }

@@ -115,7 +115,7 @@ fn admit(dir: &Path, pid: i32) -> std::io::Result<()> {
     fs::write(dir.join("cgroup.procs"), pid.to_string())
 }
 
-/// Removes it and those below it that a command inside the command may have made, as far as nobody is in them.
+/// Removes the group, and the groups below it that nested commands may have made, as far as no process is in them.
 fn remove_empty(dir: &Path) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {

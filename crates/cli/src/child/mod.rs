@@ -1,6 +1,6 @@
 //! The command that runs under the lock, and everything it starts.
 //!
-//! - [`Child`]: starts it in its own process group, tells when it stops or ends, passes signals on.
+//! - [`CommandProcess`]: starts it in its own process group, tells when it stops or ends, passes signals on.
 //! - [`job`]: all of it together; [`capture`]: keeps what it prints.
 //! - [`family`]: its descendants, also those that left the group. [`cgroup`]: all of them, as the kernel sees them.
 //! - [`supervise`]: keeps an eye on it, and ends it before its lock is gone.
@@ -10,10 +10,10 @@
 
 pub mod capture;
 pub mod cgroup;
-pub mod family;
+pub mod descendants;
 pub mod job;
 pub mod shim;
-pub mod supervise;
+pub mod supervisor;
 pub mod terminal;
 pub mod watchdog;
 
@@ -24,8 +24,8 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use capture::Pipes;
-use lockkeeper::{Clock, Moment, SystemClock};
+use capture::CommandPipes;
+use lockkeeper::{BootInstant, Clock, SystemClock};
 use rustix::fs::{Access, access};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process_group, test_kill_process_group, wait};
 use watchdog::Watchdog;
@@ -35,27 +35,27 @@ const BETWEEN_WATCHDOGS: Duration = Duration::from_millis(100);
 
 /// A running command and its watchdog. Its process group has the same number as it.
 #[derive(Debug)]
-pub struct Child {
+pub struct CommandProcess {
     pid: Pid,
     ended: bool,
     /// `None`: it is gone, and another one has to be started.
     watchdog: Option<Watchdog>,
     /// When the last one was started, or could not be.
-    watched_since: Moment,
+    watchdog_started: BootInstant,
     /// It was said that no other one can be started.
-    told_unwatched: bool,
+    reported_unwatched: bool,
 }
 
 /// What happened to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
+pub enum ProcessChange {
     /// It was stopped by this signal; it may go on.
     Stopped(i32),
     /// It ended with this exit code, 128 + n for a signal.
     Ended(i32),
 }
 
-impl Child {
+impl CommandProcess {
     /// Starts `command` in its own process group, in such a way that it dies when this process does. `watchdog` has been told
     /// when to act.
     ///
@@ -63,10 +63,10 @@ impl Child {
     pub fn start(
         command: &[impl AsRef<OsStr>],
         env: &[(&str, Option<String>)],
-        pipes: Option<&Pipes>,
+        pipes: Option<&CommandPipes>,
         mut watchdog: Watchdog,
         json: bool,
-    ) -> io::Result<Child> {
+    ) -> io::Result<CommandProcess> {
         // An orphan below us becomes our child and not init's: so no process gets out of sight.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
         let mut shim = shim::command(command, json);
@@ -81,9 +81,15 @@ impl Child {
         }
         let child = shim.process_group(0).spawn()?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a child has a pid");
-        watchdog.tell_group(pid);
-        let watched_since = watchdog.started();
-        Ok(Child { pid, ended: false, watchdog: Some(watchdog), watched_since, told_unwatched: false })
+        watchdog.send_group(pid);
+        let watchdog_started = watchdog.started();
+        Ok(CommandProcess {
+            pid,
+            ended: false,
+            watchdog: Some(watchdog),
+            watchdog_started,
+            reported_unwatched: false,
+        })
     }
 
     /// Its pid, and the number of its process group.
@@ -92,7 +98,7 @@ impl Child {
     }
 
     /// What happened to it since the last call. Also buries the orphans that became ours.
-    pub fn change(&mut self) -> Option<Change> {
+    pub fn change(&mut self) -> Option<ProcessChange> {
         let mut change = None;
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
             if self.watchdog.as_ref().is_some_and(|watchdog| watchdog.pid() == pid) {
@@ -102,13 +108,13 @@ impl Child {
                 continue;
             }
             if let Some(signal) = status.stopping_signal() {
-                change = Some(Change::Stopped(signal));
+                change = Some(ProcessChange::Stopped(signal));
             } else if let Some(code) = status.exit_status() {
-                change = Some(Change::Ended(code));
+                change = Some(ProcessChange::Ended(code));
             } else if let Some(signal) = status.terminating_signal() {
-                change = Some(Change::Ended(crate::exit::by_signal(signal)));
+                change = Some(ProcessChange::Ended(crate::exit::by_signal(signal)));
             }
-            self.ended |= matches!(change, Some(Change::Ended(_)));
+            self.ended |= matches!(change, Some(ProcessChange::Ended(_)));
         }
         change
     }
@@ -121,32 +127,32 @@ impl Child {
     }
 
     /// When another watchdog is to be started; `None`: there is one.
-    pub fn watchdog_due(&self) -> Option<Moment> {
+    pub fn watchdog_due(&self) -> Option<BootInstant> {
         // One that ends at once, again and again, must not keep us busy.
-        self.watchdog.is_none().then(|| self.watched_since + BETWEEN_WATCHDOGS)
+        self.watchdog.is_none().then(|| self.watchdog_started + BETWEEN_WATCHDOGS)
     }
 
     /// Tells the watchdog when to act, and starts another one if there is none.
-    pub fn keep_watched(&mut self, act: Moment, start: impl FnOnce() -> io::Result<Watchdog>) {
+    pub fn keep_watched(&mut self, act: BootInstant, start: impl FnOnce() -> io::Result<Watchdog>) {
         if self.watchdog_due().is_some_and(|due| SystemClock.now() >= due) {
-            self.watched_since = SystemClock.now();
+            self.watchdog_started = SystemClock.now();
             match start() {
                 Ok(mut watchdog) => {
                     tracing::warn!("the watchdog of the command was killed; another one was started");
-                    watchdog.tell_group(self.pid);
+                    watchdog.send_group(self.pid);
                     self.watchdog = Some(watchdog);
                 }
-                Err(_) if self.told_unwatched => {}
+                Err(_) if self.reported_unwatched => {}
                 Err(e) => {
                     tracing::error!(
                         "the watchdog of the command was killed, and no other can be started yet: {e}"
                     );
-                    self.told_unwatched = true;
+                    self.reported_unwatched = true;
                 }
             }
         }
         if let Some(watchdog) = &mut self.watchdog {
-            watchdog.tell_moment(act);
+            watchdog.send_deadline(act);
         }
     }
 
@@ -155,58 +161,58 @@ impl Child {
         self.watchdog.take().into_iter().for_each(Watchdog::dismiss);
     }
 
-    fn watchdog(&self) -> Option<Pid> {
+    fn watchdog_pid(&self) -> Option<Pid> {
         self.watchdog.as_ref().map(Watchdog::pid)
     }
 
     /// Sends `signal` to everything in its process group.
     pub fn signal_group(&self, signal: Signal) {
-        // An error means that nobody is left in it.
+        // An error means that no process is left in the group.
         let _ = kill_process_group(self.pid, signal);
     }
 
     /// Sends `signal` to the group and to every descendant that left it.
     pub fn signal_all(&self, signal: Signal) {
         self.signal_group(signal);
-        family::signal_escaped(self.pid, self.watchdog(), signal);
+        descendants::signal_escaped(self.pid, self.watchdog_pid(), signal);
     }
 
     /// Whether it and everything it started are gone.
     pub fn all_gone(&self) -> bool {
         self.ended
             && test_kill_process_group(self.pid).is_err()
-            && family::escaped(self.pid, self.watchdog()).is_empty()
+            && descendants::escaped(self.pid, self.watchdog_pid()).is_empty()
     }
 }
 
 /// Why a command cannot be started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unusable {
+pub enum CommandUnusable {
     NotFound,
     NotExecutable,
 }
 
-/// Finds the command as the shell would. Asked before the lock is: a typing error should not hold anybody up.
-pub fn find(command: &OsStr) -> Result<PathBuf, Unusable> {
+/// Finds the command as the shell would. Called before the lock request: a typing error must not delay other processes.
+pub fn find(command: &OsStr) -> Result<PathBuf, CommandUnusable> {
     let usable = |path: &Path| match access(path, Access::EXEC_OK) {
-        Ok(()) if path.is_dir() => Err(Unusable::NotExecutable),
+        Ok(()) if path.is_dir() => Err(CommandUnusable::NotExecutable),
         Ok(()) => Ok(path.to_owned()),
-        Err(rustix::io::Errno::ACCESS) if path.exists() => Err(Unusable::NotExecutable),
-        Err(_) => Err(Unusable::NotFound),
+        Err(rustix::io::Errno::ACCESS) if path.exists() => Err(CommandUnusable::NotExecutable),
+        Err(_) => Err(CommandUnusable::NotFound),
     };
     if command.is_empty() {
-        return Err(Unusable::NotFound);
+        return Err(CommandUnusable::NotFound);
     }
     if command.as_bytes().contains(&b'/') {
         return usable(Path::new(command));
     }
     let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
-    let mut worst = Unusable::NotFound;
+    let mut worst = CommandUnusable::NotFound;
     for dir in std::env::split_paths(&path) {
         match usable(&dir.join(command)) {
             Ok(found) => return Ok(found),
-            Err(Unusable::NotExecutable) => worst = Unusable::NotExecutable,
-            Err(Unusable::NotFound) => {}
+            Err(CommandUnusable::NotExecutable) => worst = CommandUnusable::NotExecutable,
+            Err(CommandUnusable::NotFound) => {}
         }
     }
     Err(worst)

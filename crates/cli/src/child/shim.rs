@@ -13,7 +13,7 @@ use lockkeeper::Outcome;
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 
 use crate::exit::{self, Failure};
-use crate::outlet;
+use crate::message_writer;
 
 /// The first word on its command line.
 pub const WORD: &str = "__exec";
@@ -38,14 +38,14 @@ pub fn main(mut words: impl Iterator<Item = OsString>) -> i32 {
         return Outcome::Invalid.exit_code().into();
     };
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
-    // If the parent died before the line above, nobody would tell us any more.
+    // If the parent died before the call above, the kernel would send no signal any more.
     if getppid().is_none_or(|pid| pid.as_raw_pid() != parent) {
         return exit::by_signal(Signal::KILL.as_raw());
     }
     let error = Command::new(&program).args(words).exec();
     let code = if error.kind() == ErrorKind::NotFound { exit::NOT_FOUND } else { exit::CANNOT_START };
     let message = format!("{} cannot be started: {error}", program.display());
-    Failure::new(Outcome::Unavailable, message).with_code(code).tell(errors == JSON);
-    outlet::ERR.flush(outlet::AT_THE_END);
+    Failure::new(Outcome::Unavailable, message).with_code(code).print(errors == JSON);
+    message_writer::STDERR.flush(message_writer::FINAL_FLUSH);
     code
 }

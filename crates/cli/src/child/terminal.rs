@@ -1,6 +1,6 @@
-//! Who may read from the terminal.
+//! The terminal: whether this process or its command may read from it.
 //!
-//! The command has its own process group, so for the terminal it is in the background: Ctrl-C comes to us, and we pass
+//! The command has its own process group, so for the terminal it is in the background: Ctrl-C goes to this process, which passes
 //! it on (twice means kill). A command that wants to *read* is stopped by the kernel (SIGTTIN). Then it is an
 //! interactive one: it gets the terminal, with all its keys, until it ends.
 

@@ -2,9 +2,9 @@
 //! the deadline.
 //!
 //! The kernel kills the command itself when `run` dies (see [`super::shim`]), but not what the command had started; and while `run` is
-//! stopped, nobody acts at all. So no command starts before its watchdog. `run` tells it through a pipe which process group
-//! the command has, and when to act: a little before the deadline, and anew whenever that moves. When the moment comes, or the
-//! pipe is closed without a good-bye, the watchdog kills the process group, the descendants of `run`, every process with the
+//! stopped, no process acts at all. So no command starts before its watchdog. `run` sends it through a pipe the process group of
+//! the command and the time to act: a little before the deadline, and again whenever the deadline moves. When that time comes, or
+//! the pipe is closed without a last message, the watchdog kills the process group, the descendants of `run`, every process with the
 //! name and fence of the lock in its environment, and the control group of the command where there is one.
 //!
 //! Each watches the other: `run` is the parent of the watchdog, and starts another one if it ends or is stopped.
@@ -15,7 +15,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use lockkeeper::{Clock, Fence, LockName, Moment, SystemClock};
+use lockkeeper::{BootInstant, Clock, Fence, LockName, SystemClock};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::process::{Pid, Signal, getpid, getppid, kill_process, kill_process_group};
@@ -24,7 +24,7 @@ use rustix::time::{
 };
 
 use super::cgroup::{self, Cgroup};
-use super::family::{self, Relative};
+use super::descendants::{self, ProcessEntry};
 
 /// The first word on its command line.
 pub const WORD: &str = "__watchdog";
@@ -43,9 +43,9 @@ const GOOD_BYE: &str = "good-bye";
 pub struct Watchdog {
     pid: Pid,
     pipe: PipeWriter,
-    /// When it is to act, as it was told last.
-    told: Option<Moment>,
-    started: Moment,
+    /// When it is to act, as it was sent_deadline last.
+    sent_deadline: Option<BootInstant>,
+    started: BootInstant,
 }
 
 impl Watchdog {
@@ -64,26 +64,26 @@ impl Watchdog {
             .process_group(0)
             .spawn()?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a child has a pid");
-        Ok(Watchdog { pid, pipe, told: None, started: SystemClock.now() })
+        Ok(Watchdog { pid, pipe, sent_deadline: None, started: SystemClock.now() })
     }
 
     pub fn pid(&self) -> Pid {
         self.pid
     }
 
-    pub fn started(&self) -> Moment {
+    pub fn started(&self) -> BootInstant {
         self.started
     }
 
     /// Tells it which process group the command has.
-    pub fn tell_group(&mut self, group: Pid) {
+    pub fn send_group(&mut self, group: Pid) {
         self.send(&format!("group {}", group.as_raw_pid()));
     }
 
     /// Tells it when to act, if that has moved.
-    pub fn tell_moment(&mut self, at: Moment) {
-        if self.told != Some(at) {
-            self.told = Some(at);
+    pub fn send_deadline(&mut self, at: BootInstant) {
+        if self.sent_deadline != Some(at) {
+            self.sent_deadline = Some(at);
             self.send(&format!("act {}", at.as_nanos()));
         }
     }
@@ -113,27 +113,27 @@ pub fn main(words: impl Iterator<Item = OsString>) -> i32 {
     let (Some(run), Some(name), Some(fence)) = (run, word(1), word(2)) else {
         return lockkeeper::Outcome::Invalid.exit_code().into();
     };
-    let mut ward = Ward {
+    let mut watched = WatchedCommand {
         run,
         marks: [format!("LOCKKEEPER_NAME={name}"), format!("LOCKKEEPER_FENCE={fence}")],
         tag: cgroup::tag(run, fence),
         group: None,
         cgroup: None,
     };
-    let act = stand_by(&mut ward);
+    let act = stand_by(&mut watched);
     // A watchdog before this one may have made it.
-    ward.cgroup = ward.cgroup.take().or_else(|| Cgroup::find(&ward.tag));
+    watched.cgroup = watched.cgroup.take().or_else(|| Cgroup::find(&watched.tag));
     if let Some(known) = act {
-        ward.end(known);
+        watched.end(known);
     }
-    if let Some(cgroup) = ward.cgroup.take() {
+    if let Some(cgroup) = watched.cgroup.take() {
         cgroup.remove();
     }
     0
 }
 
 /// What is watched.
-struct Ward {
+struct WatchedCommand {
     run: Pid,
     /// What every process that the command starts has in its environment, unless it was taken out.
     marks: [String; 2],
@@ -142,14 +142,14 @@ struct Ward {
     cgroup: Option<Cgroup>,
 }
 
-impl Ward {
+impl WatchedCommand {
     /// Every living process that belongs to the command.
-    fn members(&self) -> Vec<Relative> {
-        let all = family::all();
+    fn members(&self) -> Vec<ProcessEntry> {
+        let all = descendants::all();
         let me = getpid().as_raw_pid();
         // Once `run` is dead its children are those of another process.
         let mut found = match getppid() == Some(self.run) {
-            true => family::descendants(self.run.as_raw_pid(), &all),
+            true => descendants::descendants(self.run.as_raw_pid(), &all),
             false => Vec::new(),
         };
         let group = self.group.map(Pid::as_raw_pid);
@@ -158,7 +158,7 @@ impl Ward {
         found
     }
 
-    fn is_marked(&self, relative: &Relative) -> bool {
+    fn is_marked(&self, relative: &ProcessEntry) -> bool {
         let environ = std::fs::read(format!("/proc/{}/environ", relative.pid)).unwrap_or_default();
         let has = |mark: &String| environ.split(|b| *b == 0).any(|entry| entry == mark.as_bytes());
         self.marks.iter().all(has)
@@ -173,7 +173,7 @@ impl Ward {
     }
 
     /// Kills everything, those that are known already first, until nothing is left.
-    fn end(&self, known: Vec<Relative>) {
+    fn end(&self, known: Vec<ProcessEntry>) {
         let give_up = SystemClock.now() + GIVE_UP;
         let mut left = known;
         loop {
@@ -183,7 +183,7 @@ impl Ward {
             if let Some(group) = self.group {
                 let _ = kill_process_group(group, Signal::KILL);
             }
-            left.iter().for_each(|relative| family::send(relative, Signal::KILL));
+            left.iter().for_each(|relative| descendants::send(relative, Signal::KILL));
             left = self.members();
             let gone = left.is_empty() && self.cgroup.as_ref().is_none_or(Cgroup::is_empty);
             if gone || SystemClock.now() >= give_up {
@@ -195,16 +195,16 @@ impl Ward {
 }
 
 /// Waits until it is time to act, and returns which processes are known by then. `None`: all is done.
-fn stand_by(ward: &mut Ward) -> Option<Vec<Relative>> {
-    let mut pipe = Messages::default();
-    let mut act = Moment::NEVER;
-    let mut make_cgroup = Moment::NEVER;
-    let mut known: Option<Vec<Relative>> = None;
+fn stand_by(watched: &mut WatchedCommand) -> Option<Vec<ProcessEntry>> {
+    let mut pipe = MessageReader::default();
+    let mut act = BootInstant::NEVER;
+    let mut make_cgroup = BootInstant::NEVER;
+    let mut known: Option<Vec<ProcessEntry>> = None;
     loop {
         let ahead = if known.is_none() { act.before(AHEAD) } else { act };
         let next = match pipe.next_before(ahead.min(make_cgroup)) {
             Ok(next) => next,
-            // Without a pipe there is nobody to protect the command from but ourselves.
+            // `run` has closed the pipe without its last message: it is dead, so act now.
             Err(_) => return Some(known.unwrap_or_default()),
         };
         let Some(message) = next else {
@@ -212,21 +212,21 @@ fn stand_by(ward: &mut Ward) -> Option<Vec<Relative>> {
             if now >= act {
                 return Some(known.unwrap_or_default());
             } else if now >= make_cgroup {
-                make_cgroup = Moment::NEVER;
-                ward.make_cgroup();
+                make_cgroup = BootInstant::NEVER;
+                watched.make_cgroup();
             } else {
-                known = Some(ward.members());
+                known = Some(watched.members());
             }
             continue;
         };
         match message.split_once(' ') {
             None if message == GOOD_BYE => return None,
             Some(("act", nanos)) => {
-                act = nanos.parse().map_or(act, Moment::from_nanos);
+                act = nanos.parse().map_or(act, BootInstant::from_nanos);
                 known = None;
             }
             Some(("group", pid)) => {
-                ward.group = pid.parse().ok().and_then(Pid::from_raw);
+                watched.group = pid.parse().ok().and_then(Pid::from_raw);
                 make_cgroup = SystemClock.now() + CGROUP_AFTER;
             }
             _ => {}
@@ -236,12 +236,12 @@ fn stand_by(ward: &mut Ward) -> Option<Vec<Relative>> {
 
 /// The lines that `run` sends.
 #[derive(Default)]
-struct Messages(Vec<u8>);
+struct MessageReader(Vec<u8>);
 
-impl Messages {
+impl MessageReader {
     /// The next line; `None` if there is none before `end`, an error if the other end is closed. The timer goes on during
     /// suspend.
-    fn next_before(&mut self, end: Moment) -> io::Result<Option<String>> {
+    fn next_before(&mut self, end: BootInstant) -> io::Result<Option<String>> {
         loop {
             if let Some(at) = self.0.iter().position(|b| *b == b'\n') {
                 let line: Vec<u8> = self.0.drain(..=at).collect();
@@ -249,7 +249,7 @@ impl Messages {
             }
             let input = rustix::stdio::stdin();
             let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC)?;
-            if end < Moment::NEVER.before(Duration::from_secs(1 << 32)) {
+            if end < BootInstant::NEVER.before(Duration::from_secs(1 << 32)) {
                 let left = end.since(SystemClock.now()).max(Duration::from_nanos(1));
                 let at = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
                 let once = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: at };

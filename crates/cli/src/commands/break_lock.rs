@@ -1,3 +1,5 @@
+//! `lockkeeper break`: takes a lock away from its holder.
+
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
@@ -5,34 +7,35 @@ use clap::Args;
 use lockkeeper::{Error, LockName, LockView, Outcome, limits};
 use serde_json::json;
 
-use crate::args::{Common, lock_name, utf8};
+use crate::args::{CommonArgs, lock_name, utf8};
+use crate::duration;
 use crate::exit::{Failure, OK};
 use crate::output;
-use crate::report::held_line;
-use crate::span;
+use crate::report::describe_holder;
 use crate::text::{plain, quoted};
 
-/// Take a lock away from whoever holds it.
+/// Take a lock away from its holder.
 ///
-/// The holder is told the reason at its next renewal, within a third of its ttl; its command is ended, and it gives the lock back. The next
-/// one is let in then, or when the lease is over, which is not renewed any more. With `--now` the next one is let in at once.
+/// The holder gets the reason at its next renewal, within a third of its ttl; it ends its command and releases the lock. The store
+/// then grants the lock to the next waiter, or when the lease has ended, which is not renewed any more. With `--now` the store
+/// grants it to the next waiter at once.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub struct Break {
+pub struct BreakArgs {
     /// Which lock
     #[arg(value_parser = lock_name())]
     pub name: LockName,
-    /// Why; others will see it
+    /// Why; other users see it
     #[arg(long, value_name = "TEXT", value_parser = utf8("reason"))]
     pub reason: String,
-    /// Let the next one in at once, beside a holder that may not know it yet
+    /// Grant the lock to the next waiter at once, beside a holder that may not know of it yet
     #[arg(long)]
     pub now: bool,
-    /// Do not ask first
+    /// Do not ask for confirmation
     #[arg(long, short)]
     pub yes: bool,
     #[command(flatten)]
-    pub common: Common,
+    pub common: CommonArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -42,13 +45,13 @@ Examples:
   lockkeeper break nightly --reason 'clean-up' --yes               do not ask
   lockkeeper break nightly --reason 'host 7 is off' --now          do not wait for the holder
 
-The holder is told the reason at its next renewal, within a third of its ttl: its command is ended
-and the lock is given back. Only then the next one is let in, or when the lease is over, which is
-not renewed any more. --now lets the next one in at once: until its next renewal the old holder runs
-on beside it, and only a resource that checks fences is safe from it.";
+The holder gets the reason at its next renewal, within a third of its ttl: it ends its command and
+releases the lock. Only then is the lock granted to the next waiter, or when the lease has ended,
+which is not renewed any more. --now grants it at once: until its next renewal the old holder runs on
+beside the new one, and only a resource that checks fences (fencing tokens) is safe from it.";
 
-impl Break {
-    pub async fn go(self) -> Result<i32, Failure> {
+impl BreakArgs {
+    pub async fn execute(self) -> Result<i32, Failure> {
         limits::check_reason(&self.reason)?;
         let keeper = self.common.open().await?;
         let before = keeper.inspect(&self.name).await?;
@@ -64,40 +67,40 @@ impl Break {
         let delayed = before.as_ref().is_some_and(|view| view.delayed_ms.is_some());
         let held = before.map(|view| view.held).unwrap_or_default();
         if self.common.json {
-            let line = json!({ "name": self.name, "fence": fence, "now": self.now, "thrown_out": held, "reason": self.reason });
+            let line = json!({ "name": self.name, "fence": fence, "now": self.now, "holders": held, "reason": self.reason });
             output::line(&line.to_string())?;
             return Ok(OK);
         }
         let name = quoted(self.name.as_str());
         if held.is_empty() && !delayed {
             output::line(&format!(
-                "nobody held {name}: nothing was taken away; the fence moved on to {fence}"
+                "{name} had no holder: nothing was taken away; the fence moved on to {fence}"
             ))?;
             return Ok(OK);
         }
         output::line(&format!("broken {name}, the fence moved on to {fence}"))?;
         for held in &held {
             let who = plain(&held.holder.to_string()).into_owned();
-            let what = if self.now { "thrown out" } else { "told to stop" };
+            let what = if self.now { "removed" } else { "told to stop" };
             output::line(&format!("  {what}: {who}, fence {}", held.fence))?;
         }
         let latest = held.iter().map(|held| held.expires_in_ms).max();
         output::line(&match latest {
-            None => "  nobody held it; it is not held back any more".into(),
+            None => "  it had no holder; it is not held back any more".into(),
             Some(_) if self.now => {
-                "  the next one is let in beside them: they learn of it at their next renewal, and only resources that check \
+                "  the next waiter is granted the lock beside them: they learn of it at their next renewal, and only resources that check \
                  fences refuse them until then"
                     .into()
             }
             Some(ms) => format!(
-                "  the next one is let in when they have stopped, in {} at the latest",
-                span::rough(Duration::from_millis(ms))
+                "  the next waiter is granted the lock when they have stopped, in {} at the latest",
+                duration::rough(Duration::from_millis(ms))
             ),
         })?;
         Ok(OK)
     }
 
-    /// A store that cannot wait for the holder does nothing unless it is told that it need not.
+    /// The failure of a break. A store that cannot wait for the holder refuses a break without `--now`.
     fn refused(&self, error: Error) -> Failure {
         let cannot = matches!(error, Error::Unsupported(_)) && !self.now;
         let failure = Failure::from(error);
@@ -112,7 +115,7 @@ impl Break {
 
     fn confirm(&self, before: Option<&LockView>) -> Result<(), Failure> {
         let name = quoted(self.name.as_str());
-        let state = before.map_or_else(|| "free".into(), held_line);
+        let state = before.map_or_else(|| "free".into(), describe_holder);
         eprint!("{name} is {state}.\nTake it away? [y/N] ");
         let _ = std::io::stderr().flush();
         let mut answer = String::new();

@@ -1,3 +1,5 @@
+//! `lockkeeper completions`: prints shell completions.
+
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
 
@@ -8,7 +10,7 @@ use crate::output;
 /// Print shell completions.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub struct Completions {
+pub struct CompletionsArgs {
     /// For which shell
     pub shell: Shell,
 }
@@ -19,8 +21,8 @@ Examples:
   lockkeeper completions zsh  > ~/.zfunc/_lockkeeper
   lockkeeper completions fish > ~/.config/fish/completions/lockkeeper.fish";
 
-impl Completions {
-    pub fn go(self) -> Result<(), Failure> {
+impl CompletionsArgs {
+    pub fn execute(self) -> Result<(), Failure> {
         let mut text = Vec::new();
         clap_complete::generate(self.shell, &mut Cli::command(), "lockkeeper", &mut text);
         output::line(String::from_utf8_lossy(&text).trim_end())

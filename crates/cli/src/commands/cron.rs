@@ -1,4 +1,5 @@
-use std::ffi::OsString;
+//! `lockkeeper cron`: a command on a schedule, each time on one of many hosts.
+
 use std::time::Duration;
 
 use clap::Args;
@@ -6,27 +7,26 @@ use jiff::Timestamp;
 use lockkeeper::{Clock, Guard, LockName, Lockkeeper, Outcome, SystemClock};
 use serde_json::json;
 
-use crate::args::{Common, Inherited, Named, utf8};
-use crate::child::job::{self, Job};
-use crate::child::supervise::End;
+use crate::args::{JobArgs, LeaseArgs, NameArgs, utf8};
+use crate::child::job;
+use crate::child::supervisor::CommandEnd;
 use crate::exit::{self, Failure};
-use crate::report::{Events, Report};
+use crate::report::Report;
 use crate::schedule::{self, Schedule};
-use crate::signals::Signals;
-use crate::span;
-use crate::store::{self, Address};
-use crate::windows::{self, Missed, Ran, Windows};
+use crate::signals::SignalStream;
+use crate::store::{self, StoreSource};
+use crate::windows::{self, MissedWindows, WindowRunner, WindowsOutcome};
 
-/// Run a command on schedule, each time by one of many hosts.
+/// Run a command on a schedule, each time on one of many hosts.
 ///
-/// A small scheduler: start it on every host with the same name and schedule. Each time that is due is run by one of them,
-/// and by another if that one dies, even if their clocks differ by seconds.
+/// Start it on every host with the same name and schedule. For each time of the schedule one host runs the command, and
+/// another host if that one dies, even if their clocks differ by seconds.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub struct Cron {
+pub struct CronArgs {
     #[command(flatten)]
-    pub named: Named,
-    /// When: minute, hour, day, month and weekday, as in a crontab
+    pub named: NameArgs,
+    /// The schedule: minute, hour, day, month and weekday, as in a crontab
     #[arg(long, value_name = "FIELDS", value_parser = utf8("schedule"), allow_hyphen_values = true)]
     pub every: String,
     /// The time zone of the schedule, for instance Europe/Berlin; the same on all hosts
@@ -35,45 +35,31 @@ pub struct Cron {
     /// Run up to N missed times first, oldest first
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub catch_up: Option<u16>,
-    /// Run a time that failed up to N times more, each time by the next host that waits
+    /// Run a failed time up to N more times, each time on the next host that waits
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub retry_failed: Option<u32>,
-    /// How long our silence may last before another host takes over
-    #[arg(long, value_name = "SPAN", default_value = "30s", value_parser = span::ttl, allow_hyphen_values = true)]
-    pub ttl: Duration,
-    /// Time between TERM and KILL if the lock is lost; at most a quarter of the ttl
-    #[arg(long, value_name = "SPAN", default_value = "5s", value_parser = span::up_to_a_day, allow_hyphen_values = true)]
-    pub grace: Duration,
-    /// Twice would be harm: refuse a store that can forget a run
-    #[arg(long)]
-    pub correctness: bool,
-    /// Say nothing but errors
-    #[arg(long, short)]
-    pub quiet: bool,
     #[command(flatten)]
-    pub inherited: Inherited,
+    pub lease: LeaseArgs,
     #[command(flatten)]
-    pub common: Common,
-    /// The command and its arguments
-    #[arg(last = true, required = true, value_name = "CMD")]
-    pub command: Vec<OsString>,
+    pub job: JobArgs,
 }
 
 const EXAMPLES: &str = "\
 Examples:
   lockkeeper cron settle --every '0 2 * * *' --zone Europe/Berlin -- ./settle.sh
   lockkeeper cron poll --every '*/5 * * * mon-fri' -- ./poll.sh
-  lockkeeper cron bill --every '0 0 1 * *' --catch-up 12 -- ./bill.sh     also the months we were down
+  lockkeeper cron bill --every '0 0 1 * *' --catch-up 12 -- ./bill.sh     also the missed months
 
-The command sees LOCKKEEPER_WINDOW (the time it was due, in UTC), LOCKKEEPER_FENCE and what `run`
-sets. A time that does not exist, because clocks are set forward, is due at that moment; one that
-exists twice is due once. A run that fails is a run, unless --retry-failed is given; a run whose host
-dies is run by another. `lockkeeper status NAME` says how the last run ended.
+The command gets LOCKKEEPER_WINDOW (the time at which it was due, in UTC), LOCKKEEPER_FENCE (the
+fencing token) and the other variables of `run`. A time that does not exist, because clocks are set
+forward, is due at that moment; a time that exists twice is due once. A failed run counts as a run,
+unless --retry-failed is given; if a host dies during a run, another host runs it. `lockkeeper status
+NAME` says how the last run ended.
 
-Goes on until a signal ends it: 128+n, whatever the command makes of the signal. Other exit codes:
-64 bad call, 69 store unavailable at the start, 78 the store has no records.";
+Runs until a signal ends it: 128+n, whatever the command does with the signal. Other exit codes:
+64 bad call, 69 the store is unreachable at the start, 78 the store has no records.";
 
-/// How long a release may take when all is over.
+/// How long the last release may take.
 const RELEASE: Duration = Duration::from_secs(2);
 
 pub fn now() -> Timestamp {
@@ -89,61 +75,62 @@ pub fn of_ms(at: u64) -> Timestamp {
     i64::try_from(at).ok().and_then(|ms| Timestamp::from_millisecond(ms).ok()).unwrap_or(Timestamp::MAX)
 }
 
-impl Cron {
+impl CronArgs {
     fn name(&self) -> &LockName {
         self.named.get()
     }
 
-    pub async fn go(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, Failure> {
         let schedule = self.schedule()?;
-        job::check(&self.command)?;
-        let report = Report::new(std::iter::once(self.name()), self.common.json, self.quiet, Events::Stderr);
-        let address = self.common.address()?;
-        store::warn_of_one_host(address.url.expose(), &report);
-        let keeper = Lockkeeper::open(address.url.expose()).await?;
+        self.job.check()?;
+        let report = self.job.report(std::iter::once(self.name()));
+        let source = self.job.common.source()?;
+        store::warn_of_one_host(source.url.expose(), &report);
+        let keeper = Lockkeeper::open(source.url.expose()).await?;
         keeper.windows(self.name().as_str()).check()?;
-        let mut signals = Signals::forwarded()?;
+        let mut signals = SignalStream::forwarded()?;
         let mut last = now();
         loop {
             let Some(due) = schedule.after(last) else {
                 return Err(Failure::new(Outcome::Invalid, "the schedule has come to its end"));
             };
             report.event("next", json!({ "window": windows::shown(ms(due)) }));
-            let turn = async {
+            let next_run = async {
                 until(due).await;
                 self.acquire(&keeper, &report, due, &schedule).await
             };
             let guard = tokio::select! {
                 biased;
-                signal = signals.end() => {
-                    return Ok(signals.leave(&keeper, signal).await);
+                signal = signals.next_ending() => {
+                    return Ok(signals.flush_releases(&keeper, signal).await);
                 }
-                guard = turn => guard?,
+                guard = next_run => guard?,
             };
             if let Some(guard) = guard {
-                let next = self.run(&keeper, &address, &guard, due, &schedule, &mut signals, &report).await?;
+                let next = self.run(&keeper, &source, &guard, due, &schedule, &mut signals, &report).await?;
                 match next {
-                    Next::End(code) => {
-                        let _ = signals.or_end(tokio::time::timeout(RELEASE, guard.release())).await;
+                    AfterRun::End(code) => {
+                        let _ = signals.race(tokio::time::timeout(RELEASE, guard.release())).await;
                         return Ok(code);
                     }
-                    // Behind those that wait: another host may have more luck.
-                    Next::Again if schedule.after(due).is_none_or(|next| next > now()) => continue,
+                    // This host queues behind the waiting hosts: the next one to run it is another host.
+                    AfterRun::Again if schedule.after(due).is_none_or(|next| next > now()) => continue,
                     _ => {}
                 }
             }
-            // What came due meanwhile is missed, and told by the next run.
+            // Times that came due meanwhile are missed; the next run reports them.
             last = due.max(schedule.between(due, now()).last().copied().unwrap_or(due));
         }
     }
 
-    /// What can be wrong with it is told before any store is opened.
+    /// Parses the schedule. Fails before a store is opened.
     fn schedule(&self) -> Result<Schedule, Failure> {
         Schedule::new(&self.every, schedule::zone(&self.zone)?)
             .map_err(|e| Failure::new(Outcome::Invalid, format!("--every {:?}: {e}", self.every)))
     }
 
-    /// The lock. A store that is away for a while is waited for, until the next time is due: then this one is missed.
+    /// Acquires the lock. Retries while the store is unreachable, until the next time is due; then returns `None`, and this time is
+    /// missed.
     async fn acquire(
         &self,
         keeper: &Lockkeeper,
@@ -152,14 +139,14 @@ impl Cron {
         schedule: &Schedule,
     ) -> Result<Option<Guard>, Failure> {
         loop {
-            let mut ask = keeper.lock(self.name()).ttl(self.ttl);
-            if let Some(label) = job::label(&self.command) {
-                ask = ask.label(label);
+            let mut request = keeper.lock(self.name()).ttl(self.lease.ttl);
+            if let Some(label) = self.job.label() {
+                request = request.label(label);
             }
-            if self.correctness {
-                ask = ask.for_correctness();
+            if self.lease.correctness {
+                request = request.for_correctness();
             }
-            match ask.acquire().await {
+            match request.acquire().await {
                 Ok(guard) => return Ok(Some(guard)),
                 Err(error) if matches!(error.outcome(), Outcome::Unavailable | Outcome::Unknown) => {
                     report.say(&format!("{error}; trying again"));
@@ -174,71 +161,73 @@ impl Cron {
         }
     }
 
-    /// Runs what is due.
-    #[allow(clippy::too_many_arguments, reason = "all of it belongs to the one run")]
+    /// Runs the time `due`, and the missed times before it.
+    #[allow(clippy::too_many_arguments, reason = "each is a separate part of one run")]
     async fn run(
         &self,
         keeper: &Lockkeeper,
-        address: &Address,
+        source: &StoreSource,
         guard: &Guard,
         due: Timestamp,
         schedule: &Schedule,
-        signals: &mut Signals,
+        signals: &mut SignalStream,
         report: &Report,
-    ) -> Result<Next, Failure> {
+    ) -> Result<AfterRun, Failure> {
         let catch_up = self.catch_up.unwrap_or(0).into();
-        let (zone, retries) = (self.zone.as_str(), self.retry_failed.unwrap_or(0));
-        let windows = Windows { keeper, name: self.name().as_str(), report, zone, catch_up, retries };
+        let zone = schedule.zone_name().unwrap_or(&self.zone);
+        let retries = self.retry_failed.unwrap_or(0);
+        let windows = WindowRunner { keeper, name: self.name().as_str(), report, zone, catch_up, retries };
         let between = |newest: u64, at: u64| {
             let all: Vec<u64> = schedule.between(of_ms(newest), of_ms(at)).into_iter().map(ms).collect();
-            Missed::of(&all, catch_up)
+            MissedWindows::of(&all, catch_up)
         };
-        let work = async |at, signals: &mut Signals| {
-            let job = Job {
-                command: &self.command,
-                name: self.name(),
-                grace: self.grace,
-                max_hold: None,
-                store: address.environment(self.inherited.hide_store),
-                env: vec![("LOCKKEEPER_WINDOW", windows::shown(at))],
-                pipes: None,
-            };
-            job.supervise(guard, signals, report).await
-        };
-        match windows.run(guard, ms(due), between, signals, work).await {
-            // Whatever the command made of it: the signal was for us, too.
-            Ok(Ran { end: End::Itself { asked: Some(signal), .. }, .. }) => {
-                Ok(Next::End(exit::by_signal(signal.as_raw())))
+        let mut asked = None;
+        let work = async |at, signals: &mut SignalStream| {
+            let env = ("LOCKKEEPER_WINDOW", windows::shown(at));
+            let job = self.job.job(self.name(), source, Some(env));
+            let end = job.supervise(guard, signals, report).await;
+            if let Ok(CommandEnd::Itself { asked: signal, .. } | CommandEnd::Lost { asked: signal, .. }) =
+                &end
+            {
+                asked = *signal;
             }
-            Ok(Ran { end: End::Itself { code: 0, .. }, .. }) => Ok(Next::Time),
-            Ok(Ran { end: End::Itself { code, .. }, again }) => {
+            end
+        };
+        let next = match windows.run(guard, ms(due), between, signals, work).await {
+            Ok(WindowsOutcome { end: CommandEnd::Itself { asked: Some(signal), .. }, .. }) => {
+                AfterRun::End(exit::by_signal(signal.as_raw()))
+            }
+            Ok(WindowsOutcome { end: CommandEnd::Itself { code: 0, .. }, .. }) => AfterRun::Time,
+            Ok(WindowsOutcome { end: CommandEnd::Itself { code, .. }, again }) => {
                 report.say(&format!("{}: the command ended with {code}", report.what()));
-                Ok(if again { Next::Again } else { Next::Time })
+                if again { AfterRun::Again } else { AfterRun::Time }
             }
-            Ok(Ran { end: End::Lost { why, code, all_gone }, .. }) => {
-                job::lost(&report.what(), &why, code, all_gone).tell(self.common.json);
-                Ok(Next::Time)
+            Ok(WindowsOutcome { end: CommandEnd::Lost { why, code, all_gone, .. }, .. }) => {
+                job::lost(&report.what(), &why, code, all_gone).print(self.job.common.json);
+                AfterRun::Time
             }
-            // Told, and not the end: the next time may go well.
+            // Reported, and no reason to end: the next run may succeed.
             Err(failure) => {
-                failure.tell(self.common.json);
-                Ok(Next::Time)
+                failure.print(self.job.common.json);
+                AfterRun::Time
             }
-        }
+        };
+        // A signal that was passed on to the command also ends this process, whatever the command did with it.
+        Ok(asked.map_or(next, |signal| AfterRun::End(exit::by_signal(signal.as_raw()))))
     }
 }
 
-/// What comes after a run.
-enum Next {
-    /// The next time that is due.
+/// What to do after a run.
+enum AfterRun {
+    /// Wait for the next time of the schedule.
     Time,
-    /// The same time again: it failed.
+    /// Run the same time again, because it failed.
     Again,
-    /// A signal came that ends us, with this exit code.
+    /// End this process with this exit code, because of a signal.
     End(i32),
 }
 
-/// Waits until the wall clock says `due`. In steps, because a wall clock can be set.
+/// Waits until the wall clock shows `due`. In steps, because the wall clock may be set meanwhile.
 async fn until(due: Timestamp) {
     loop {
         let left = Duration::try_from(due.duration_since(now())).unwrap_or_default();

@@ -1,99 +1,87 @@
-use std::ffi::OsString;
+//! `lockkeeper elect`: a command that runs on the leader of many candidates.
+
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 use futures_util::StreamExt;
-use lockkeeper::{Election, Leader, LockName, Lockkeeper, Outcome, Proclamation};
+use lockkeeper::election::{Election, Leader, Proclamation};
+use lockkeeper::{LockName, Lockkeeper, Outcome};
 use lockkeeper_host::host_name;
 use serde_json::json;
 
-use crate::args::{Common, Inherited, Named, utf8};
-use crate::child::job::{self, Job};
-use crate::child::supervise::End;
+use crate::args::{JobArgs, LeaseArgs, NameArgs, utf8};
+use crate::attempt_file::AttemptFile;
+use crate::child::supervisor::CommandEnd;
 use crate::exit::{self, Failure, OK};
 use crate::output;
-use crate::report::{Events, Report};
-use crate::resume::Resume;
-use crate::signals::Signals;
-use crate::span;
-use crate::store::{self, Address};
+use crate::report::Report;
+use crate::signals::SignalStream;
+use crate::store::{self, StoreSource};
 use crate::text::plain;
 
-/// Run a command while this process is the leader; campaign again when it is not.
+/// Run a command while this process is the leader; campaign again after each term.
 ///
-/// Stands in line until elected, then runs the command. If the term is about to be lost, the command and everything it
-/// started are ended before the deadline, and the campaign begins anew. If the command ends by itself, it resigns.
+/// Waits in the queue until elected, then runs the command. If the term is about to be lost, the command and all processes that
+/// it started are ended before the deadline, and the candidate campaigns again. If the command ends by itself, the leader resigns.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub struct Elect {
+#[command(mut_arg("command", |command| command.required(false).required_unless_present("observe")))]
+pub struct ElectArgs {
     #[command(flatten)]
-    pub named: Named,
-    /// What others are told about the leader, for instance its address [default: the host name]
+    pub named: NameArgs,
+    /// What observers see of the leader, for instance its address [default: the host name]
     #[arg(long, value_name = "TEXT", value_parser = utf8("value"))]
     pub value: Option<String>,
     /// Print the leaders as they change instead, until Ctrl-C
     #[arg(long, conflicts_with_all = ["value", "resume", "command"])]
     pub observe: bool,
-    /// How long a leader's silence may last before another is elected
-    #[arg(long, value_name = "SPAN", default_value = "30s", value_parser = span::ttl, allow_hyphen_values = true)]
-    pub ttl: Duration,
-    /// Keep the proof of leadership in this file: killed and started again within the ttl, the term goes on
+    /// Keep the proof of leadership in this file: a leader that is restarted within the ttl continues its term
     #[arg(long, value_name = "FILE")]
     pub resume: Option<PathBuf>,
-    /// Twice would be harm: refuse a store that can forget a leader or a term
-    #[arg(long)]
-    pub correctness: bool,
-    /// Time between TERM and KILL if the term is lost; at most a quarter of the ttl
-    #[arg(long, value_name = "SPAN", default_value = "5s", value_parser = span::up_to_a_day, allow_hyphen_values = true)]
-    pub grace: Duration,
-    /// Say nothing but errors
-    #[arg(long, short)]
-    pub quiet: bool,
     #[command(flatten)]
-    pub inherited: Inherited,
+    pub lease: LeaseArgs,
     #[command(flatten)]
-    pub common: Common,
-    /// The command and its arguments
-    #[arg(last = true, required_unless_present = "observe", value_name = "CMD")]
-    pub command: Vec<OsString>,
+    pub job: JobArgs,
 }
 
 const EXAMPLES: &str = "\
 Examples:
   lockkeeper elect scheduler -- ./scheduler                     on every host; one of them runs it
-  lockkeeper elect db --value 10.0.0.7:5432 -- ./primary.sh     the others can read the address
-  lockkeeper elect db --observe                                 who leads, as it changes
+  lockkeeper elect db --value 10.0.0.7:5432 -- ./primary.sh     observers can read the address
+  lockkeeper elect db --observe                                 print the leader whenever it changes
   lockkeeper elect db --resume /run/db.lead -- ./primary.sh     a quick restart keeps the term
 
-The command sees LOCKKEEPER_TERM, which is its fence and grows from leader to leader, and what `run`
-sets. Everything that it writes should carry it.
+The command gets LOCKKEEPER_TERM, the number of its term, and the other variables of `run`. The term
+is also its fence (the fencing token): it is higher for every new leader, and every write of the
+command should carry it.
 
-Exit codes: the command's own when it ended by itself, 128+n for a signal that ended the wait; 64
-bad call, 69 store unavailable at the start, 78 the store has no records.";
+Exit codes: the command's own when it ended by itself, 128+n for a signal that ended the wait or
+came before the term was lost; 64 bad call, 69 the store is unreachable at the start, 78 the store
+has no records.";
 
-impl Elect {
+impl ElectArgs {
     fn name(&self) -> &LockName {
         self.named.get()
     }
 
-    pub async fn go(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, Failure> {
         if self.observe {
             return self.print_leaders().await;
         }
-        job::check(&self.command)?;
-        let report = Report::new(std::iter::once(self.name()), self.common.json, self.quiet, Events::Stderr);
-        let mut resume = self.resume.as_deref().map(Resume::open).transpose()?;
-        let address = self.common.address()?;
-        store::warn_of_one_host(address.url.expose(), &report);
-        let keeper = Lockkeeper::open(address.url.expose()).await?;
-        let mut signals = Signals::forwarded()?;
+        self.job.check()?;
+        let report = self.job.report(std::iter::once(self.name()));
+        let mut resume = self.resume.as_deref().map(AttemptFile::open).transpose()?;
+        let source = self.job.common.source()?;
+        store::warn_of_one_host(source.url.expose(), &report);
+        let keeper = Lockkeeper::open(source.url.expose()).await?;
+        let mut signals = SignalStream::forwarded()?;
         loop {
             let leader = self.campaign(&keeper, resume.as_mut(), &mut signals, &report).await?;
             report.event("elected", json!({ "term": leader.term() }));
             report.say(&format!("elected for {}, term {}", report.what(), leader.term()));
-            match self.lead(&leader, &address, &mut signals, &report).await? {
-                End::Itself { code, .. } => {
+            match self.lead(&leader, &source, &mut signals, &report).await? {
+                CommandEnd::Itself { code, .. } => {
                     resign(leader, &mut signals, &report).await;
                     if let Some(resume) = resume {
                         resume.remove();
@@ -101,33 +89,42 @@ impl Elect {
                     report.event("ended", json!({ "outcome": "done", "exit_code": code }));
                     return Ok(code);
                 }
-                End::Lost { why, all_gone, .. } => {
+                CommandEnd::Lost { why, all_gone, asked, .. } => {
                     if !all_gone {
                         report.say("warning: some of its processes could not be killed");
                     }
-                    report.say(&format!("the term is over ({why}); campaigning again"));
-                    // What the old term gives back in the background must not be the new one's.
+                    // The old term is released in the background; that must not release the new one.
                     drop(leader);
-                    resume.as_mut().map_or(Ok(()), Resume::renew)?;
+                    // The signal also ends this process, even if the term was lost meanwhile.
+                    if let Some(signal) = asked {
+                        report
+                            .say(&format!("the term is over ({why}), after a signal: not campaigning again"));
+                        if let Some(resume) = resume {
+                            resume.remove();
+                        }
+                        return Ok(signals.flush_releases(&keeper, signal).await);
+                    }
+                    report.say(&format!("the term is over ({why}); campaigning again"));
+                    resume.as_mut().map_or(Ok(()), AttemptFile::renew)?;
                 }
             }
         }
     }
 
     fn election(&self, keeper: &Lockkeeper) -> Election {
-        let mut election = keeper.election(self.name().as_str()).ttl(self.ttl);
-        if let Some(label) = self.command.first().and_then(|_| job::label(&self.command)) {
+        let mut election = keeper.election(self.name().as_str()).ttl(self.lease.ttl);
+        if let Some(label) = self.job.label() {
             election = election.label(label);
         }
-        if self.correctness { election.for_correctness() } else { election }
+        if self.lease.correctness { election.for_correctness() } else { election }
     }
 
-    /// Stands in line until elected. A store that is away for a while is waited for: that is what a candidate is for.
+    /// Waits in the queue until elected. A candidate retries for as long as the store is unreachable.
     async fn campaign(
         &self,
         keeper: &Lockkeeper,
-        mut resume: Option<&mut Resume>,
-        signals: &mut Signals,
+        mut resume: Option<&mut AttemptFile>,
+        signals: &mut SignalStream,
         report: &Report,
     ) -> Result<Leader, Failure> {
         loop {
@@ -139,13 +136,13 @@ impl Elect {
             let elected = tokio::select! {
                 biased;
                 elected = election.campaign(value) => elected,
-                signal = signals.end() => {
-                    return Err(Failure::silent(signals.leave(keeper, signal).await));
+                signal = signals.next_ending() => {
+                    return Err(Failure::silent(signals.flush_releases(keeper, signal).await));
                 }
             };
             match elected {
                 Ok(leader) => return Ok(leader),
-                Err(error) if passes(error.outcome()) => {
+                Err(error) if is_transient(error.outcome()) => {
                     report.say(&format!("{error}; campaigning again"));
                     report.event("retry", json!({ "why": error.to_string() }));
                     if let Some(resume) = resume.as_mut() {
@@ -153,7 +150,7 @@ impl Elect {
                     }
                     tokio::select! {
                         () = tokio::time::sleep(Duration::from_secs(1)) => {}
-                        signal = signals.end() => {
+                        signal = signals.next_ending() => {
                             return Err(Failure::silent(exit::by_signal(signal.as_raw())));
                         }
                     }
@@ -166,35 +163,27 @@ impl Elect {
     async fn lead(
         &self,
         leader: &Leader,
-        address: &Address,
-        signals: &mut Signals,
+        source: &StoreSource,
+        signals: &mut SignalStream,
         report: &Report,
-    ) -> Result<End, Failure> {
+    ) -> Result<CommandEnd, Failure> {
         let name = leader.guard().names().first().clone();
-        let job = Job {
-            command: &self.command,
-            name: &name,
-            grace: self.grace,
-            max_hold: None,
-            store: address.environment(self.inherited.hide_store),
-            env: vec![("LOCKKEEPER_TERM", leader.term().to_string())],
-            pipes: None,
-        };
-        job.supervise(leader.guard(), signals, report).await
+        let env = ("LOCKKEEPER_TERM", leader.term().to_string());
+        self.job.job(&name, source, Some(env)).supervise(leader.guard(), signals, report).await
     }
 
     async fn print_leaders(&self) -> Result<i32, Failure> {
-        let mut signals = Signals::ending()?;
-        let keeper = self.common.open().await?;
+        let mut signals = SignalStream::ending()?;
+        let keeper = self.job.common.open().await?;
         let mut news = keeper.election(self.name().as_str()).observe();
         loop {
             tokio::select! {
                 biased;
-                signal = signals.end() => return Ok(exit::by_signal(signal.as_raw())),
+                signal = signals.next_ending() => return Ok(exit::by_signal(signal.as_raw())),
                 next = news.next() => match next {
                     Some(Ok(next)) => self.print(&next)?,
-                    // It comes back; until then there is nothing to print.
-                    Some(Err(error)) if passes(error.outcome()) => {}
+                    // The observer tries again; until then there is nothing to print.
+                    Some(Err(error)) if is_transient(error.outcome()) => {}
                     Some(Err(error)) => return Err(error.into()),
                     None => return Ok(OK),
                 },
@@ -203,7 +192,7 @@ impl Elect {
     }
 
     fn print(&self, next: &Proclamation) -> Result<(), Failure> {
-        if self.common.json {
+        if self.job.common.json {
             let line = json!({
                 "name": self.name(), "term": next.term, "number": next.number, "value": next.value,
                 "missed": next.missed,
@@ -216,18 +205,18 @@ impl Elect {
     }
 }
 
-/// Whether it may come right by itself.
-fn passes(outcome: Outcome) -> bool {
+/// Whether a retry may succeed.
+fn is_transient(outcome: Outcome) -> bool {
     matches!(outcome, Outcome::Unavailable | Outcome::Unknown | Outcome::Lost | Outcome::Stale)
 }
 
-async fn resign(leader: Leader, signals: &mut Signals, report: &Report) {
+async fn resign(leader: Leader, signals: &mut SignalStream, report: &Report) {
     let term = leader.term();
     let interrupted = |_| Err(lockkeeper::Error::Unknown("a signal came first".into()));
-    match signals.or_end(leader.resign()).await.unwrap_or_else(interrupted) {
+    match signals.race(leader.resign()).await.unwrap_or_else(interrupted) {
         Ok(_) => report.event("resigned", json!({ "term": term })),
         Err(error) => {
-            report.say(&format!("warning: the term could not be given back ({error}); its ttl ends it"))
+            report.say(&format!("warning: the leader could not resign ({error}); the term ends with its ttl"))
         }
     }
 }

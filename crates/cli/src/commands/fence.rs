@@ -1,16 +1,18 @@
+//! `lockkeeper fence`: the subcommands about fences.
+
 use clap::{Args, Subcommand};
 
-use super::fence_check::Check;
+use super::fence_check::FenceCheckArgs;
 #[cfg(feature = "postgres")]
-use super::fence_table::{Install, Show, Uninstall};
+use super::fence_table::{FenceInstallArgs, FenceStatusArgs, FenceUninstallArgs};
 use crate::exit::Failure;
 
 /// Ask whether a grant still holds, or make a database table refuse late writers.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES, arg_required_else_help = true, subcommand_required = true)]
-pub struct Fence {
+pub struct FenceArgs {
     #[command(subcommand)]
-    pub what: What,
+    pub what: FenceAction,
 }
 
 const EXAMPLES: &str = "\
@@ -27,42 +29,42 @@ After an install an UPDATE or DELETE that presents an older fence than the row h
 by the database (SQLSTATE LK065), and one that presents none as well (LK064).";
 
 #[derive(Debug, Subcommand)]
-pub enum What {
+pub enum FenceAction {
     /// Ask the store whether the grant of a sequencer still holds
-    Check(Check),
+    Check(FenceCheckArgs),
     /// Let a table check the fence of every write
     #[cfg(feature = "postgres")]
-    Install(Install),
+    Install(FenceInstallArgs),
     /// Stop checking, and remove all that was installed
     #[cfg(feature = "postgres")]
-    Uninstall(Uninstall),
+    Uninstall(FenceUninstallArgs),
     /// Show which tables check
     #[cfg(feature = "postgres")]
-    Status(Show),
+    Status(FenceStatusArgs),
 }
 
-impl Fence {
+impl FenceArgs {
     pub fn json(&self) -> bool {
         match &self.what {
-            What::Check(check) => check.common.json,
+            FenceAction::Check(check) => check.common.json,
             #[cfg(feature = "postgres")]
-            What::Install(install) => install.database.json,
+            FenceAction::Install(install) => install.database.json,
             #[cfg(feature = "postgres")]
-            What::Uninstall(uninstall) => uninstall.database.json,
+            FenceAction::Uninstall(uninstall) => uninstall.database.json,
             #[cfg(feature = "postgres")]
-            What::Status(status) => status.database.json,
+            FenceAction::Status(status) => status.database.json,
         }
     }
 
-    pub async fn go(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, Failure> {
         match self.what {
-            What::Check(check) => check.go().await,
+            FenceAction::Check(check) => check.execute().await,
             #[cfg(feature = "postgres")]
-            What::Install(install) => install.go().await,
+            FenceAction::Install(install) => install.execute().await,
             #[cfg(feature = "postgres")]
-            What::Uninstall(uninstall) => uninstall.go().await,
+            FenceAction::Uninstall(uninstall) => uninstall.execute().await,
             #[cfg(feature = "postgres")]
-            What::Status(status) => status.go().await,
+            FenceAction::Status(status) => status.execute().await,
         }
     }
 }

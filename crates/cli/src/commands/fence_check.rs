@@ -1,8 +1,10 @@
+//! `lockkeeper fence check`: asks the store whether a grant still holds.
+
 use clap::Args;
 use lockkeeper::{Mode, Sequencer};
 use serde_json::json;
 
-use crate::args::{Common, utf8};
+use crate::args::{CommonArgs, utf8};
 use crate::exit::{Failure, OK};
 use crate::output;
 use crate::text::quoted;
@@ -10,20 +12,20 @@ use crate::text::quoted;
 /// Ask the store whether the grant of a sequencer still holds.
 #[derive(Args, Debug)]
 #[command(after_help = CODES)]
-pub struct Check {
+pub struct FenceCheckArgs {
     /// What LOCKKEEPER_SEQUENCER said, or `guard.sequencer()`
     #[arg(value_parser = utf8("sequencer"))]
     pub sequencer: String,
     #[command(flatten)]
-    pub common: Common,
+    pub common: CommonArgs,
 }
 
 const CODES: &str = "\
-Exit codes: 0 it holds, 65 somebody else holds it with a newer fence, 76 nobody does, 64 this is no
-sequencer, 69 the store cannot be asked, so nobody knows.";
+Exit codes: 0 the grant holds, 65 another holder has a newer fence, 76 no process holds the lock, 64
+this is no sequencer, 69 the store is unreachable, so the answer is unknown.";
 
-impl Check {
-    pub async fn go(self) -> Result<i32, Failure> {
+impl FenceCheckArgs {
+    pub async fn execute(self) -> Result<i32, Failure> {
         // What is malformed is told before a store is opened.
         let sequencer: Sequencer = self.sequencer.parse()?;
         self.common.open().await?.check(&sequencer).await?;

@@ -1,3 +1,5 @@
+//! `lockkeeper fenced-write`: replaces a file, unless a newer fence has written it.
+
 use std::path::PathBuf;
 
 use clap::Args;
@@ -10,10 +12,10 @@ use crate::exit::{Failure, OK};
 use crate::output;
 use crate::text::quoted;
 
-/// Replace a file by standard input, unless somebody with a newer fence has written it.
+/// Replace a file by standard input, unless a holder with a newer fence (fencing token) has written it.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub struct FencedWrite {
+pub struct FencedWriteArgs {
     /// The file to replace; it need not exist
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
@@ -34,8 +36,8 @@ handed over, as above. Nothing is printed when all is well. Exit codes: 65 a new
 seen, the file is as it was; 64 bad call; 69, 72, 77 it could not be written, the file is as it
 was; 74 it is written, and may be gone after a power cut.";
 
-impl FencedWrite {
-    pub fn go(self) -> Result<i32, Failure> {
+impl FencedWriteArgs {
+    pub fn execute(self) -> Result<i32, Failure> {
         let file = FencedFile::new(&self.file);
         let bytes = file.write_from(self.fence, std::io::stdin().lock()).map_err(|e| self.failed(e))?;
         if self.json {
@@ -51,7 +53,7 @@ impl FencedWrite {
         let failure = Failure::new(error.outcome(), error.to_string());
         match error {
             Error::Stale { .. } => Failure::new(error.outcome(), format!("{file} is not written: {error}"))
-                .next("somebody else has the lock by now: stop, and do not try again with this fence"),
+                .next("another holder has the lock by now: stop, and do not try again with this fence"),
             Error::Unknown(_) => failure.next("write it again with the same fence"),
             _ if error.outcome() == Outcome::Unavailable => failure.next("the file is as it was; try again"),
             _ => failure,

@@ -1,35 +1,37 @@
+//! `lockkeeper hold`: holds a lock without a command.
+
 use std::io::Read;
 use std::time::Duration;
 
 use clap::Args;
-use lockkeeper::{Outcome, Release};
+use lockkeeper::{Outcome, ReleaseOutcome};
 use lockkeeper_host::sleep_until;
 use rustix::fs::FileType;
 use rustix::process::Signal;
 use serde_json::json;
 use tokio::sync::oneshot;
 
-use crate::args::{Ask, Common};
+use crate::args::{CommonArgs, LockArgs};
 use crate::exit::{self, Failure};
-use crate::report::{Events, Report};
-use crate::signals::Signals;
-use crate::{outlet, span, store, waiting};
-use lockkeeper::{Clock, Moment, SystemClock};
+use crate::report::{EventOutput, Report};
+use crate::signals::SignalStream;
+use crate::{acquire, duration, message_writer, store};
+use lockkeeper::{BootInstant, Clock, SystemClock};
 
-/// Hold a lock until stdin closes, a signal comes or the time is over.
+/// Hold a lock until stdin closes, a signal arrives or the time is over.
 ///
 /// Prints one line as soon as the lock is held. Only a pipe or a socket on stdin counts as closing: a terminal, a file
 /// or /dev/null does not.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub struct Hold {
+pub struct HoldArgs {
     #[command(flatten)]
-    pub ask: Ask,
-    /// Let go after this long [default: never]
-    #[arg(long = "for", value_name = "SPAN", value_parser = span::long, allow_hyphen_values = true)]
+    pub request: LockArgs,
+    /// Release the lock after this long [default: never]
+    #[arg(long = "for", value_name = "DURATION", value_parser = duration::parse_long, allow_hyphen_values = true)]
     pub at_most: Option<Duration>,
     #[command(flatten)]
-    pub common: Common,
+    pub common: CommonArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -38,51 +40,65 @@ Examples:
   lockkeeper hold deploy --for 10m               a maintenance window
   coproc LK { lockkeeper hold deploy; }          bash: until the pipe is closed
   read -r line <&\"${LK[0]}\"                      … wait for: held \"deploy\", fence 17
-  eval \"exec ${LK[1]}>&-\"                        … let go
+  eval \"exec ${LK[1]}>&-\"                        … release the lock
 
 Prints one line as soon as the lock is held. Only a pipe or a socket on stdin can close: a
 terminal, a file or /dev/null does not end it.
 Exit codes: 0 when stdin closed or the time was over, 128+n for a signal, 75 busy, 76 lost.";
 
-enum End {
+/// How long the release of a lost lock may take.
+const RELEASE: Duration = Duration::from_secs(2);
+
+enum HoldEnd {
     Asked,
     Signal(Signal),
     Lost(lockkeeper::Error),
 }
 
-impl Hold {
-    pub async fn go(self) -> Result<i32, Failure> {
-        let report = Report::new(self.ask.names(), self.common.json, false, Events::Stdout);
-        self.ask.check()?;
-        let (keeper, wait) = store::open(self.common.url()?.expose(), self.ask.wait, &report).await?;
-        if keeper.profile().store == "memory" && !self.ask.correctness {
-            report.say("warning: a memory: store is private to this process. This lock keeps nobody out");
+impl HoldArgs {
+    pub async fn execute(self) -> Result<i32, Failure> {
+        let report = Report::new(self.request.names(), self.common.json, false, EventOutput::Stdout);
+        self.request.check()?;
+        let (keeper, wait) = store::open(self.common.url()?.expose(), self.request.wait, &report).await?;
+        if keeper.profile().store == "memory" && !self.request.lease.correctness {
+            report.say(
+                "warning: a memory: store is private to this process. This lock excludes no other process",
+            );
         }
-        let mut signals = Signals::ending()?;
-        let guard =
-            waiting::acquire(&keeper, &self.ask, Some("hold".into()), wait, &report, &mut signals).await?;
-        let end_at = self.at_most.map_or(Moment::NEVER, |span| SystemClock.now() + span);
+        let mut signals = SignalStream::ending()?;
+        let guard = acquire::acquire_lock(
+            &keeper,
+            &self.request,
+            Some("lockkeeper hold".into()),
+            wait,
+            &report,
+            &mut signals,
+        )
+        .await?;
+        let end_at = self.at_most.map_or(BootInstant::NEVER, |span| SystemClock.now() + span);
         report.granted(&guard);
         if !self.common.json {
             // A reader that is gone is known by a closed stdin, not from here.
-            outlet::OUT.post(format!("held {}, fence {}\n", report.what(), guard.fence()));
+            message_writer::STDOUT.enqueue(format!("held {}, fence {}\n", report.what(), guard.fence()));
         }
         let end = tokio::select! {
             biased;
-            loss = guard.lost() => End::Lost(loss),
-            signal = signals.end() => End::Signal(signal),
-            () = stdin_closed() => End::Asked,
-            () = sleep_until(&SystemClock, end_at) => End::Asked,
+            loss = guard.lost() => HoldEnd::Lost(loss),
+            signal = signals.next_ending() => HoldEnd::Signal(signal),
+            () = stdin_closed() => HoldEnd::Asked,
+            () = sleep_until(&SystemClock, end_at) => HoldEnd::Asked,
         };
         let fence = guard.fence();
         let interrupted = |_| Err(lockkeeper::Error::Unknown("a signal came first".into()));
-        let release = signals.or_end(guard.release()).await.unwrap_or_else(interrupted);
+        if let HoldEnd::Lost(loss) = end {
+            // Told first: an unreachable store would delay that past the deadline. A revoked lock is still given back.
+            report.event("lost", json!({ "fence": fence, "why": loss.to_string() }));
+            let _ = signals.race(tokio::time::timeout(RELEASE, guard.release())).await;
+            return Err(loss.into());
+        }
+        let release = signals.race(guard.release()).await.unwrap_or_else(interrupted);
         match end {
-            End::Lost(loss) => {
-                report.event("lost", json!({ "fence": fence, "why": loss.to_string() }));
-                Err(loss.into())
-            }
-            _ if matches!(release, Ok(Release::AlreadyGone)) => {
+            _ if matches!(release, Ok(ReleaseOutcome::AlreadyGone)) => {
                 report.event("lost", json!({ "fence": fence }));
                 Err(Failure::new(
                     Outcome::Lost,
@@ -93,7 +109,7 @@ impl Hold {
                 release?;
                 report.event("released", json!({ "fence": fence }));
                 Ok(match end {
-                    End::Signal(signal) => exit::by_signal(signal.as_raw()),
+                    HoldEnd::Signal(signal) => exit::by_signal(signal.as_raw()),
                     _ => exit::OK,
                 })
             }

@@ -1,24 +1,26 @@
+//! `lockkeeper ls`: lists locks and their holders.
+
 use std::time::Duration;
 
 use clap::Args;
 use lockkeeper::{LockView, Lockkeeper, Page};
 use serde_json::json;
 
-use crate::args::{Common, utf8};
+use crate::args::{CommonArgs, utf8};
+use crate::duration;
 use crate::exit::{Failure, OK};
 use crate::output::{self, bold};
-use crate::span;
 use crate::text::{self, columns, plain};
 
 /// List the locks that are held, waited for or held back.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub struct Ls {
+pub struct LsArgs {
     /// Only names that begin with this
     #[arg(default_value = "", hide_default_value = true, value_parser = utf8("prefix"))]
     pub prefix: String,
     #[command(flatten)]
-    pub common: Common,
+    pub common: CommonArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -27,8 +29,8 @@ Examples:
   lockkeeper ls orders/
   lockkeeper ls --json | jq -r '.locks[] | select(.waiting > 0) | .name'";
 
-impl Ls {
-    pub async fn go(self) -> Result<i32, Failure> {
+impl LsArgs {
+    pub async fn execute(self) -> Result<i32, Failure> {
         let keeper = self.common.open().await?;
         let locks = all(&keeper, &self.prefix).await?;
         if self.common.json {
@@ -67,13 +69,13 @@ fn rows_of(lock: &LockView) -> Vec<Vec<String>> {
     let waiting = lock.waiting.to_string();
     if lock.held.is_empty() {
         let state = match lock.delayed_ms {
-            Some(ms) => ["(held back)".into(), span::rough(Duration::from_millis(ms))],
+            Some(ms) => ["(held back)".into(), duration::rough(Duration::from_millis(ms))],
             None => ["(free)".into(), "-".into()],
         };
         let [state, until] = state;
         return vec![vec![name, state, "-".into(), "-".into(), until, waiting]];
     }
-    let row = |(i, held): (usize, &lockkeeper::Held)| {
+    let row = |(i, held): (usize, &lockkeeper::HolderView)| {
         let mut who = plain(&held.holder.to_string()).into_owned();
         if held.lingering {
             who += ", done";
@@ -83,7 +85,7 @@ fn rows_of(lock: &LockView) -> Vec<Vec<String>> {
             who,
             held.fence.to_string(),
             text::ago(held.since),
-            span::rough(Duration::from_millis(held.expires_in_ms)),
+            duration::rough(Duration::from_millis(held.expires_in_ms)),
             if i == 0 { waiting.clone() } else { String::new() },
         ]
     };

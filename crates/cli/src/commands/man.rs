@@ -1,3 +1,5 @@
+//! `lockkeeper man`: prints the manual page.
+
 use clap::{Args, CommandFactory};
 use lockkeeper::Outcome;
 
@@ -8,7 +10,7 @@ use crate::output;
 /// Print the manual page, of the whole or of one subcommand.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub struct Man {
+pub struct ManArgs {
     /// Which subcommand
     pub command: Option<String>,
 }
@@ -19,8 +21,8 @@ Examples:
   lockkeeper man     > /usr/local/share/man/man1/lockkeeper.1
   lockkeeper man run > /usr/local/share/man/man1/lockkeeper-run.1";
 
-impl Man {
-    pub fn go(self) -> Result<(), Failure> {
+impl ManArgs {
+    pub fn execute(self) -> Result<(), Failure> {
         let mut cli = Cli::command();
         cli.build();
         let page = match &self.command {
@@ -61,11 +63,11 @@ fn exit_codes() -> String {
 fn meaning(outcome: Outcome) -> &'static str {
     match outcome {
         Outcome::Done => "Done.",
-        Outcome::Busy => "Busy: somebody else has it.",
-        Outcome::Lost => "Lost: you had it and lost it; the command was ended.",
+        Outcome::Busy => "Busy: another process holds the lock.",
+        Outcome::Lost => "Lost: the lock was held and then lost; the command was ended.",
         Outcome::Stale => "Stale: a newer fence was seen.",
-        Outcome::Unknown => "Unknown: it may have happened.",
-        Outcome::Unavailable => "Unavailable: it did not happen; a retry is safe.",
+        Outcome::Unknown => "Unknown: the request may have been carried out.",
+        Outcome::Unavailable => "Unavailable: the request was not carried out; a retry is safe.",
         Outcome::Invalid => "Invalid: a bad name, ttl or option.",
         Outcome::Unsupported => "Unsupported: this store cannot do that.",
         Outcome::Denied => "Denied: not allowed.",

@@ -31,117 +31,117 @@ use crate::log;
 
 /// Every subcommand.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum CliCommand {
     /// Run a command under a lock
-    Run(Box<run::Run>),
-    /// Hold a lock until stdin closes or a signal comes
-    Hold(Box<hold::Hold>),
+    Run(Box<run::RunArgs>),
+    /// Hold a lock until stdin closes or a signal arrives
+    Hold(Box<hold::HoldArgs>),
     /// List the locks that are held or waited for
-    Ls(ls::Ls),
+    Ls(ls::LsArgs),
     /// Show everything about one lock
-    Show(show::Show),
+    Show(show::ShowArgs),
     /// Say whether a job of `run --window` or `cron` runs as it should
-    Status(status::Status),
-    /// Print what happens to locks, as it happens
-    Watch(watch::Watch),
-    /// Take a lock away from whoever holds it
-    Break(break_lock::Break),
-    /// Run a command on schedule, each time by one of many hosts
-    Cron(Box<cron::Cron>),
+    Status(status::StatusArgs),
+    /// Print the events of locks as they happen
+    Watch(watch::WatchArgs),
+    /// Take a lock away from its holder
+    Break(break_lock::BreakArgs),
+    /// Run a command on a schedule, each time on one of many hosts
+    Cron(Box<cron::CronArgs>),
     /// Run a command while this process is the leader
-    Elect(Box<elect::Elect>),
+    Elect(Box<elect::ElectArgs>),
     /// Run a command once; later calls get the same output and exit code
-    Once(Box<once::Once>),
-    /// Keep small values that many change
-    Record(record::Record),
+    Once(Box<once::OnceArgs>),
+    /// Keep small values that many processes change
+    Record(record::RecordArgs),
     /// Set up a store
-    Store(store::Store),
-    /// Ask whether a grant still holds, or make a database table refuse late writers
-    Fence(fence::Fence),
-    /// Check fences in front of a service that cannot be changed
+    Store(store::StoreArgs),
+    /// Check fences (fencing tokens): of a grant, or in a database table that refuses late writers
+    Fence(fence::FenceArgs),
+    /// Check fences in front of an HTTP service that cannot be changed
     #[cfg(feature = "gate")]
-    Gate(Box<gate::Gate>),
+    Gate(Box<gate::GateArgs>),
     /// Replace a file, unless a newer fence has written it
-    FencedWrite(fenced_write::FencedWrite),
+    FencedWrite(fenced_write::FencedWriteArgs),
     /// Print shell completions
-    Completions(completions::Completions),
+    Completions(completions::CompletionsArgs),
     /// Print the manual page
-    Man(man::Man),
+    Man(man::ManArgs),
 }
 
-impl Command {
+impl CliCommand {
     fn json(&self) -> bool {
         match self {
-            Command::Run(run) => run.common.json,
-            Command::Hold(hold) => hold.common.json,
-            Command::Ls(ls) => ls.common.json,
-            Command::Show(show) => show.common.json,
-            Command::Status(status) => status.common.json,
-            Command::Watch(watch) => watch.common.json,
-            Command::Break(break_lock) => break_lock.common.json,
-            Command::Cron(cron) => cron.common.json,
-            Command::Elect(elect) => elect.common.json,
-            Command::Once(once) => once.common.json,
-            Command::Record(record) => record.json(),
-            Command::Store(store) => store.json(),
-            Command::Fence(fence) => fence.json(),
+            CliCommand::Run(run) => run.job.common.json,
+            CliCommand::Hold(hold) => hold.common.json,
+            CliCommand::Ls(ls) => ls.common.json,
+            CliCommand::Show(show) => show.common.json,
+            CliCommand::Status(status) => status.common.json,
+            CliCommand::Watch(watch) => watch.common.json,
+            CliCommand::Break(break_lock) => break_lock.common.json,
+            CliCommand::Cron(cron) => cron.job.common.json,
+            CliCommand::Elect(elect) => elect.job.common.json,
+            CliCommand::Once(once) => once.job.common.json,
+            CliCommand::Record(record) => record.json(),
+            CliCommand::Store(store) => store.json(),
+            CliCommand::Fence(fence) => fence.json(),
             #[cfg(feature = "gate")]
-            Command::Gate(gate) => gate.common.json,
-            Command::FencedWrite(write) => write.json,
-            Command::Completions(_) | Command::Man(_) => false,
+            CliCommand::Gate(gate) => gate.common.json,
+            CliCommand::FencedWrite(write) => write.json,
+            CliCommand::Completions(_) | CliCommand::Man(_) => false,
         }
     }
 
     /// The lock that it is about, if it is about one.
     fn lock(&self) -> Option<String> {
         match self {
-            Command::Run(run) => Some(run.ask.name().to_string()),
-            Command::Hold(hold) => Some(hold.ask.name().to_string()),
-            Command::Show(show) => Some(show.name.to_string()),
-            Command::Break(break_lock) => Some(break_lock.name.to_string()),
-            Command::Cron(cron) => Some(cron.named.get().to_string()),
+            CliCommand::Run(run) => Some(run.request.name().to_string()),
+            CliCommand::Hold(hold) => Some(hold.request.name().to_string()),
+            CliCommand::Show(show) => Some(show.name.to_string()),
+            CliCommand::Break(break_lock) => Some(break_lock.name.to_string()),
+            CliCommand::Cron(cron) => Some(cron.named.get().to_string()),
             _ => None,
         }
     }
 
     fn quiet(&self) -> bool {
         match self {
-            Command::Run(run) => run.quiet,
-            Command::Cron(cron) => cron.quiet,
-            Command::Elect(elect) => elect.quiet,
-            Command::Once(once) => once.quiet,
+            CliCommand::Run(run) => run.job.quiet,
+            CliCommand::Cron(cron) => cron.job.quiet,
+            CliCommand::Elect(elect) => elect.job.quiet,
+            CliCommand::Once(once) => once.job.quiet,
             _ => false,
         }
     }
 }
 
-/// Does it, says what went wrong, and returns the exit code.
-pub fn run(command: Command) -> i32 {
+/// Executes the subcommand, prints its failure, and returns the exit code.
+pub fn run(command: CliCommand) -> i32 {
     let (json, lock) = (command.json(), command.lock());
     log::start(json, command.quiet());
     let result = match command {
-        Command::Run(run) => block_on(run.go()),
-        Command::Hold(hold) => block_on(hold.go()),
-        Command::Ls(ls) => block_on(ls.go()),
-        Command::Show(show) => block_on(show.go()),
-        Command::Status(status) => block_on(status.go()),
-        Command::Watch(watch) => block_on(watch.go()),
-        Command::Break(break_lock) => block_on(break_lock.go()),
-        Command::Cron(cron) => block_on(cron.go()),
-        Command::Elect(elect) => block_on(elect.go()),
-        Command::Once(once) => block_on(once.go()),
-        Command::Record(record) => block_on(record.go()),
-        Command::Store(store) => block_on(store.go()),
-        Command::Fence(fence) => block_on(fence.go()),
+        CliCommand::Run(run) => block_on(run.execute()),
+        CliCommand::Hold(hold) => block_on(hold.execute()),
+        CliCommand::Ls(ls) => block_on(ls.execute()),
+        CliCommand::Show(show) => block_on(show.execute()),
+        CliCommand::Status(status) => block_on(status.execute()),
+        CliCommand::Watch(watch) => block_on(watch.execute()),
+        CliCommand::Break(break_lock) => block_on(break_lock.execute()),
+        CliCommand::Cron(cron) => block_on(cron.execute()),
+        CliCommand::Elect(elect) => block_on(elect.execute()),
+        CliCommand::Once(once) => block_on(once.execute()),
+        CliCommand::Record(record) => block_on(record.execute()),
+        CliCommand::Store(store) => block_on(store.execute()),
+        CliCommand::Fence(fence) => block_on(fence.execute()),
         #[cfg(feature = "gate")]
-        Command::Gate(gate) => gate.go(),
-        Command::FencedWrite(write) => write.go(),
-        Command::Completions(completions) => completions.go().map(|()| OK),
-        Command::Man(man) => man.go().map(|()| OK),
+        CliCommand::Gate(gate) => gate.execute(),
+        CliCommand::FencedWrite(write) => write.execute(),
+        CliCommand::Completions(completions) => completions.execute().map(|()| OK),
+        CliCommand::Man(man) => man.execute().map(|()| OK),
     };
     result.unwrap_or_else(|failure| {
         let failure = failure.about(lock.as_deref());
-        failure.tell(json);
+        failure.print(json);
         failure.code
     })
 }

@@ -1,3 +1,5 @@
+//! `lockkeeper show`: everything about one lock.
+
 use std::time::Duration;
 
 use clap::Args;
@@ -5,21 +7,21 @@ use lockkeeper::{LockName, LockView, Mode, Profile, Purpose};
 use serde_json::json;
 
 use super::status;
-use crate::args::{Common, lock_name};
+use crate::args::{CommonArgs, lock_name};
+use crate::duration;
 use crate::exit::{Failure, OK};
 use crate::output::{self, bold};
-use crate::span;
 use crate::text::{ago, columns, plain, quoted, rfc3339};
 
 /// Show everything about one lock: who holds it, who waits, what the store promises.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub struct Show {
+pub struct ShowArgs {
     /// Which lock
     #[arg(value_parser = lock_name())]
     pub name: LockName,
     #[command(flatten)]
-    pub common: Common,
+    pub common: CommonArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -29,8 +31,8 @@ Examples:
 
 A free lock is no error: the exit code is 0 and the JSON has \"lock\": null.";
 
-impl Show {
-    pub async fn go(self) -> Result<i32, Failure> {
+impl ShowArgs {
+    pub async fn execute(self) -> Result<i32, Failure> {
         let keeper = self.common.open().await?;
         let view = keeper.inspect(&self.name).await?;
         let profile = keeper.profile();
@@ -72,38 +74,44 @@ impl Show {
 fn lock(shown: &str, view: &LockView) -> Result<(), Failure> {
     let state = match (view.held.len(), view.delayed_ms) {
         (0, Some(ms)) => {
-            format!("held back for {} after an unclean end", span::rough(Duration::from_millis(ms)))
+            format!("held back for {} after an unclean end", duration::rough(Duration::from_millis(ms)))
         }
-        (0, None) => "free, with a line".into(),
+        (0, None) => "free, with a queue".into(),
         (1, _) => "held".into(),
         (n, _) => format!("held by {n}"),
     };
     output::line(&format!("{shown} is {state}"))?;
     for held in &view.held {
-        let left = span::rough(Duration::from_millis(held.expires_in_ms));
+        let left = duration::rough(Duration::from_millis(held.expires_in_ms));
         let (end, left) = if held.lingering {
             ("  done, kept for", left)
+        } else if held.revoked.is_some() {
+            ("  free in", format!("{left} at the latest: it is not renewed any more"))
         } else {
             ("  expires in", format!("{left}, unless renewed"))
         };
-        let rows = [
+        let mut rows = vec![
             ("  holder", plain(&held.holder.to_string()).into_owned()),
             ("  fence", held.fence.to_string()),
             ("  mode", mode(held.mode)),
             ("  since", format!("{} ({} ago)", rfc3339(held.since), ago(held.since))),
             (end, left),
         ];
-        rows_out(&rows.map(|(what, value)| vec![what.to_owned(), value]))?;
+        if let Some(reason) = &held.revoked {
+            rows.push(("  told to stop", plain(reason).into_owned()));
+        }
+        let rows: Vec<_> = rows.into_iter().map(|(what, value)| vec![what.to_owned(), value]).collect();
+        rows_out(&rows)?;
     }
     if view.waiting > 0 {
-        output::line(&format!("{} in line", view.waiting))?;
-        let row = |(i, q): (usize, &lockkeeper::Queued)| {
+        output::line(&format!("{} in the queue", view.waiting))?;
+        let row = |(i, q): (usize, &lockkeeper::WaiterView)| {
             let who = plain(&q.holder.to_string()).into_owned();
             vec![format!("  {}.", i + 1), who, mode(q.mode), format!("for {}", ago(q.since))]
         };
-        rows_out(&view.line.iter().enumerate().map(row).collect::<Vec<_>>())?;
-        if view.waiting > view.line.len() {
-            output::line(&format!("  … and {} more", view.waiting - view.line.len()))?;
+        rows_out(&view.queue.iter().enumerate().map(row).collect::<Vec<_>>())?;
+        if view.waiting > view.queue.len() {
+            output::line(&format!("  … and {} more", view.waiting - view.queue.len()))?;
         }
     }
     Ok(())
@@ -129,7 +137,7 @@ fn store(profile: &Profile) -> Result<(), Failure> {
         word(profile.exclusion),
         word(profile.fence),
         word(profile.durable),
-        span::rough(profile.wake),
+        duration::rough(profile.wake),
     ))?;
     profile.notes.iter().try_for_each(|note| output::line(&format!("  note: {}", plain(note))))
 }

@@ -3,28 +3,29 @@
 use std::time::Duration;
 
 use clap::Args;
-use lockkeeper::{EndedRun, LockName, Lockkeeper, Wall, WindowRecord};
+use lockkeeper::windows::{EndedRun, WindowRecord};
+use lockkeeper::{LockName, Lockkeeper, WallTime};
 use serde_json::json;
 
-use crate::args::{Common, lock_name};
+use crate::args::{CommonArgs, lock_name};
+use crate::duration;
 use crate::exit::Failure;
 use crate::output;
-use crate::span;
 use crate::text::{age, ago, plain, quoted};
 use crate::windows::shown;
 
 /// Say whether a job of `run --window` or `cron` runs as it should, for monitoring.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub struct Status {
+pub struct StatusArgs {
     /// Which job
     #[arg(value_parser = lock_name())]
     pub name: LockName,
     /// Critical if the last run that went well ended longer ago than this
-    #[arg(long, value_name = "SPAN", value_parser = span::window, allow_hyphen_values = true)]
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse_window, allow_hyphen_values = true)]
     pub max_age: Option<Duration>,
     #[command(flatten)]
-    pub common: Common,
+    pub common: CommonArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -45,7 +46,7 @@ enum Health {
 }
 
 impl Health {
-    fn word(self) -> &'static str {
+    fn as_str(self) -> &'static str {
         match self {
             Health::Ok => "ok",
             Health::Warning => "warning",
@@ -55,8 +56,8 @@ impl Health {
     }
 }
 
-impl Status {
-    pub async fn go(self) -> Result<i32, Failure> {
+impl StatusArgs {
+    pub async fn execute(self) -> Result<i32, Failure> {
         let (health, why, record) = match self.look(self.common.url()?.expose()).await {
             Ok(Some((record, running))) => {
                 let (health, why) = judge(&record, running, self.max_age);
@@ -66,10 +67,10 @@ impl Status {
             Err(error) => (Health::Unknown, format!("the store cannot be asked: {error}"), None),
         };
         output::line(&match self.common.json {
-            true => json!({ "name": self.name, "status": health.word(), "why": why, "window": record })
+            true => json!({ "name": self.name, "status": health.as_str(), "why": why, "window": record })
                 .to_string(),
             false => {
-                format!("{}: {}: {}", health.word().to_uppercase(), quoted(self.name.as_str()), plain(&why))
+                format!("{}: {}: {}", health.as_str().to_uppercase(), quoted(self.name.as_str()), plain(&why))
             }
         })?;
         Ok(health as i32)
@@ -86,8 +87,8 @@ impl Status {
     }
 }
 
-fn of_ms(ms: u64) -> Wall {
-    Wall::from_micros(ms.saturating_mul(1000))
+fn of_ms(ms: u64) -> WallTime {
+    WallTime::from_micros(ms.saturating_mul(1000))
 }
 
 /// How a run ended, in words.
@@ -97,7 +98,7 @@ pub fn ended(run: &EndedRun) -> String {
         code => format!("failed with {code}"),
     };
     let took = Duration::from_millis(run.ended_ms.saturating_sub(run.started_ms));
-    let (window, host, took) = (shown(run.at_ms), plain(&run.host).into_owned(), span::rough(took));
+    let (window, host, took) = (shown(run.at_ms), plain(&run.host).into_owned(), duration::rough(took));
     format!("the run of {window} {how} on {host} {} ago, after {took}", ago(of_ms(run.ended_ms)))
 }
 
@@ -134,7 +135,7 @@ fn judge(record: &WindowRecord, running: bool, max_age: Option<Duration>) -> (He
     };
     match (overdue, failed, running) {
         (Some(max), ..) => {
-            let max = span::show(max);
+            let max = duration::exact(max);
             (Health::Critical, format!("no run went well within {max}: {last}"))
         }
         (None, Some(_), true) => (Health::Warning, format!("{last}; it is being run again")),

@@ -1,3 +1,5 @@
+//! `lockkeeper store`: sets up a store.
+
 use clap::{Args, Subcommand};
 use lockkeeper::Init;
 use serde_json::json;
@@ -9,15 +11,15 @@ use crate::output;
 /// Set up a store.
 #[derive(Args, Debug)]
 #[command(arg_required_else_help = true, subcommand_required = true)]
-pub struct Store {
+pub struct StoreArgs {
     #[command(subcommand)]
-    pub what: What,
+    pub what: StoreAction,
 }
 
 #[derive(Debug, Subcommand)]
-pub enum What {
+pub enum StoreAction {
     /// Make what a store needs before its first use
-    Init(Make),
+    Init(StoreInitArgs),
 }
 
 /// Make what a store needs before its first use.
@@ -26,7 +28,7 @@ pub enum What {
 /// what they need when they are opened: then this opens the store, and says whether that works.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub struct Make {
+pub struct StoreInitArgs {
     /// The store
     #[arg(env = "LOCKKEEPER_STORE", hide_env_values = true, value_parser = secret_url())]
     pub url: SecretUrl,
@@ -42,14 +44,14 @@ Examples:
 
 It may be run again: what is there is looked at and left alone.";
 
-impl Store {
+impl StoreArgs {
     pub fn json(&self) -> bool {
-        let What::Init(make) = &self.what;
+        let StoreAction::Init(make) = &self.what;
         make.json
     }
 
-    pub async fn go(self) -> Result<i32, Failure> {
-        let What::Init(make) = self.what;
+    pub async fn execute(self) -> Result<i32, Failure> {
+        let StoreAction::Init(make) = self.what;
         let (word, text) = match lockkeeper::init(make.url.expose()?).await? {
             Init::Made => ("made", "made: the store can be used now"),
             Init::WasThere => ("there", "it was there: the store can be used"),

@@ -1,22 +1,24 @@
+//! `lockkeeper watch`: prints the events of locks.
+
 use clap::Args;
 use futures_util::StreamExt;
 use lockkeeper::{Event, EventKind};
 
-use crate::args::{Common, utf8};
+use crate::args::{CommonArgs, utf8};
 use crate::exit::{self, Failure};
 use crate::output;
-use crate::signals::Signals;
+use crate::signals::SignalStream;
 use crate::text::{plain, rfc3339};
 
 /// Print what happens to locks, one line per event, until Ctrl-C.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
-pub struct Watch {
+pub struct WatchArgs {
     /// Only names that begin with this
     #[arg(default_value = "", hide_default_value = true, value_parser = utf8("prefix"))]
     pub prefix: String,
     #[command(flatten)]
-    pub common: Common,
+    pub common: CommonArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -24,17 +26,17 @@ Examples:
   lockkeeper watch
   lockkeeper watch orders/ --json | jq -r 'select(.event == \"broken\") | .reason'
 
-Events: granted, released, expired, revoked, broken, waiting, left; missed: some were not seen.";
+EventOutput: granted, released, expired, revoked, broken, waiting, left; missed: some were not seen.";
 
-impl Watch {
-    pub async fn go(self) -> Result<i32, Failure> {
-        let mut signals = Signals::ending()?;
+impl WatchArgs {
+    pub async fn execute(self) -> Result<i32, Failure> {
+        let mut signals = SignalStream::ending()?;
         let keeper = self.common.open().await?;
         let mut events = keeper.watch(&self.prefix).await?;
         loop {
             tokio::select! {
                 biased;
-                signal = signals.end() => return Ok(exit::by_signal(signal.as_raw())),
+                signal = signals.next_ending() => return Ok(exit::by_signal(signal.as_raw())),
                 event = events.next() => match event {
                     Some(event) => self.print(&event?)?,
                     None => return Ok(exit::OK),
@@ -49,7 +51,7 @@ impl Watch {
             return output::line(&line);
         }
         let name = plain(event.name.as_str());
-        let mut line = format!("{}  {:<8}  {name}", rfc3339(event.at), event.kind.word());
+        let mut line = format!("{}  {:<8}  {name}", rfc3339(event.at), event.kind.as_str());
         if let Some(fence) = event.kind.fence() {
             line += &format!("  fence {fence}");
         }

@@ -15,7 +15,7 @@ pub const PROGRAM: &str = env!("CARGO_BIN_EXE_lockkeeper");
 /// Nothing here takes this long unless it hangs.
 pub const LONG: Duration = Duration::from_secs(30);
 
-/// Whoever runs the tests in the background ignores INT, and so would everything that is started here.
+/// A shell that runs the tests in the background ignores INT, and the processes that the tests start would inherit that.
 pub fn with_default_signals(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new("env");
     command.arg("--default-signal=HUP,INT,QUIT,TERM,USR1,USR2").arg(program);

@@ -16,7 +16,7 @@ fn memory(pid: u32) -> u64 {
     line.trim().split(' ').next().unwrap().parse().unwrap()
 }
 
-fn ask(stream: &mut TcpStream, n: usize) {
+fn request(stream: &mut TcpStream, n: usize) {
     let request =
         format!("PUT /{n} HTTP/1.1\r\nHost: a\r\nLock-Fence: {}\r\nContent-Length: 1\r\n\r\nx", n + 1);
     stream.write_all(request.as_bytes()).unwrap();
@@ -47,7 +47,7 @@ fn thousands_of_connections_are_held_and_served() {
     // A hundred at a time, so that the service, which is one thread, is not the one that is tested.
     for round in 0..2 {
         for (part, streams) in streams.chunks_mut(100).enumerate() {
-            streams.iter_mut().enumerate().for_each(|(n, stream)| ask(stream, part * 100 + n));
+            streams.iter_mut().enumerate().for_each(|(n, stream)| request(stream, part * 100 + n));
             streams.iter_mut().for_each(answered);
         }
         assert_eq!(service.begun(), count * (round + 1));

@@ -54,7 +54,7 @@ fn the_wait_has_an_end_and_says_what_was_cut_off() {
         }
         let (ended, said) = gate.end();
         assert_eq!(ended, 74, "{said:?}");
-        assert!(said.last().unwrap().contains("1 requests were still under way"), "{said:?}");
+        assert!(said.last().unwrap().contains("1 requests were still in flight"), "{said:?}");
         slow.wait().unwrap();
     }
 }

@@ -71,7 +71,7 @@ fn a_body_that_trickles_does_not_keep_newer_fences_out() {
     });
     let newer = gate.put("/a", 6, "six");
     assert_eq!(newer.status, 200, "a body that trickles kept a newer fence out: {newer:?}");
-    assert!(slow.hear("\r\n\r\n").contains("504"), "nobody knows what came of it");
+    assert!(slow.hear("\r\n\r\n").contains("504"), "the outcome is unknown");
     drop(slow);
     trickle.join().unwrap();
     assert_eq!(service.written(), ["six"]);

@@ -33,8 +33,8 @@ fn what_is_half_passed_on_is_cut_off_when_the_lock_is_lost() {
     redis.kill9();
     // It is cut, and not merely silent.
     std::io::copy(&mut five.0, &mut std::io::sink()).unwrap();
-    free.say("nobody else is");
-    free.hear("nobody else is");
+    free.say("no one else is");
+    free.hear("no one else is");
     // Byte by byte, until one comes after the loss.
     half.0.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
     let mut status = [0; 12];

@@ -193,10 +193,10 @@ fn what_happens_is_counted() {
         assert_eq!(gate.metric(&format!("requests_total{{outcome=\"{outcome}\"}}")), count, "{outcome}");
     }
     assert_eq!(gate.metric("request_seconds_count"), 4);
-    assert_eq!(gate.metric("requests_under_way"), 0);
+    assert_eq!(gate.metric("requests_in_flight"), 0);
     let slow = begin(&["-X", "PUT", "-H", "Lock-Fence: 5", "-d", "s", &gate.url("/slow")]);
     service.until_begun(3);
-    assert_eq!((gate.metric("requests_under_way"), gate.metric("draining")), (1, 0));
+    assert_eq!((gate.metric("requests_in_flight"), gate.metric("draining")), (1, 0));
     let admin = gate.admin;
     assert_eq!(curl(&[&format!("http://{admin}/healthz")]).status, 200);
     assert_eq!(curl(&[&format!("http://{admin}/other")]).status, 404);

@@ -121,7 +121,7 @@ async fn answer(
     Ok(answer.body(Full::from(said).map_err(|never| match never {}).boxed()).unwrap())
 }
 
-/// An answer that begins at once. The work goes on until it is told to, whoever listens.
+/// A response that begins at once. The service works on until the test ends it, with or without a reader.
 fn streamed(state: Arc<State>, request: Request<Incoming>) -> BoxBody<Bytes, hyper::Error> {
     let (say, mut said) = tokio::sync::mpsc::unbounded_channel();
     tokio::spawn(async move {

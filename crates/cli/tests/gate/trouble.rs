@@ -12,7 +12,7 @@ fn a_service_that_is_away_hangs_or_breaks_off_is_told_apart() {
     let gate = Gate::start(&place, &service.url(), "--timeout 300ms");
     let hung = gate.put("/never", 5, "x");
     assert_eq!((hung.status, hung.problem().as_str()), (504, "unknown"));
-    // A port that nobody listens on.
+    // A port without a listener.
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let gate = Gate::start(&place, &format!("http://{closed}"), "--space closed");
     let away = gate.put("/a", 5, "x");
@@ -28,7 +28,7 @@ fn a_service_that_is_away_hangs_or_breaks_off_is_told_apart() {
     assert_eq!((broken.status, broken.problem().as_str()), (504, "unknown"), "it may have happened");
 }
 
-/// Connections are kept, and the service may close them whenever nothing is under way. Nobody looks at a kept one until it is
+/// Connections are kept, and the service may close them whenever nothing is under way. The gate does not look at a kept one until it is
 /// needed: so what has happened to it is seen then, before anything is said.
 #[test]
 fn a_connection_that_the_service_has_closed_is_not_used_again() {
@@ -120,7 +120,7 @@ fn the_newer_waits_for_the_older_also_when_its_client_hangs_up_in_the_middle_of_
     let mut five = Wire::to(gate.addr);
     five.say("PUT /a/stream HTTP/1.1\r\nHost: a\r\nLock-Fence: 5\r\nContent-Length: 4\r\n\r\nfive");
     five.hear("begun");
-    assert_eq!(gate.metric("requests_under_way"), 1, "it has not ended");
+    assert_eq!(gate.metric("requests_in_flight"), 1, "it has not ended");
     drop(five);
     until(|| gate.metric("connections") == 0);
     let mut six = begin(&["-X", "PUT", "-H", "Lock-Fence: 6", "-d", "six", &gate.url("/a/quick")]);
@@ -131,7 +131,7 @@ fn the_newer_waits_for_the_older_also_when_its_client_hangs_up_in_the_middle_of_
     service.go();
     assert_eq!(finish(six).status, 200);
     assert_eq!(service.written(), ["five", "six"]);
-    assert_eq!(gate.metric("requests_under_way"), 0);
+    assert_eq!(gate.metric("requests_in_flight"), 0);
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn a_client_that_stops_in_the_middle_keeps_nobody_waiting_for_ever() {
     }
 }
 
-/// A client that does not read fills all buffers, and then nobody asks for more of its answer: nor did anybody look how long that
+/// A client that does not read fills all buffers, and then hyper does not poll its response any more: so no timer saw how long that
 /// had been so.
 #[test]
 fn a_client_that_stops_reading_keeps_nobody_waiting_for_ever() {

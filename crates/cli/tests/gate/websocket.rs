@@ -81,12 +81,12 @@ fn a_websocket_is_passed_through_and_closed_when_a_newer_fence_comes() {
     server.child.kill().unwrap();
 }
 
-/// `Upgrade: h2c` was passed on like any other: a connection to the service on which nobody checks a fence.
+/// `Upgrade: h2c` was passed on like any other: a connection to the service on which no fence is checked.
 #[test]
 fn nothing_but_a_websocket_is_passed_through_unseen() {
     let place = Place::new("gate_h2c");
     let gate = Gate::start(&place, &format!("http://{}", switching("h2c")), "");
-    let ask = |protocol: &str, wanted: &str| {
+    let request = |protocol: &str, wanted: &str| {
         let mut wire = Wire::to(gate.addr);
         wire.say(&format!(
             "GET /a HTTP/1.1\r\nHost: a\r\nConnection: upgrade, http2-settings\r\nUpgrade: {protocol}\r\n\
@@ -94,13 +94,13 @@ fn nothing_but_a_websocket_is_passed_through_unseen() {
         ));
         wire.hear(wanted).to_lowercase()
     };
-    let seen = ask("h2c", "heard");
+    let seen = request("h2c", "heard");
     assert!(
         seen.starts_with("http/1.1 200") && !seen.contains("upgrade") && !seen.contains("settings"),
         "{seen}"
     );
-    // Nor does the service switch to what nobody asked for.
-    assert!(ask("websocket", "fence:unknown").starts_with("http/1.1 504"));
+    // Nor may the service switch to a protocol that the client did not ask for.
+    assert!(request("websocket", "fence:unknown").starts_with("http/1.1 504"));
 }
 
 /// A connection gave its room back when it became a websocket, and there could be more of those than files.

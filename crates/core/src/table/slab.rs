@@ -1,4 +1,4 @@
-//! A vector with holes: small ids that stay put, and no allocation for each item.
+//! A slab: a vector with free slots, whose small ids stay valid, without an allocation for each item.
 //!
 //! In pieces, so that growing past a million moves nothing and never needs room for two millions.
 

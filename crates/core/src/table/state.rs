@@ -1,4 +1,4 @@
-//! What the table remembers, kept small: a million held locks cost less than 250 bytes each beyond their names.
+//! The state of the table, kept small: a million held locks cost less than 250 bytes each beyond their names.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -10,16 +10,18 @@ use std::hash::BuildHasher;
 
 use super::Now;
 use super::slab::Slab;
-use crate::rules::Stake;
-use crate::{Ask, Attempt, Fence, Held, Holder, LockName, Mode, Moment, Owner, Queued, Wall};
+use crate::admission::ActiveHold;
+use crate::{
+    Attempt, BootInstant, Fence, Holder, HolderView, LockName, LockRequest, Mode, Owner, WaiterView, WallTime,
+};
 
 pub(super) type Ids = SmallVec<[u32; 4]>;
 pub(super) type SlotId = u32;
 pub(super) type HoldId = u32;
-/// The place of an ask in all its lines: smaller came earlier.
+/// The position of a request in all its queues: smaller came earlier.
 pub(super) type Ticket = u64;
 
-/// One name that is held, waited for or held back.
+/// One name that has a holder, a waiter or a lock-delay.
 #[derive(Clone, Debug)]
 pub(super) struct Slot {
     pub name: LockName,
@@ -35,9 +37,9 @@ pub(super) struct Hold {
     pub slots: Ids,
     pub fence: Fence,
     /// The end of its minimum hold.
-    pub stays: Moment,
-    pub since: Wall,
-    pub expires: Moment,
+    pub stays: BootInstant,
+    pub since: WallTime,
+    pub expires: BootInstant,
     pub mode: Mode,
     /// Zero once it lingers: nothing can be renewed then, and a flag of its own would cost eight bytes.
     ttl_ms: u32,
@@ -46,19 +48,19 @@ pub(super) struct Hold {
 }
 
 impl Hold {
-    pub fn new(ask: &Ask, slots: Ids, fence: Fence, now: Now) -> Self {
+    pub fn new(request: &LockRequest, slots: Ids, fence: Fence, now: Now) -> Self {
         Hold {
-            attempt: ask.claim.attempt,
-            owner: ask.owner.map(Box::new),
+            attempt: request.key.attempt,
+            owner: request.owner.map(Box::new),
             slots,
             fence,
-            stays: now.moment + ask.min_hold,
+            stays: now.moment + request.min_hold,
             since: now.wall,
-            expires: now.moment + ask.ttl,
-            mode: ask.mode,
-            ttl_ms: ms32(ask.ttl),
-            lock_delay_ms: ms32(ask.lock_delay),
-            holder: ask.holder.clone(),
+            expires: now.moment + request.ttl,
+            mode: request.mode,
+            ttl_ms: ms32(request.ttl),
+            lock_delay_ms: ms32(request.lock_delay),
+            holder: request.holder.clone(),
         }
     }
 
@@ -67,16 +69,16 @@ impl Hold {
         self.ttl_ms == 0
     }
 
-    pub fn stake(&self) -> Stake {
-        Stake { owner: self.owner.as_deref().copied(), mode: self.mode, fence: self.fence }
+    pub fn active_hold(&self) -> ActiveHold {
+        ActiveHold { owner: self.owner.as_deref().copied(), mode: self.mode, fence: self.fence }
     }
 
     pub fn ttl(&self) -> Duration {
         Duration::from_millis(self.ttl_ms.into())
     }
 
-    fn view(&self, now: Moment) -> Held {
-        Held {
+    fn view(&self, now: BootInstant) -> HolderView {
+        HolderView {
             holder: (*self.holder).clone(),
             fence: self.fence,
             mode: self.mode,
@@ -88,51 +90,51 @@ impl Hold {
     }
 }
 
-/// One ask in line.
+/// One queued request.
 #[derive(Clone, Debug)]
 pub(super) struct Waiter {
-    pub ask: Ask,
+    pub request: LockRequest,
     pub slots: Ids,
-    pub until: Moment,
-    pub since: Wall,
+    pub until: BootInstant,
+    pub since: WallTime,
 }
 
 impl Waiter {
-    pub fn view(&self) -> Queued {
-        Queued { holder: (*self.ask.holder).clone(), mode: self.ask.mode, since: self.since }
+    pub fn view(&self) -> WaiterView {
+        WaiterView { holder: (*self.request.holder).clone(), mode: self.request.mode, since: self.since }
     }
 }
 
-/// What an explicit owner has and wants.
+/// The holds and the queued requests of an explicit owner.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Estate {
+pub(super) struct OwnerState {
     pub holds: BTreeSet<HoldId>,
     pub tickets: BTreeSet<Ticket>,
 }
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct State {
+pub(super) struct TableState {
     pub slots: Slab<Slot>,
     pub by_name: BTreeMap<LockName, SlotId>,
     pub holds: Slab<Hold>,
     by_attempt: HashTable<HoldId>,
     hasher: DefaultHashBuilder,
-    pub expiry: BTreeSet<(Moment, HoldId)>,
+    pub expiry: BTreeSet<(BootInstant, HoldId)>,
 
-    pub lines: HashMap<SlotId, BTreeSet<Ticket>>,
+    pub queues: HashMap<SlotId, BTreeSet<Ticket>>,
     pub waiters: BTreeMap<Ticket, Waiter>,
     pub tickets: HashMap<Attempt, Ticket>,
-    pub patience: BTreeSet<(Moment, Ticket)>,
+    pub wait_deadlines: BTreeSet<(BootInstant, Ticket)>,
 
-    pub delays: HashMap<SlotId, Moment>,
-    pub delay_ends: BTreeSet<(Moment, SlotId)>,
+    pub delays: HashMap<SlotId, BootInstant>,
+    pub delay_ends: BTreeSet<(BootInstant, SlotId)>,
 
-    pub owners: HashMap<Owner, Estate>,
-    /// The holds that are to be given back, and why. Few, so they cost the others nothing.
+    pub owners: HashMap<Owner, OwnerState>,
+    /// The revoked holds, and why. They are few, so a map of their own costs the other holds nothing.
     pub revoked: HashMap<HoldId, Arc<str>>,
 }
 
-impl State {
+impl TableState {
     pub fn slot_of(&mut self, name: &LockName) -> SlotId {
         if let Some(id) = self.by_name.get(name) {
             return *id;
@@ -142,13 +144,13 @@ impl State {
         id
     }
 
-    /// Forgets a slot that nobody holds, waits for or is kept from.
-    pub fn tidy(&mut self, slot: SlotId) {
-        if self.lines.get(&slot).is_some_and(BTreeSet::is_empty) {
-            self.lines.remove(&slot);
+    /// Removes a slot without holders, waiters and lock-delay.
+    pub fn sweep(&mut self, slot: SlotId) {
+        if self.queues.get(&slot).is_some_and(BTreeSet::is_empty) {
+            self.queues.remove(&slot);
         }
         if self.slots[slot].holds.is_empty()
-            && !self.lines.contains_key(&slot)
+            && !self.queues.contains_key(&slot)
             && !self.delays.contains_key(&slot)
         {
             let slot = self.slots.remove(slot);
@@ -161,24 +163,24 @@ impl State {
         self.by_attempt.find(hash, |id| self.holds[*id].attempt == *attempt).copied()
     }
 
-    pub fn stakes(&self, slot: SlotId) -> impl Iterator<Item = Stake> + '_ {
-        self.slots[slot].holds.iter().map(|id| self.holds[*id].stake())
+    pub fn active_holds(&self, slot: SlotId) -> impl Iterator<Item = ActiveHold> + '_ {
+        self.slots[slot].holds.iter().map(|id| self.holds[*id].active_hold())
     }
 
-    /// The first in line, if anybody is.
+    /// The request at the front of the queue.
     pub fn front(&self, slot: SlotId) -> Option<Ticket> {
-        self.lines.get(&slot).and_then(|line| line.first().copied())
+        self.queues.get(&slot).and_then(|queue| queue.first().copied())
     }
 
     pub fn add_hold(&mut self, hold: Hold) -> HoldId {
         let (attempt, expires, fence, slots) = (hold.attempt, hold.expires, hold.fence, hold.slots.clone());
         let owner = hold.owner.as_deref().copied();
         let id = self.holds.insert(hold);
-        let State { by_attempt, hasher, holds, .. } = self;
+        let TableState { by_attempt, hasher, holds, .. } = self;
         by_attempt.insert_unique(hasher.hash_one(attempt), id, |id| hasher.hash_one(holds[*id].attempt));
         self.expiry.insert((expires, id));
         for slot in slots {
-            // A re-entrant hold stands beside its first, so that the rule can count owners by their fences.
+            // A re-entrant hold is next to its first one, so that the rule can count owners by their fences.
             let holds = &self.slots[slot].holds;
             let beside = holds.iter().rposition(|other| self.holds[*other].fence == fence);
             let at = beside.map_or(holds.len(), |i| i + 1);
@@ -190,37 +192,37 @@ impl State {
         id
     }
 
-    pub fn view_hold(&self, now: Moment, id: HoldId) -> Held {
+    pub fn view_hold(&self, now: BootInstant, id: HoldId) -> HolderView {
         let revoked = self.revoked.get(&id).map(|reason| reason.as_ref().into());
-        Held { revoked, ..self.holds[id].view(now) }
+        HolderView { revoked, ..self.holds[id].view(now) }
     }
 
-    pub fn set_expiry(&mut self, id: HoldId, expires: Moment) {
+    pub fn set_expiry(&mut self, id: HoldId, expires: BootInstant) {
         let hold = &mut self.holds[id];
         self.expiry.remove(&(hold.expires, id));
         hold.expires = expires;
         self.expiry.insert((expires, id));
     }
 
-    /// Lets a released hold stay for the rest of its minimum hold, without its attempt and its owner.
+    /// Keeps a released hold for the rest of its minimum hold, without its attempt and its owner.
     pub fn linger(&mut self, id: HoldId) {
         self.disown(id);
         self.set_expiry(id, self.holds[id].stays);
         self.holds[id].ttl_ms = 0;
     }
 
-    /// The attempt and the owner of this hold mean nothing any more.
+    /// Removes the attempt and the owner of this hold from the indexes.
     fn disown(&mut self, id: HoldId) {
         let hash = self.hasher.hash_one(self.holds[id].attempt);
         if let Ok(entry) = self.by_attempt.find_entry(hash, |other| *other == id) {
             entry.remove();
         }
         if let Some(owner) = self.holds[id].owner.take() {
-            self.forget(*owner, |estate| estate.holds.remove(&id));
+            self.forget(*owner, |owner_state| owner_state.holds.remove(&id));
         }
     }
 
-    /// Takes the hold out of everything but its slots' tidiness, which is the caller's to restore.
+    /// Removes the hold. The caller sweeps its slots.
     pub fn remove_hold(&mut self, id: HoldId) -> Hold {
         self.disown(id);
         self.revoked.remove(&id);
@@ -233,45 +235,45 @@ impl State {
     }
 
     pub fn add_waiter(&mut self, ticket: Ticket, waiter: Waiter) {
-        self.tickets.insert(waiter.ask.claim.attempt, ticket);
+        self.tickets.insert(waiter.request.key.attempt, ticket);
         for slot in &waiter.slots {
-            self.lines.entry(*slot).or_default().insert(ticket);
+            self.queues.entry(*slot).or_default().insert(ticket);
         }
-        if waiter.until < Moment::NEVER {
-            self.patience.insert((waiter.until, ticket));
+        if waiter.until < BootInstant::NEVER {
+            self.wait_deadlines.insert((waiter.until, ticket));
         }
-        if let Some(owner) = waiter.ask.owner {
+        if let Some(owner) = waiter.request.owner {
             self.owners.entry(owner).or_default().tickets.insert(ticket);
         }
         self.waiters.insert(ticket, waiter);
     }
 
-    /// Takes the ask out of its lines; the slots' tidiness is the caller's to restore.
+    /// Removes the request from its queues. The caller sweeps its slots.
     pub fn remove_waiter(&mut self, ticket: Ticket) -> Waiter {
         let waiter = self.waiters.remove(&ticket).expect("a live ticket");
-        self.tickets.remove(&waiter.ask.claim.attempt);
-        self.patience.remove(&(waiter.until, ticket));
+        self.tickets.remove(&waiter.request.key.attempt);
+        self.wait_deadlines.remove(&(waiter.until, ticket));
         for slot in &waiter.slots {
-            if let Some(line) = self.lines.get_mut(slot) {
-                line.remove(&ticket);
+            if let Some(queue) = self.queues.get_mut(slot) {
+                queue.remove(&ticket);
             }
         }
-        if let Some(owner) = waiter.ask.owner {
-            self.forget(owner, |estate| estate.tickets.remove(&ticket));
+        if let Some(owner) = waiter.request.owner {
+            self.forget(owner, |owner_state| owner_state.tickets.remove(&ticket));
         }
         waiter
     }
 
-    fn forget(&mut self, owner: Owner, what: impl FnOnce(&mut Estate) -> bool) {
-        if let Some(estate) = self.owners.get_mut(&owner) {
-            what(estate);
-            if estate.holds.is_empty() && estate.tickets.is_empty() {
+    fn forget(&mut self, owner: Owner, what: impl FnOnce(&mut OwnerState) -> bool) {
+        if let Some(owner_state) = self.owners.get_mut(&owner) {
+            what(owner_state);
+            if owner_state.holds.is_empty() && owner_state.tickets.is_empty() {
                 self.owners.remove(&owner);
             }
         }
     }
 
-    pub fn delay(&mut self, slot: SlotId, until: Moment) {
+    pub fn delay(&mut self, slot: SlotId, until: BootInstant) {
         let until = self.delays.get(&slot).map_or(until, |now| until.max(*now));
         self.undelay(slot);
         self.delays.insert(slot, until);

@@ -10,7 +10,7 @@ use super::*;
 const TTL: Duration = Duration::from_millis(200);
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// What everybody gets wrong first.
+/// Common mistakes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mistake {
     /// Half of an even number is taken for a majority.
@@ -57,7 +57,7 @@ struct Client {
     vote: Option<Vote>,
     sent_at: u64,
     /// What was last sent to each node, so that it is sent once; and when it will have arrived.
-    sent: Vec<(Option<Duty>, u64)>,
+    sent: Vec<(Option<NodeAction>, u64)>,
     /// From, until, fence.
     grant: Option<(u64, u64, Fence)>,
 }
@@ -73,8 +73,8 @@ struct World {
     last: Option<Fence>,
 }
 
-fn millis(ms: u64) -> Moment {
-    Moment::from_nanos(ms * 1_000_000)
+fn millis(ms: u64) -> BootInstant {
+    BootInstant::from_nanos(ms * 1_000_000)
 }
 
 impl World {
@@ -207,7 +207,7 @@ impl World {
             Ok(vote) => vote,
             Err(_) => Vote {
                 quorum: nodes / 2,
-                nodes: vec![Node::Asked; nodes],
+                nodes: vec![NodeVote::Asked; nodes],
                 ..Vote::new(3, TTL, PATIENCE, None, millis(self.time)).expect("three can vote")
             },
         };
@@ -232,7 +232,7 @@ impl World {
             Some((owner, until)) if until > now && owner != client => LockAnswer::Taken(owner as u64),
             _ => {
                 server.key = Some((client, now + ttl));
-                let clock = Wall::from_micros((now + server.ahead) * 1000);
+                let clock = WallTime::from_micros((now + server.ahead) * 1000);
                 LockAnswer::Locked { counter: server.counter, clock, fence: None }
             }
         }
@@ -260,7 +260,7 @@ impl World {
     /// Does what the vote says, and looks whether it may say so.
     fn follow(&mut self, client: usize) -> std::result::Result<(), String> {
         let vote = self.clients[client].vote.clone().expect("it has begun");
-        if let Some(Verdict::Granted(fence)) = vote.verdict()
+        if let Some(VoteOutcome::Granted(fence)) = vote.verdict()
             && self.clients[client].grant.is_none()
         {
             self.granted(client, fence)?;
@@ -271,23 +271,23 @@ impl World {
             self.at(at, client, Message::Tick);
         }
         for node in 0..self.servers.len() {
-            let duty = vote.duty(node);
-            if self.clients[client].sent[node].0 == Some(duty) {
+            let action = vote.action(node);
+            if self.clients[client].sent[node].0 == Some(action) {
                 continue;
             }
-            match duty {
-                Duty::Write(_) if self.is(Mistake::FenceIsNotWritten) => {
-                    self.clients[client].sent[node].0 = Some(duty);
+            match action {
+                NodeAction::Write(_) if self.is(Mistake::FenceIsNotWritten) => {
+                    self.clients[client].sent[node].0 = Some(action);
                     self.reply(client, Message::WriteReply(node, true));
                 }
-                Duty::Write(fence) => self.send(client, node, Message::Write(node, fence)),
-                Duty::Release
+                NodeAction::Write(fence) => self.send(client, node, Message::Write(node, fence)),
+                NodeAction::Release
                     if self.is(Mistake::LateIsKept)
                         && self.time >= self.clients[client].sent_at + PATIENCE.as_millis() as u64 => {}
-                Duty::Release => self.send(client, node, Message::Release(node)),
+                NodeAction::Release => self.send(client, node, Message::Release(node)),
                 _ => continue,
             }
-            self.clients[client].sent[node].0 = Some(duty);
+            self.clients[client].sent[node].0 = Some(action);
         }
         Ok(())
     }
@@ -353,7 +353,7 @@ fn every_planted_mistake_is_noticed() {
     ] {
         let noticed = (0..20_000).find_map(|seed| World::new(seed, Some(mistake)).run().err());
         println!("{mistake:?}: {noticed:?}");
-        assert!(noticed.is_some(), "nobody noticed {mistake:?}");
+        assert!(noticed.is_some(), "no check noticed {mistake:?}");
     }
 }
 
@@ -363,7 +363,7 @@ fn vote() -> Vote {
 
 fn locked(counter: u64, fence: Option<u64>) -> LockAnswer {
     let fence = fence.map(|n| Fence::new(n).unwrap());
-    LockAnswer::Locked { counter: Fence::new(counter).ok(), clock: Wall::from_micros(10), fence }
+    LockAnswer::Locked { counter: Fence::new(counter).ok(), clock: WallTime::from_micros(10), fence }
 }
 
 #[test]
@@ -378,11 +378,11 @@ fn only_odd_numbers_vote() {
 fn a_grant_needs_a_majority_for_the_lock_and_for_the_fence() {
     let mut vote = vote();
     for (node, counter) in [(0, 40), (1, 7), (2, 90)] {
-        assert_eq!((vote.verdict(), vote.duty(node)), (None, Duty::Await));
+        assert_eq!((vote.verdict(), vote.action(node)), (None, NodeAction::Await));
         vote.handle_lock(millis(1), node, locked(counter, None));
     }
     let fence = Fence::new(91).unwrap();
-    assert_eq!((vote.duty(0), vote.duty(3)), (Duty::Write(fence), Duty::Await));
+    assert_eq!((vote.action(0), vote.action(3)), (NodeAction::Write(fence), NodeAction::Await));
     vote.handle_write(millis(2), 0, true);
     vote.handle_write(millis(2), 1, false);
     vote.handle_write(millis(2), 2, true);
@@ -390,17 +390,17 @@ fn a_grant_needs_a_majority_for_the_lock_and_for_the_fence() {
     // A straggler makes it whole.
     vote.handle_lock(millis(3), 3, locked(200, None));
     vote.handle_write(millis(4), 3, true);
-    assert_eq!(vote.verdict(), Some(Verdict::Granted(fence)));
-    // Nobody has heard of it yet: it may still be taken back, everywhere.
-    assert_eq!(vote.duty(0), Duty::Wait);
+    assert_eq!(vote.verdict(), Some(VoteOutcome::Granted(fence)));
+    // The caller has not seen the grant yet: it may still be withdrawn, at every node.
+    assert_eq!(vote.action(0), NodeAction::Wait);
     let mut unheard = vote.clone();
     unheard.withdraw();
-    assert!((0..5).all(|node| unheard.duty(node) == Duty::Release));
+    assert!((0..5).all(|node| unheard.action(node) == NodeAction::Release));
     // Passed on, it is its holder's: only what comes late is still for us to clean up.
     vote.accept();
     vote.withdraw();
     assert_eq!(
-        [0, 1, 2, 3, 4].map(|node| vote.duty(node) == Duty::Release),
+        [0, 1, 2, 3, 4].map(|node| vote.action(node) == NodeAction::Release),
         [false, true, false, false, true]
     );
 }
@@ -412,8 +412,8 @@ fn the_same_ask_keeps_its_fence_if_a_majority_has_it() {
     for (node, fence) in [(0, None), (1, Some(50)), (2, Some(50)), (3, Some(50))] {
         vote.handle_lock(millis(1), node, locked(60, fence));
     }
-    assert_eq!(vote.verdict(), Some(Verdict::Granted(Fence::new(50).unwrap())));
-    assert_eq!(vote.duty(0), Duty::Write(Fence::new(50).unwrap()));
+    assert_eq!(vote.verdict(), Some(VoteOutcome::Granted(Fence::new(50).unwrap())));
+    assert_eq!(vote.action(0), NodeAction::Write(Fence::new(50).unwrap()));
 }
 
 #[test]
@@ -422,9 +422,9 @@ fn a_fence_that_a_minority_has_is_passed_over() {
     for (node, fence) in [(0, None), (1, Some(50)), (2, Some(50))] {
         vote.handle_lock(millis(1), node, locked(60, fence));
     }
-    assert_eq!(vote.duty(1), Duty::Wait, "the others may have it too");
+    assert_eq!(vote.action(1), NodeAction::Wait, "the others may have it too");
     vote.handle_timeout(millis(50));
-    assert_eq!(vote.duty(1), Duty::Write(Fence::new(61).unwrap()));
+    assert_eq!(vote.action(1), NodeAction::Write(Fence::new(61).unwrap()));
 }
 
 #[test]
@@ -437,13 +437,16 @@ fn a_lost_vote_says_why_and_what_to_release() {
     };
     let (mine, taken) = (locked(1, None), LockAnswer::Taken);
     let vote = answers(&[taken(1), taken(1), taken(1), mine]);
-    assert_eq!(vote.verdict(), Some(Verdict::Taken));
-    assert_eq!((vote.duty(0), vote.duty(3), vote.duty(4)), (Duty::Done, Duty::Release, Duty::Release));
-    assert_eq!(answers(&[taken(1), taken(1), taken(2), mine, mine]).verdict(), Some(Verdict::Contested));
-    let mut vote = answers(&[mine, taken(1), LockAnswer::Refused, LockAnswer::Unheard]);
-    assert_eq!((vote.verdict(), vote.unclean(), vote.tidy()), (Some(Verdict::Silent), 3, false));
+    assert_eq!(vote.verdict(), Some(VoteOutcome::Taken));
+    assert_eq!(
+        (vote.action(0), vote.action(3), vote.action(4)),
+        (NodeAction::Done, NodeAction::Release, NodeAction::Release)
+    );
+    assert_eq!(answers(&[taken(1), taken(1), taken(2), mine, mine]).verdict(), Some(VoteOutcome::Contested));
+    let mut vote = answers(&[mine, taken(1), LockAnswer::Refused, LockAnswer::NoReply]);
+    assert_eq!((vote.verdict(), vote.unclean(), vote.tidy()), (Some(VoteOutcome::Silent), 3, false));
     vote.handle_release(0);
-    assert_eq!((vote.duty(0), vote.unclean(), vote.tidy()), (Duty::Done, 2, true));
+    assert_eq!((vote.action(0), vote.unclean(), vote.tidy()), (NodeAction::Done, 2, true));
 }
 
 /// Node 0 is down and answers first. The lock is held; that must not be reported as a store that is unavailable.
@@ -455,14 +458,14 @@ fn a_node_that_is_down_does_not_hide_who_has_the_lock() {
     vote.handle_lock(millis(3), 2, LockAnswer::Taken(7));
     assert_eq!(vote.verdict(), None, "two are still to answer");
     vote.handle_lock(millis(4), 3, LockAnswer::Taken(7));
-    assert_eq!(vote.verdict(), Some(Verdict::Taken));
-    // Nobody waits for them longer than for anybody else.
+    assert_eq!(vote.verdict(), Some(VoteOutcome::Taken));
+    // The vote does not wait longer for them than for other nodes.
     let mut vote = self::vote();
     vote.handle_lock(millis(1), 0, LockAnswer::Refused);
     vote.handle_lock(millis(2), 1, LockAnswer::Taken(7));
     vote.handle_lock(millis(3), 2, LockAnswer::Taken(7));
     vote.handle_timeout(vote.poll_timeout().unwrap());
-    assert_eq!(vote.verdict(), Some(Verdict::Silent));
+    assert_eq!(vote.verdict(), Some(VoteOutcome::Silent));
 }
 
 #[test]

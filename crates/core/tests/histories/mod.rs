@@ -8,9 +8,10 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use super::naive::{Bug, Naive, Seen, Told};
-use lockkeeper_core::table::{Effect, Now, Table};
+use lockkeeper_core::table::{Now, Table, TableEffect};
 use lockkeeper_core::{
-    Ask, Attempt, Claim, Error, Fence, Holder, LockName, Moment, Names, Owner, Page, Wall,
+    Attempt, BootInstant, Error, Fence, Holder, LockName, LockRequest, Names, Owner, Page, RequestKey,
+    WallTime,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner};
@@ -28,9 +29,9 @@ static HOLDERS: LazyLock<Vec<Arc<Holder>>> =
 /// What is done in one step.
 #[derive(Debug)]
 enum Op {
-    Ask(Ask),
+    Ask(LockRequest),
     Renew(Attempt),
-    Release(Claim),
+    Release(RequestKey),
     Break(LockName),
     Wait,
 }
@@ -48,8 +49,8 @@ fn decode(profile: &Profile, step: &Step) -> Op {
         Kind::Ask => {
             let (ttl, lock_delay, min_hold) = pick(profile.terms, terms);
             let owner = whose % (profile.owners + 1);
-            Op::Ask(Ask {
-                claim: Claim { attempt, names },
+            Op::Ask(LockRequest {
+                key: RequestKey { attempt, names },
                 owner: (owner > 0).then(|| Owner::from_bytes([owner; 16])),
                 mode: pick(profile.modes, mode),
                 wait: pick(profile.waits, wait),
@@ -60,7 +61,7 @@ fn decode(profile: &Profile, step: &Step) -> Op {
             })
         }
         Kind::Renew => Op::Renew(attempt),
-        Kind::Release => Op::Release(Claim { attempt, names }),
+        Kind::Release => Op::Release(RequestKey { attempt, names }),
         Kind::Break => Op::Break(names.first().clone()),
         Kind::Wait => Op::Wait,
     }
@@ -68,7 +69,7 @@ fn decode(profile: &Profile, step: &Step) -> Op {
 
 /// How far time goes before the step: not at all, exactly to the next thing that is due, a hair before or after it, or
 /// some way that has nothing to do with it.
-fn later(now: Moment, due: Option<Moment>, byte: u8) -> Moment {
+fn later(now: BootInstant, due: Option<BootInstant>, byte: u8) -> BootInstant {
     let due = due.map_or(now, |due| due.max(now));
     match byte % 16 {
         0..=6 => now,
@@ -83,9 +84,9 @@ fn later(now: Moment, due: Option<Moment>, byte: u8) -> Moment {
 }
 
 /// The wall clock mostly follows the other one; now and then it is set back.
-fn wall(moment: Moment, byte: u8) -> Wall {
+fn wall(moment: BootInstant, byte: u8) -> WallTime {
     let micros = 2_000_000 + moment.as_nanos() / 1000;
-    Wall::from_micros(if byte >= 208 { micros - 1_500_000 } else { micros })
+    WallTime::from_micros(if byte >= 208 { micros - 1_500_000 } else { micros })
 }
 
 macro_rules! same {
@@ -104,7 +105,7 @@ pub fn compare(profile: &Profile, bug: Option<Bug>, history: &History) -> Result
     let mut table = Table::after(last);
     table.set_watched(true);
     let mut naive = Naive { bug, fence: last, ..Naive::default() };
-    let mut moment = Moment::from_nanos(1_000_000_000);
+    let mut moment = BootInstant::from_nanos(1_000_000_000);
     for (i, step) in steps.iter().enumerate() {
         if !profile.still || step[7] % 16 == 11 {
             moment = later(moment, naive.due(), step[7]);
@@ -120,19 +121,19 @@ pub fn compare(profile: &Profile, bug: Option<Bug>, history: &History) -> Result
 
 fn one_step(table: &mut Table, naive: &mut Naive, now: Now, op: &Op) -> Result<(), String> {
     match op {
-        Op::Ask(ask) => {
-            let answer = table.handle_ask(now, ask.clone());
+        Op::Ask(request) => {
+            let answer = table.handle_request(now, request.clone());
             if let Err(Error::Deadlock(names)) = &answer {
-                let asked = |n: &LockName| ask.claim.names.iter().any(|m| m == n);
+                let asked = |n: &LockName| request.key.names.iter().any(|m| m == n);
                 same!("the deadlock begins with an asked name", names.first().map(asked), Some(true));
             }
-            same!("answer", answer.map_err(|e| e.outcome()), naive.ask(now, ask.clone()));
+            same!("answer", answer.map_err(|e| e.outcome()), naive.request(now, request.clone()));
         }
         Op::Renew(attempt) => {
             same!("renewal", table.handle_renew(now, attempt), naive.renew(now, attempt));
         }
-        Op::Release(claim) => {
-            same!("release", table.handle_release(now, claim), naive.release(now, claim));
+        Op::Release(key) => {
+            same!("release", table.handle_release(now, key), naive.release(now, key));
         }
         Op::Break(name) => {
             let fence = table.handle_break(now, name, "why").map_err(|e| e.outcome());
@@ -159,7 +160,7 @@ fn look(table: &mut Table, naive: &mut Naive, now: Now, byte: u8) -> Result<(), 
     for name in NAMES.iter() {
         same!(name, table.inspect(now.moment, name), naive.inspect(now.moment, name));
     }
-    // Looking does not turn the clock: what has ended by then must not be shown, though nobody has ended it.
+    // Looking does not turn the clock: a lease that is over by then must not be shown, though no call has ended it.
     let then = now.moment + Duration::from_millis(u64::from(byte) * 2);
     let name = &NAMES[usize::from(byte) % 4];
     same!("then", table.inspect(then, name), naive.inspect(then, name));
@@ -175,10 +176,10 @@ fn look(table: &mut Table, naive: &mut Naive, now: Now, byte: u8) -> Result<(), 
     Ok(())
 }
 
-fn told(effect: Effect) -> Told {
+fn told(effect: TableEffect) -> Told {
     match effect {
-        Effect::Answer(attempt, answer) => Told::Answer(attempt, answer.map_err(|e| e.outcome())),
-        Effect::Event(event) => Told::Event(event),
+        TableEffect::Answer(attempt, answer) => Told::Answer(attempt, answer.map_err(|e| e.outcome())),
+        TableEffect::Event(event) => Told::Event(event),
     }
 }
 

@@ -58,9 +58,9 @@ impl World {
 
     fn parts(&self) -> Parts {
         // At its beginning nothing is over yet: everything that the table has is shown, with its absolute end.
-        let view = self.table.inspect(Moment::default(), &NAME);
+        let view = self.table.inspect(BootInstant::default(), &NAME);
         let held = view.as_ref().map_or(&[][..], |view| &view.held);
-        let line = view.as_ref().map_or(&[][..], |view| &view.line);
+        let line = view.as_ref().map_or(&[][..], |view| &view.queue);
         let mut fences: Vec<Fence> = self.written.iter().map(|(fence, _)| *fence).collect();
         fences.extend(self.clients.iter().filter_map(|client| match &client.phase {
             Phase::Holding { fence, .. } => Some(*fence),
@@ -95,7 +95,7 @@ impl World {
     }
 
     /// In ticks. Beyond a lease all ages are the same: whatever was sent then is over.
-    fn age(&self, sent: Moment) -> u64 {
+    fn age(&self, sent: BootInstant) -> u64 {
         (self.now.since(sent).as_millis() / TICK.as_millis()).min(3) as u64
     }
 
@@ -108,13 +108,13 @@ impl World {
             };
         };
         let state = match lease.state(self.now) {
-            lease::State::Valid => 4,
-            lease::State::Jeopardy => 5,
+            lease::LeaseState::Valid => 4,
+            lease::LeaseState::Jeopardy => 5,
             // Lost is lost. When and why does not matter any more.
-            lease::State::Lost(_) => return 6 | rank(*fence) << 8,
+            lease::LeaseState::Lost(_) => return 6 | rank(*fence) << 8,
         };
         // In milliseconds, all below one lease. What is due is due, however long since.
-        let from_now = |at: Moment| at.since(self.now).as_millis() as u64;
+        let from_now = |at: BootInstant| at.since(self.now).as_millis() as u64;
         let wakes = lease.poll_timeout().map_or(0xfff, from_now);
         state
             | rank(*fence) << 8
@@ -128,7 +128,7 @@ impl World {
         let (kind, fence, age) = match message.body {
             Body::Ask => (0, 0, age),
             Body::Renew => (1, 0, age),
-            // Nobody looks at the age of a release.
+            // The age of a release does not matter.
             Body::Release => (2, 0, 0),
             Body::Granted(fence) => (3, rank(fence), age),
             Body::Renewed(true) => (4, 0, age),

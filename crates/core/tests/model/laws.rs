@@ -8,13 +8,13 @@ pub enum Law {
     X,
     /// Fences grow from grant to grant.
     F,
-    /// The fenced register takes no write older than one it has taken, and refuses nobody who rightly believes.
+    /// The fenced register takes no write older than one it has taken, and refuses no valid holder.
     R,
-    /// A renewal keeps a grant that is there. It never makes one, not even for somebody who had one.
+    /// A renewal keeps a grant that is there. It never makes one, not even for a former holder.
     Keeps,
     /// Who was told of its loss does not believe again.
     L,
-    /// Whoever stands in line is let in, and what nobody renews is over, within a bound.
+    /// Every waiter is granted, and a lease without renewals ends, within a bound.
     W,
     /// Who believes is right: the table has that grant, with that fence. Stronger than X, and nearer to the cause.
     Truth,
@@ -66,7 +66,7 @@ impl World {
             return Err((Law::X, format!("{believers:?} believe that they hold the lock")));
         }
         // The table's own clock is asked at its beginning: it has not been told that anything is over.
-        let held = self.table.inspect(Moment::default(), &NAME).map_or(Vec::new(), |view| view.held);
+        let held = self.table.inspect(BootInstant::default(), &NAME).map_or(Vec::new(), |view| view.held);
         if held.len() > 1 {
             return Err((Law::X, format!("granted twice: {held:?}")));
         }
@@ -84,7 +84,7 @@ impl World {
         self.ends_well()
     }
 
-    /// From here on every request arrives once and nobody says anything more. Then everybody in line has its turn, each
+    /// From here on every request arrives once and no client sends another. Then every waiter is granted, each
     /// for no longer than a lease, and the lock is free.
     fn ends_well(&self) -> Result<(), Broken> {
         let mut world = self.clone();
@@ -94,14 +94,14 @@ impl World {
         }
         world.pass_on()?;
         let before = world.grants.len();
-        let asks = world.table.waiting();
-        for _ in 0..=asks {
+        let requests = world.table.waiting();
+        for _ in 0..=requests {
             world.now = world.now + TTL;
             world.table.handle_timeout(world.time());
             world.pass_on()?;
         }
-        if world.grants.len() - before != asks {
-            return Err((Law::W, format!("{asks} in line, {} let in", world.grants.len() - before)));
+        if world.grants.len() - before != requests {
+            return Err((Law::W, format!("{requests} waiting, {} granted", world.grants.len() - before)));
         }
         match world.table.inspect(world.now, &NAME) {
             Some(view) => Err((Law::W, format!("still there: {view:?}"))),

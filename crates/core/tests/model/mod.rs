@@ -11,10 +11,10 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use lockkeeper_core::lease::{self, Lease, Terms};
-use lockkeeper_core::table::{Answer, Effect, Now, Table};
+use lockkeeper_core::table::{Answer, Now, Table, TableEffect};
 use lockkeeper_core::{
-    Acquired, Ask, Attempt, Claim, EventKind, Fence, Grant, Holder, LockName, Moment, Release, Renewal, Wait,
-    Wall,
+    AcquireOutcome, Attempt, BootInstant, EventKind, Fence, Grant, Holder, LockName, LockRequest,
+    ReleaseOutcome, RenewOutcome, RequestKey, Wait, WallTime,
 };
 
 pub const CLIENTS: usize = 3;
@@ -28,11 +28,11 @@ pub const TICK: Duration = Duration::from_millis(100);
 pub enum Bug {
     /// The lease counts from the moment at which the reply came.
     CountsFromTheReply,
-    /// A release takes the lock away from whoever holds it.
+    /// A release takes the lock away from its present holder.
     ReleaseByAnyone,
     /// A renewal that finds the grant gone takes the lock again, and says nothing about it.
     RenewalRevives,
-    /// The fences begin again when nobody holds the lock.
+    /// The fences begin again when the lock is free.
     FenceStartsAgain,
     /// A holder that was told of its loss believes a late good answer.
     LostIsRevived,
@@ -58,13 +58,13 @@ impl Id {
         Id::of_pid(u32::from(attempt.as_bytes()[0]))
     }
 
-    fn claim(self) -> Claim {
-        Claim { attempt: self.attempt(), names: NAME.clone().into() }
+    fn claim(self) -> RequestKey {
+        RequestKey { attempt: self.attempt(), names: NAME.clone().into() }
     }
 
-    fn ask(self) -> Ask {
+    fn request(self) -> LockRequest {
         let holder = HOLDERS[usize::from(self.client * 16 + self.nth)].clone();
-        Ask { wait: Wait::Forever, ..Ask::new(self.attempt(), NAME.clone(), TTL, holder) }
+        LockRequest { wait: Wait::Forever, ..LockRequest::new(self.attempt(), NAME.clone(), TTL, holder) }
     }
 }
 
@@ -86,7 +86,7 @@ pub enum Body {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
     pub id: Id,
-    pub sent: Moment,
+    pub sent: BootInstant,
     pub body: Body,
     /// It was delivered once already.
     pub copy: bool,
@@ -101,7 +101,7 @@ pub enum Phase {
         fence: Fence,
         /// A renewal is under way.
         renewing: bool,
-        /// It was lost at some time: whoever looked then was told so.
+        /// It was lost at some time: a client that looked then knows it.
         lost: bool,
     },
     Crashed,
@@ -134,12 +134,12 @@ pub type Broken = (Law, String);
 #[derive(Clone)]
 pub struct World {
     pub bug: Option<Bug>,
-    pub now: Moment,
+    pub now: BootInstant,
     pub table: Table,
     pub clients: [Client; CLIENTS],
     pub soup: Vec<Message>,
-    /// When the newest request for this ask was sent that the table has seen: a reply from the line answers that one.
-    pub asked: Vec<(Id, Moment)>,
+    /// When the newest message of this request was sent that the table has seen: a later grant from the queue answers that one.
+    pub asked: Vec<(Id, BootInstant)>,
     /// Every grant in order. Only the watcher knows it.
     pub grants: Vec<(Id, Fence)>,
     /// The newest write that a fenced register has taken: its fence, and the place of its grant in the order. Every
@@ -156,7 +156,7 @@ impl World {
         let client = |client| Client { id: Id { client, nth: 0 }, phase: Phase::Idle };
         World {
             bug,
-            now: Moment::from_nanos(1_000_000_000),
+            now: BootInstant::from_nanos(1_000_000_000),
             table,
             clients: [client(0), client(1), client(2)],
             soup: Vec::new(),
@@ -169,17 +169,17 @@ impl World {
 
     /// The wall clock stands at zero: fences are counted, one by one.
     pub fn time(&self) -> Now {
-        Now { moment: self.now, wall: Wall::from_micros(0) }
+        Now { moment: self.now, wall: WallTime::from_micros(0) }
     }
 
-    pub fn send(&mut self, id: Id, sent: Moment, body: Body) {
+    pub fn send(&mut self, id: Id, sent: BootInstant, body: Body) {
         let message = Message { id, sent, body, copy: false };
         if !self.soup.contains(&message) {
             self.soup.push(message);
         }
     }
 
-    /// Everybody who has lost the lock by now might have looked, and know it.
+    /// Every client that has lost the lock by now might have looked, and know it.
     fn look(&mut self) {
         for i in 0..CLIENTS {
             let believes = self.believes(i);
@@ -192,7 +192,7 @@ impl World {
     /// Whether this client believes that the lock is its own.
     pub fn believes(&self, client: usize) -> bool {
         match &self.clients[client].phase {
-            Phase::Holding { lease, .. } => !matches!(lease.state(self.now), lease::State::Lost(_)),
+            Phase::Holding { lease, .. } => !matches!(lease.state(self.now), lease::LeaseState::Lost(_)),
             _ => false,
         }
     }
@@ -238,7 +238,7 @@ impl World {
         Ok(())
     }
 
-    /// Replies that nobody reads any more are as good as gone. Requests never are: the table reads them all.
+    /// Replies that no client reads any more are removed. Requests never are: the table reads them all.
     fn drop_dead_letters(&mut self) {
         let World { soup, clients, now, bug, .. } = self;
         soup.retain(|message| {
@@ -260,7 +260,7 @@ impl World {
                 if !self.asked.iter().any(|(other, _)| *other == id) {
                     self.asked.push((id, sent));
                 }
-                if let Ok(Answer::Granted(grant)) = self.table.handle_ask(self.time(), id.ask()) {
+                if let Ok(Answer::Granted(grant)) = self.table.handle_request(self.time(), id.request()) {
                     self.send(id, sent, Body::Granted(grant.fence));
                 }
             }
@@ -272,22 +272,22 @@ impl World {
                 if self.grants[grants..].iter().any(|(other, _)| *other == id) {
                     return Err((Law::Keeps, format!("a renewal of {id:?} made a new grant")));
                 }
-                self.send(id, sent, Body::Renewed(answer == Renewal::Renewed));
+                self.send(id, sent, Body::Renewed(answer == RenewOutcome::Renewed));
             }
             Body::Release => self.release(id),
             Body::Granted(fence) => self.granted(id, sent, fence),
-            Body::Renewed(true) => self.hear(id, sent, Some(Renewal::Renewed)),
-            Body::Renewed(false) => self.hear(id, sent, Some(Renewal::Lost)),
+            Body::Renewed(true) => self.hear(id, sent, Some(RenewOutcome::Renewed)),
+            Body::Renewed(false) => self.hear(id, sent, Some(RenewOutcome::Lost)),
         }
         Ok(())
     }
 
-    fn renew(&mut self, id: Id) -> Renewal {
+    fn renew(&mut self, id: Id) -> RenewOutcome {
         let answer = self.table.handle_renew(self.time(), &id.attempt());
-        if answer == Renewal::Lost && self.bug == Some(Bug::RenewalRevives) {
-            let again = Ask { wait: Wait::No, ..id.ask() };
-            if let Ok(Answer::Granted(_)) = self.table.handle_ask(self.time(), again) {
-                return Renewal::Renewed;
+        if answer == RenewOutcome::Lost && self.bug == Some(Bug::RenewalRevives) {
+            let again = LockRequest { wait: Wait::No, ..id.request() };
+            if let Ok(Answer::Granted(_)) = self.table.handle_request(self.time(), again) {
+                return RenewOutcome::Renewed;
             }
         }
         answer
@@ -295,7 +295,7 @@ impl World {
 
     fn release(&mut self, id: Id) {
         let answer = self.table.handle_release(self.time(), &id.claim());
-        if answer == Release::AlreadyGone && self.bug == Some(Bug::ReleaseByAnyone) {
+        if answer == ReleaseOutcome::AlreadyGone && self.bug == Some(Bug::ReleaseByAnyone) {
             let view = self.table.inspect(self.now, &NAME);
             if let Some(held) = view.and_then(|view| view.held.first().cloned()) {
                 self.table.handle_release(self.time(), &Id::of_pid(held.holder.pid).claim());
@@ -307,7 +307,7 @@ impl World {
         }
     }
 
-    fn granted(&mut self, id: Id, sent: Moment, fence: Fence) {
+    fn granted(&mut self, id: Id, sent: BootInstant, fence: Fence) {
         let Client { id: current, phase } = &mut self.clients[usize::from(id.client)];
         if *current != id || !matches!(phase, Phase::Asking) {
             return;
@@ -316,7 +316,7 @@ impl World {
         let terms = Terms { ttl: TTL, max_hold: None, progress_within: None, jitter: 0 };
         let lease = Lease::new(sent, TTL, terms);
         // A grant that waited for too long is lost on arrival. Asking again counts it anew.
-        if !matches!(lease.state(self.now), lease::State::Lost(_)) {
+        if !matches!(lease.state(self.now), lease::LeaseState::Lost(_)) {
             let place = self.grants.iter().rposition(|grant| *grant == (id, fence)).unwrap_or(0);
             self.written = self.written.max(Some((fence, place)));
             self.unfenced = self.unfenced.max(place);
@@ -325,13 +325,13 @@ impl World {
     }
 
     /// The answer to a renewal, or the news that there is none.
-    fn hear(&mut self, id: Id, sent: Moment, answer: Option<Renewal>) {
+    fn hear(&mut self, id: Id, sent: BootInstant, answer: Option<RenewOutcome>) {
         let Client { id: current, phase } = &mut self.clients[usize::from(id.client)];
         let Phase::Holding { lease, lost, .. } = phase else { return };
         if *current != id {
             return;
         }
-        if self.bug == Some(Bug::LostIsRevived) && *lost && answer == Some(Renewal::Renewed) {
+        if self.bug == Some(Bug::LostIsRevived) && *lost && answer == Some(RenewOutcome::Renewed) {
             let terms = Terms { ttl: TTL, max_hold: None, progress_within: None, jitter: 0 };
             **lease = Lease::new(sent, TTL, terms);
         }
@@ -355,9 +355,9 @@ impl World {
         if let Phase::Holding { lease, renewing, .. } = &mut self.clients[i].phase {
             while let Some(effect) = lease.poll_effect() {
                 match effect {
-                    lease::Effect::SendRenew => (sends, *renewing) = (true, true),
-                    lease::Effect::Tell(lease::State::Jeopardy) => *renewing = false,
-                    lease::Effect::Tell(_) => {}
+                    lease::LeaseEffect::SendRenew => (sends, *renewing) = (true, true),
+                    lease::LeaseEffect::Tell(lease::LeaseState::Jeopardy) => *renewing = false,
+                    lease::LeaseEffect::Tell(_) => {}
                 }
             }
         }
@@ -370,19 +370,21 @@ impl World {
     fn pass_on(&mut self) -> Result<(), Broken> {
         while let Some(effect) = self.table.poll_effect() {
             match effect {
-                Effect::Answer(attempt, Ok(Acquired::Granted(Grant { fence, .. }))) => {
+                TableEffect::Answer(attempt, Ok(AcquireOutcome::Granted(Grant { fence, .. }))) => {
                     let id = Id::of(&attempt);
                     let sent = self.asked.iter().find(|(other, _)| *other == id).map(|(_, sent)| *sent);
                     self.send(id, sent.unwrap(), Body::Granted(fence));
                 }
-                Effect::Event(event) => {
+                TableEffect::Event(event) => {
                     if let (EventKind::Granted { fence }, Some(holder)) = (event.kind, event.holder) {
                         let grows = self.fence_grows(fence);
                         self.grants.push((Id::of_pid(holder.pid), fence));
                         grows?;
                     }
                 }
-                Effect::Answer(_, answer) => unreachable!("an ask that waits for ever was told {answer:?}"),
+                TableEffect::Answer(_, answer) => {
+                    unreachable!("a request that waits for ever got {answer:?}")
+                }
             }
         }
         Ok(())

@@ -8,8 +8,8 @@ use super::*;
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Asks of all clients together. Not of each: clients are interchangeable.
-    pub asks: u8,
-    /// Messages in flight before somebody sends another.
+    pub requests: u8,
+    /// Messages in flight before a client sends another.
     pub in_flight: usize,
     pub crashes: usize,
     /// How many requests that have arrived may be about to arrive again, however late.
@@ -38,13 +38,13 @@ impl World {
         let mut all = vec![Action::Tick];
         let copies = self.soup.iter().filter(|message| message.copy).count();
         let room = self.soup.len() - copies < limits.in_flight;
-        let asks: u8 = self.clients.iter().map(|client| client.id.nth).sum();
+        let requests: u8 = self.clients.iter().map(|client| client.id.nth).sum();
         let asking = |id: Id| self.soup.iter().any(|m| m.id == id && m.body == Body::Ask && !m.copy);
         let crashed = self.clients.iter().filter(|c| matches!(c.phase, Phase::Crashed)).count();
         for (i, client) in self.clients.iter().enumerate() {
             match &client.phase {
                 Phase::Crashed => continue,
-                Phase::Idle if asks < limits.asks && room => all.push(Action::Ask(i)),
+                Phase::Idle if requests < limits.requests && room => all.push(Action::Ask(i)),
                 Phase::Idle => {}
                 Phase::Asking if room => {
                     all.push(Action::Release(i));
@@ -79,7 +79,7 @@ impl World {
     fn note(&self, found: &mut Found) {
         found.harm += usize::from((0..CLIENTS).any(|i| self.would_harm(i)));
         let jeopardy = |client: &Client| match &client.phase {
-            Phase::Holding { lease, .. } => lease.state(self.now) == lease::State::Jeopardy,
+            Phase::Holding { lease, .. } => lease.state(self.now) == lease::LeaseState::Jeopardy,
             _ => false,
         };
         found.jeopardy += usize::from(self.clients.iter().any(jeopardy));

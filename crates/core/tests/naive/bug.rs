@@ -3,13 +3,13 @@
 /// A way in which the naive table can be wrong on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bug {
-    /// An ask walks past the line.
+    /// A request passes the queue.
     Barges,
-    /// The youngest in line is served first.
+    /// The youngest waiter is granted first.
     LastComeFirst,
     /// A break does not use up a fence.
     BreakKeepsTheFence,
-    /// Whoever names the lock releases it.
+    /// Any client that names the lock releases it.
     ReleaseByAnyone,
     /// A renewal that comes late enough to find the lease over revives it.
     RenewsTheExpired,
@@ -21,11 +21,11 @@ pub enum Bug {
     PermitLimitIgnored,
     /// The minimum hold is not kept.
     LingeringIgnored,
-    /// Nobody is told of a deadlock.
+    /// No deadlock is reported.
     DeadlockNeverTold,
     /// Re-entry gets a new fence.
     ReentryNewFence,
-    /// An attempt in line that asks again stands in line twice.
+    /// A queued attempt that is sent again is queued twice.
     RetryDoubles,
     /// A granted attempt that asks again does not count its lease anew.
     RetryLeavesTheLease,

@@ -1,3 +1,5 @@
+//! A directory of fenced files, one for each resource.
+
 use std::fmt::Write;
 use std::path::PathBuf;
 

@@ -1,14 +1,14 @@
 //! Files that refuse a late writer.
 //!
-//! The file itself stays a plain file that anybody can read. Its mark is beside it, in `.FILE.fence`, and is the lock of all
-//! writers at the same time. Both are replaced as a whole, by renaming. **The mark comes first**: it is on the disk before the new
-//! contents take their place. A crash in between leaves a mark that is higher than it had to be, so that the write can be
-//! repeated and older ones are refused. The other way round it would leave new contents under an old mark, and the next late writer
-//! would be let in.
+//! The file stays a plain file that every program can read. Its mark is beside it, in `.FILE.fence`, and is
+//! also the lock of all writers. Both are replaced as a whole, by renaming. **The mark comes first**: it is
+//! on the disk before the new contents are in place. A crash in between leaves a mark that is too high, so
+//! the write can be repeated and older ones are refused. The other order would leave new contents under an
+//! old mark, which would admit the next late writer.
 
 mod dir;
 mod mark;
-mod place;
+mod paths;
 mod temp;
 
 pub use dir::FencedDir;
@@ -20,13 +20,13 @@ use std::path::{Path, PathBuf};
 use lockkeeper_core::{Error, Fence, Result};
 
 use crate::Seen;
-use mark::Mark;
-use place::Place;
-use temp::Temp;
+use mark::FileMark;
+use paths::FilePaths;
+use temp::TempFile;
 
 /// One file that refuses writes older than one it has taken. Any number of processes of one host may write to it.
 ///
-/// All of this blocks, for as long as the disk takes and while another writer has its turn.
+/// All of this blocks, for as long as the disk takes and while another writer has its lock.
 #[derive(Clone, Debug)]
 pub struct FencedFile {
     path: PathBuf,
@@ -52,21 +52,23 @@ impl FencedFile {
         self.write_from(fence, contents).map(drop)
     }
 
-    /// The same with contents of any length, which are read to their end before anybody is kept waiting. Returns their length.
+    /// The same with contents of any length, which are read to their end before other writers have to wait.
+    /// Returns their length.
     ///
     /// # Errors
     /// As [`FencedFile::write`].
     pub fn write_from(&self, fence: Fence, mut contents: impl Read) -> Result<u64> {
-        let place = Place::find(&self.path)?;
+        let paths = FilePaths::find(&self.path)?;
         // Who is late already need not send all of it. Marks never go down, so the answer stays right.
-        check(mark::peek(&place)?, fence)?;
-        let mut temp = Temp::new(&place).map_err(|e| place.fault("a file beside it cannot be made", &e))?;
+        check(mark::read_unlocked(&paths)?, fence)?;
+        let mut temp =
+            TempFile::new(&paths).map_err(|e| paths.error("a file beside it cannot be made", &e))?;
         let length =
-            temp.fill(&mut contents).map_err(|e| place.fault("its new contents cannot be written", &e))?;
-        let mark = raise(&place, fence)?;
-        temp.replace(&place.file).map_err(|e| place.fault("it cannot be replaced", &e))?;
-        temp::sweep(&place);
-        place.sync().map_err(|e| Error::Unknown(place.say("its directory cannot be synced", &e)))?;
+            temp.fill(&mut contents).map_err(|e| paths.error("its new contents cannot be written", &e))?;
+        let mark = raise(&paths, fence)?;
+        temp.replace(&paths.file).map_err(|e| paths.error("it cannot be replaced", &e))?;
+        temp::sweep(&paths);
+        paths.sync().map_err(|e| Error::Unknown(paths.describe("its directory cannot be synced", &e)))?;
         drop(mark);
         Ok(length)
     }
@@ -76,33 +78,34 @@ impl FencedFile {
     /// # Errors
     /// As [`FencedFile::write`].
     pub fn delete(&self, fence: Fence) -> Result<()> {
-        let place = Place::find(&self.path)?;
-        let mark = raise(&place, fence)?;
-        match fs::remove_file(&place.file) {
+        let paths = FilePaths::find(&self.path)?;
+        let mark = raise(&paths, fence)?;
+        match fs::remove_file(&paths.file) {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                return Err(place.fault("it cannot be removed", &e));
+                return Err(paths.error("it cannot be removed", &e));
             }
             _ => {}
         }
-        place.sync().map_err(|e| Error::Unknown(place.say("its directory cannot be synced", &e)))?;
+        paths.sync().map_err(|e| Error::Unknown(paths.describe("its directory cannot be synced", &e)))?;
         drop(mark);
         Ok(())
     }
 
-    /// The mark and the contents, as they belong together. `None`: nobody has ever written here with a fence, whatever the file holds.
+    /// The mark and the contents that belong together. `None`: no writer has written here with a fence,
+    /// whatever the file holds.
     ///
     /// After a crash in the middle of a write the mark is that of the write, and the contents are those of before.
     ///
     /// # Errors
     /// [`Error::Unavailable`] if it cannot be read; [`Error::Invalid`] if it is no plain file, or its mark is damaged.
     pub fn read(&self) -> Result<Option<Seen>> {
-        let place = Place::find(&self.path)?;
-        let Some(mark) = Mark::shared(&place)? else { return Ok(None) };
+        let paths = FilePaths::find(&self.path)?;
+        let Some(mark) = FileMark::shared(&paths)? else { return Ok(None) };
         let Some(fence) = mark.seen() else { return Ok(None) };
-        match fs::read(&place.file) {
+        match fs::read(&paths.file) {
             Ok(value) => Ok(Some(Seen { fence, value: Some(value) })),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Some(Seen { fence, value: None })),
-            Err(e) => Err(place.fault("it cannot be read", &e)),
+            Err(e) => Err(paths.error("it cannot be read", &e)),
         }
     }
 
@@ -111,7 +114,7 @@ impl FencedFile {
     /// # Errors
     /// As [`FencedFile::read`].
     pub fn mark(&self) -> Result<Option<Fence>> {
-        mark::peek(&Place::find(&self.path)?)
+        mark::read_unlocked(&FilePaths::find(&self.path)?)
     }
 }
 
@@ -122,15 +125,16 @@ fn check(seen: Option<Fence>, presented: Fence) -> Result<()> {
     }
 }
 
-/// Takes the turn, checks, and has the mark on the disk. Nobody else writes until what it returns is dropped.
-fn raise(place: &Place, fence: Fence) -> Result<Mark> {
-    let mut mark = Mark::exclusive(place)?;
+/// Locks the mark, checks the fence, and writes the mark to the disk. No other process writes until the
+/// result is dropped.
+fn raise(paths: &FilePaths, fence: Fence) -> Result<FileMark> {
+    let mut mark = FileMark::exclusive(paths)?;
     check(mark.seen(), fence)?;
     if mark.seen() == Some(fence) {
         // The mark of a write that crashed may have been renamed and not synced.
-        return place.sync().map(|()| mark).map_err(|e| place.fault("its directory cannot be synced", &e));
+        return paths.sync().map(|()| mark).map_err(|e| paths.error("its directory cannot be synced", &e));
     }
-    mark.raise(place, fence).map_err(|e| place.fault("its mark cannot be written", &e))?;
+    mark.raise(paths, fence).map_err(|e| paths.error("its mark cannot be written", &e))?;
     Ok(mark)
 }
 

@@ -1,40 +1,42 @@
+//! New contents that are not in place yet, and the removal of those that a crash left behind.
+
 use std::fs::{self, File, Permissions};
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
-use super::place::{Place, beside};
+use super::paths::{FilePaths, hidden_name};
 use super::same;
 
 /// New contents that are not in their place yet. Dropped, they are removed.
 ///
-/// It stays locked while somebody writes it: one that is not has been left behind by a crash.
-pub(super) struct Temp {
+/// The file stays locked while a process writes it: one without a lock was left behind by a crash.
+pub(super) struct TempFile {
     file: File,
     path: Option<PathBuf>,
 }
 
-impl Temp {
+impl TempFile {
     /// What takes the place of a file is for its owner's eyes until then: the rights of the file are set when all is written.
-    pub fn new(place: &Place) -> io::Result<Temp> {
+    pub fn new(paths: &FilePaths) -> io::Result<TempFile> {
         let mut options = File::options();
         options.write(true).create_new(true);
-        if fs::symlink_metadata(&place.file).is_ok() {
+        if fs::symlink_metadata(&paths.file).is_ok() {
             options.mode(0o600);
         }
         for nth in 0u32.. {
-            let name = beside(&place.name, &format!(".{}-{nth}.new", std::process::id()));
-            let path = place.dir.join(name);
+            let name = hidden_name(&paths.name, &format!(".{}-{nth}.new", std::process::id()));
+            let path = paths.dir.join(name);
             let file = match options.open(&path) {
                 Ok(file) => file,
                 Err(e) if e.kind() == io::ErrorKind::AlreadyExists && nth < 10_000 => continue,
                 Err(e) => return Err(e),
             };
             file.lock()?;
-            // Somebody who swept took it for left behind, before it was locked.
+            // Another process may have removed it as left behind before it was locked.
             if same(&file, &path).unwrap_or(false) {
-                return Ok(Temp { file, path: Some(path) });
+                return Ok(TempFile { file, path: Some(path) });
             }
         }
         Err(io::Error::other("there are too many unfinished writes"))
@@ -52,10 +54,16 @@ impl Temp {
         if let Ok(old) = fs::metadata(old) {
             let new = self.file.metadata()?;
             if (old.uid(), old.gid()) != (new.uid(), new.gid()) {
-                // Only root can give files away; others own what they write, as with every rename.
-                let _ = fchown(&self.file, Some(old.uid()), Some(old.gid()));
+                // Only root can give files away; others own what they write, as with every rename. A group of theirs is kept.
+                let _ = fchown(&self.file, None, Some(old.gid()));
+                let _ = fchown(&self.file, Some(old.uid()), None);
             }
-            self.file.set_permissions(Permissions::clone(&old.permissions()))?;
+            let mut mode = old.mode() & 0o7777;
+            if self.file.metadata()?.gid() != old.gid() {
+                // What the old group may read is not for another one, unless it is for all.
+                mode &= !0o070 | (mode & 0o007) << 3;
+            }
+            self.file.set_permissions(Permissions::from_mode(mode))?;
         }
         if let Some(path) = &self.path {
             fs::rename(path, old)?;
@@ -65,7 +73,7 @@ impl Temp {
     }
 }
 
-impl Drop for Temp {
+impl Drop for TempFile {
     fn drop(&mut self) {
         if let Some(path) = self.path.take() {
             let _ = fs::remove_file(path);
@@ -74,9 +82,9 @@ impl Drop for Temp {
 }
 
 /// Removes what writers have left behind that were killed. What cannot be removed does no harm.
-pub(super) fn sweep(place: &Place) {
-    let prefix = beside(&place.name, ".");
-    for entry in fs::read_dir(&place.dir).into_iter().flatten().flatten() {
+pub(super) fn sweep(paths: &FilePaths) {
+    let prefix = hidden_name(&paths.name, ".");
+    for entry in fs::read_dir(&paths.dir).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let middle =
             name.as_bytes().strip_prefix(prefix.as_bytes()).and_then(|rest| rest.strip_suffix(b".new"));

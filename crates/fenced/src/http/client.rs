@@ -1,15 +1,17 @@
+//! A layer for HTTP clients that sends the fence of a guard.
+
 use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures_util::future::BoxFuture;
 use http::{HeaderValue, Request};
-use lockkeeper::{Guard, State};
+use lockkeeper::{Guard, LeaseState};
 use lockkeeper_core::Error;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::BoxError;
+use super::ClientError;
 use super::header::LOCK_FENCE;
 
 /// A layer for HTTP clients: sends the fence of a guard with every request, and sends nothing once the lock is lost.
@@ -34,8 +36,8 @@ use super::header::LOCK_FENCE;
 /// let mut client = SendFence::new(guard).layer(client);        // any tower client will do
 ///
 /// let order = Request::put("http://127.0.0.1:9/orders/42").body(Full::from("paid"))?;
-/// let answer = client.call(order).await;                       // carries Lock-Fence; 412: somebody else writes now
-/// # assert!(answer.is_err(), "nobody listens there");
+/// let answer = client.call(order).await;                       // carries Lock-Fence; 412: another holder writes now
+/// # assert!(answer.is_err(), "no server listens there");
 /// # Ok(())
 /// # }
 /// ```
@@ -77,21 +79,21 @@ impl<S, B> Service<Request<B>> for SendsFence<S>
 where
     S: Service<Request<B>>,
     S::Future: Send + 'static,
-    S::Error: Into<BoxError>,
+    S::Error: Into<ClientError>,
 {
     type Response = S::Response;
-    type Error = BoxError;
-    type Future = BoxFuture<'static, Result<S::Response, BoxError>>;
+    type Error = ClientError;
+    type Future = BoxFuture<'static, Result<S::Response, ClientError>>;
 
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), ClientError>> {
         self.inner.poll_ready(context).map_err(Into::into)
     }
 
     fn call(&mut self, mut request: Request<B>) -> Self::Future {
-        if let State::Lost(why) = self.guard.state() {
+        if let LeaseState::Lost(why) = self.guard.state() {
             return Box::pin(async move { Err(Error::Lost(why.to_string()).into()) });
         }
-        // One and no other: what somebody set before belongs to another grant.
+        // Replace a header that was set before: it belongs to another grant.
         request.headers_mut().insert(LOCK_FENCE, HeaderValue::from(self.guard.fence().get()));
         let call = self.inner.call(request);
         Box::pin(async move { call.await.map_err(Into::into) })

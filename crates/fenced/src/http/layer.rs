@@ -1,3 +1,5 @@
+//! The layer and its options: [`FenceLayer`].
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,16 +9,16 @@ use lockkeeper::{Lockkeeper, Purpose};
 use lockkeeper_core::{Error, Fence, LockName, Result};
 use tower_layer::Layer;
 
+use super::exclusive_marks::{GrantId, MarksLock};
 use super::header;
-use super::lanes::{Admission, Lanes};
-use super::marks::Marks;
-use super::owner::{Owner, Under};
+use super::in_flight::{InFlightRequests, WriteAdmission};
+use super::marks::HttpMarks;
 use super::problem::Problem;
 use super::service::Checked;
 
 /// Refuses stale fences, as the [module](super) says. Clones share everything.
 #[derive(Clone)]
-pub struct FenceLayer(Arc<Rules>);
+pub struct FenceLayer(Arc<FenceRules>);
 
 /// Which requests must have a fence. One that has a fence is checked in any case.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,13 +33,13 @@ pub enum Require {
 }
 
 /// What says which resource a request is for.
-type Resource = dyn Fn(&Parts) -> Option<String> + Send + Sync;
+type ResourceOf = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 
 #[derive(Clone)]
-pub(super) struct Rules {
-    marks: Marks,
-    lanes: Lanes,
-    resource: Arc<Resource>,
+pub(super) struct FenceRules {
+    marks: HttpMarks,
+    in_flight: InFlightRequests,
+    resource: Arc<ResourceOf>,
     require: Require,
     wait: Duration,
 }
@@ -52,7 +54,8 @@ impl FenceLayer {
     /// Keeps the marks in the store of `keeper`, which should be one that lasts: a store that forgets a mark takes a late writer
     /// for a new one. `resource` says what is written to: a path, an account. `None`: the request does not say.
     ///
-    /// Attach it *inside* what checks credentials: whoever may send a fence may send a high one, and shut all others out.
+    /// Attach the layer *inside* the one that checks credentials: a client that may send a fence may send a
+    /// high one, and shut all others out.
     ///
     /// [`Error::Unsupported`] if the store has no records.
     pub fn new(
@@ -67,10 +70,10 @@ impl FenceLayer {
                 profile.store
             )));
         }
-        let lanes = Lanes::default();
-        Ok(FenceLayer(Arc::new(Rules {
-            marks: Marks::new(keeper, "http".into(), lanes.clone()),
-            lanes,
+        let in_flight = InFlightRequests::default();
+        Ok(FenceLayer(Arc::new(FenceRules {
+            marks: HttpMarks::new(keeper, "http".into(), in_flight.clone()),
+            in_flight,
             resource: Arc::new(resource),
             require: Require::default(),
             wait: Duration::from_secs(30),
@@ -91,7 +94,7 @@ impl FenceLayer {
         self
     }
 
-    /// Marks of its own, for services that share a store and have resources of the same name: 1 to 64 letters, digits, `-`, `_`
+    /// HttpMarks of its own, for services that share a store and have resources of the same name: 1 to 64 letters, digits, `-`, `_`
     /// and `.`; `http` by default. [`Error::Invalid`] if it is something else.
     pub fn space(mut self, space: impl Into<String>) -> Result<Self> {
         let space = space.into();
@@ -110,9 +113,11 @@ impl FenceLayer {
     /// time (one that is not alone shares that lock, and clones of this layer from before share it too), and remembers the marks that it has seen: then most requests do not ask the store at all. It needs a runtime of tokio's,
     /// for a task of its own. Say [`FenceLayer::space`] first.
     ///
-    /// As long as another process has the lock, or after it was lost, requests with a fence are 503, and what is under way is
-    /// [overtaken](Admission::overtaken). After an unclean end (a crash, a store that was away for longer than `ttl`) nobody gets it
-    /// for `lock_delay`, where the store can do that: take the time that your service may go on working for a process that is gone.
+    /// While another process has the lock, or after it was lost, requests with a fence are answered with
+    /// 503, and requests in flight are [overtaken](WriteAdmission::overtaken). After an unclean end (a crash, a
+    /// store that was unreachable for longer than `ttl`) no process gets the lock for `lock_delay`, where
+    /// the store supports that: choose the time for which your service may work on for a process that has
+    /// ended.
     pub fn alone(mut self, ttl: Duration, lock_delay: Duration) -> Result<Self> {
         self.rules().marks.alone(ttl, lock_delay)?;
         Ok(self)
@@ -120,7 +125,7 @@ impl FenceLayer {
 
     /// Whether requests with a fence can be let through: not if the lock of the marks is another's, or was lost.
     pub fn is_owner(&self) -> bool {
-        self.0.marks.started().is_none_or(Owner::owns)
+        self.0.marks.started().is_none_or(MarksLock::owns)
     }
 
     /// Asks for the lock of the marks, if nothing has so far, and ends when it is held. It needs a runtime of tokio's.
@@ -137,7 +142,7 @@ impl FenceLayer {
         }
     }
 
-    fn rules(&mut self) -> &mut Rules {
+    fn rules(&mut self) -> &mut FenceRules {
         Arc::make_mut(&mut self.0)
     }
 
@@ -156,7 +161,7 @@ impl<S> Layer<S> for FenceLayer {
     }
 }
 
-impl Rules {
+impl FenceRules {
     /// The fence and the resource of a request; `None` if it may pass without.
     pub fn presented(&self, parts: &Parts) -> std::result::Result<Option<(Fence, String)>, Problem> {
         match header::of(&parts.headers).map_err(Problem::Malformed)? {
@@ -178,18 +183,18 @@ impl Rules {
     }
 
     /// A request counts as under way from now on: it must before its mark is looked at.
-    pub fn enter(&self, fence: Fence, resource: &str) -> std::result::Result<Admission, Problem> {
+    pub fn enter(&self, fence: Fence, resource: &str) -> std::result::Result<WriteAdmission, Problem> {
         let key = self.marks.key(resource).map_err(|_| Problem::NoResource)?;
         let stale = |seen| Problem::Stale { presented: fence, seen };
         // A late one is refused at once, and never counts.
         if let Some((_, seen)) = self.marks.known(&key).filter(|(_, seen)| *seen > fence) {
             return Err(stale(seen));
         }
-        self.lanes.enter(key, fence).map_err(stale)
+        self.in_flight.enter(key, fence).map_err(stale)
     }
 
-    /// Whether it may pass, if that is known without asking anybody: so it is for nearly all.
-    pub fn passes(&self, admission: &Admission) -> bool {
+    /// Whether the request may pass, if that is known without the store, as for nearly all requests.
+    pub fn passes(&self, admission: &WriteAdmission) -> bool {
         match self.marks.known(admission.resource()) {
             Some((under, seen)) => {
                 seen == admission.fence() && admission.raised() && self.marks.still_under(under)
@@ -199,21 +204,21 @@ impl Rules {
     }
 
     /// Lets a request through: its mark is raised, and then it waits for those before it.
-    pub async fn admit(&self, admission: &Admission) -> std::result::Result<(), Problem> {
+    pub async fn admit(&self, admission: &WriteAdmission) -> std::result::Result<(), Problem> {
         let (key, fence) = (admission.resource(), admission.fence());
         let mut under = self.raise(key, fence).await?;
         if !admission.raised() {
-            if tokio::time::timeout(self.wait, admission.first_in_lane()).await.is_err() {
+            if tokio::time::timeout(self.wait, admission.wait_for_older()).await.is_err() {
                 return Err(Problem::Waiting);
             }
             // Much may have happened meanwhile.
             under = self.raise(key, fence).await?;
         }
-        // Under another grant of the lock, another process may have raised the mark in between.
+        // GrantId another grant of the lock, another process may have raised the mark in between.
         if self.marks.still_under(under) { Ok(()) } else { Err(Problem::Unavailable) }
     }
 
-    async fn raise(&self, key: &LockName, fence: Fence) -> std::result::Result<Under, Problem> {
+    async fn raise(&self, key: &LockName, fence: Fence) -> std::result::Result<GrantId, Problem> {
         match self.marks.raise(key, fence).await {
             Ok(under) => Ok(under),
             Err(Error::Stale { presented, seen }) => Err(Problem::Stale { presented, seen }),

@@ -5,68 +5,69 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use lockkeeper::Lockkeeper;
-use lockkeeper_core::{Error, Expect, Fence, LockName, Record, Result, Write};
+use lockkeeper_core::{Error, Expect, Fence, LockName, Record, Result, WriteOutcome};
 use sha2::{Digest, Sha256};
 
-use super::lanes::Lanes;
-use super::owner::{Hold, Owner, Under};
+use super::exclusive_marks::{GrantId, MarksLock, MarksMode};
+use super::in_flight::InFlightRequests;
 
 /// How often a mark is tried to be raised while others raise it, or while the store's answers get lost.
 const TRIES: u32 = 20;
 /// A resource that is longer than this is known by its hash.
-const PLAIN: usize = 400;
+const PLAIN_BYTES_MAX: usize = 400;
 /// The longest resource: more is no name but an attack.
-pub(super) const LONGEST: usize = 4096;
+pub(super) const RESOURCE_BYTES_MAX: usize = 4096;
 
 /// How long a request waits for the lock of the marks, which is shared and most often free.
-const START: Duration = Duration::from_secs(2);
+const START_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug)]
-pub(super) struct Marks {
+pub(super) struct HttpMarks {
     pub keeper: Lockkeeper,
     pub space: String,
     /// What is under way here, which must be told if the lock of the marks is lost.
-    pub lanes: Lanes,
+    pub in_flight: InFlightRequests,
     /// Holds the lock of the marks, from the first request on.
-    owner: Arc<OnceLock<Owner>>,
+    owner: Arc<OnceLock<MarksLock>>,
 }
 
-impl Marks {
-    pub fn new(keeper: &Lockkeeper, space: String, lanes: Lanes) -> Marks {
-        Marks { keeper: keeper.clone(), space, lanes, owner: Arc::default() }
+impl HttpMarks {
+    pub fn new(keeper: &Lockkeeper, space: String, in_flight: InFlightRequests) -> HttpMarks {
+        HttpMarks { keeper: keeper.clone(), space, in_flight, owner: Arc::default() }
     }
 
     /// The same in another space.
-    pub fn in_space(&self, space: String) -> Marks {
-        Marks::new(&self.keeper, space, self.lanes.clone())
+    pub fn in_space(&self, space: String) -> HttpMarks {
+        HttpMarks::new(&self.keeper, space, self.in_flight.clone())
     }
 
     /// Holds the lock from now on, alone.
     pub fn alone(&mut self, ttl: Duration, lock_delay: Duration) -> Result<()> {
-        let hold = Hold::Alone { ttl, lock_delay };
-        let owner = Owner::start(&self.keeper, self.lock()?, hold, self.lanes.clone());
+        let hold = MarksMode::Alone { ttl, lock_delay };
+        let owner = MarksLock::start(&self.keeper, self.lock()?, hold, self.in_flight.clone());
         self.owner = Arc::new(OnceLock::from(owner));
         Ok(())
     }
 
-    /// Whoever holds the lock; from now on at the latest, and shared unless it was to be alone.
-    pub fn owner(&self) -> Result<&Owner> {
+    /// The lock of the marks, requested from now on at the latest, shared unless it was requested
+    /// exclusively.
+    pub fn owner(&self) -> Result<&MarksLock> {
         let name = self.lock()?;
-        let start = || Owner::start(&self.keeper, name, Hold::Shared, self.lanes.clone());
+        let start = || MarksLock::start(&self.keeper, name, MarksMode::Shared, self.in_flight.clone());
         Ok(self.owner.get_or_init(start))
     }
 
     /// The same, if it has begun.
-    pub fn started(&self) -> Option<&Owner> {
+    pub fn started(&self) -> Option<&MarksLock> {
         self.owner.get()
     }
 
     /// The record of a resource. No two share one: `=` says that the text follows, `#` that its hash does.
     pub fn key(&self, resource: &str) -> Result<LockName> {
-        if resource.is_empty() || resource.len() > LONGEST {
+        if resource.is_empty() || resource.len() > RESOURCE_BYTES_MAX {
             return Err(Error::invalid("a resource has 1 to 4096 bytes"));
         }
-        if resource.len() <= PLAIN
+        if resource.len() <= PLAIN_BYTES_MAX
             && let Ok(key) = LockName::new(format!("fence/{}={resource}", self.space))
         {
             return Ok(key);
@@ -83,7 +84,7 @@ impl Marks {
     }
 
     /// The mark, if it is known without asking the store, and the grant under which it is.
-    pub fn known(&self, key: &LockName) -> Option<(Under, Fence)> {
+    pub fn known(&self, key: &LockName) -> Option<(GrantId, Fence)> {
         let (under, seen) = self.owner.get()?.known(key).ok()?;
         Some((under, seen?))
     }
@@ -91,12 +92,12 @@ impl Marks {
     /// Raises the mark to `fence`, where it is lower. [`Error::Stale`] where it is higher: then nothing has changed.
     ///
     /// The store is asked each time, because another process may have raised the mark; unless the marks are ours alone, and this
-    /// one was seen. Returns the grant of the lock under which that was: see [`Marks::still_under`].
-    pub async fn raise(&self, key: &LockName, fence: Fence) -> Result<Under> {
+    /// one was seen. Returns the grant of the lock under which that was: see [`HttpMarks::still_under`].
+    pub async fn raise(&self, key: &LockName, fence: Fence) -> Result<GrantId> {
         let owner = self.owner()?;
         if owner.is_shared() {
             // Most often it is there, and this costs nothing. If not, the error below says so.
-            let _ = tokio::time::timeout(START, owner.owned()).await;
+            let _ = tokio::time::timeout(START_TIMEOUT, owner.owned()).await;
         }
         let (under, known) = owner.known(key)?;
         match known {
@@ -114,8 +115,8 @@ impl Marks {
         }
     }
 
-    /// Whether what [`Marks::raise`] said can still be believed, after a while: the lock was ours all the time.
-    pub fn still_under(&self, under: Under) -> bool {
+    /// Whether what [`HttpMarks::raise`] said can still be believed, after a while: the lock was ours all the time.
+    pub fn still_under(&self, under: GrantId) -> bool {
         self.owner.get().is_some_and(|owner| owner.still_under(under))
     }
 
@@ -133,8 +134,8 @@ impl Marks {
             }
             let expect = found.as_ref().map_or(Expect::Absent, |record| Expect::Version(record.version));
             match store.write(key, fence.to_string().as_bytes(), expect, None).await {
-                Ok(Write::Written(_)) => return Ok(()),
-                Ok(Write::Conflict(now)) => found = now,
+                Ok(WriteOutcome::Written(_)) => return Ok(()),
+                Ok(WriteOutcome::Conflict(now)) => found = now,
                 Err(Error::Unknown(_)) => {
                     // The first time at once: most often the answer alone got lost.
                     if tries > 0 {
@@ -179,7 +180,11 @@ mod tests {
 
     #[tokio::test]
     async fn no_two_resources_share_a_mark() {
-        let marks = Marks::new(&Lockkeeper::open("memory:").await.unwrap(), "http".into(), Lanes::default());
+        let marks = HttpMarks::new(
+            &Lockkeeper::open("memory:").await.unwrap(),
+            "http".into(),
+            InFlightRequests::default(),
+        );
         let long = "x".repeat(401);
         let hash = marks.key(&long).unwrap().as_str().strip_prefix("fence/http#").unwrap().to_owned();
         let all =
@@ -191,7 +196,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_mark_never_goes_back() {
-        let marks = Marks::new(&Lockkeeper::open("memory:").await.unwrap(), "http".into(), Lanes::default());
+        let marks = HttpMarks::new(
+            &Lockkeeper::open("memory:").await.unwrap(),
+            "http".into(),
+            InFlightRequests::default(),
+        );
         let key = marks.key("/a").unwrap();
         let fence = |n| Fence::new(n).unwrap();
         for (n, taken) in [(5, true), (5, true), (4, false), (7, true), (6, false), (5, false), (7, true)] {
@@ -203,10 +212,10 @@ mod tests {
         );
         // A mark that was taken away is none, and the next one is written over its tombstone.
         let register = marks.keeper.register::<u64>(key.as_str());
-        assert!(matches!(register.remove(None).await.unwrap(), lockkeeper::Swap::Swapped(_)));
+        assert!(matches!(register.remove(None).await.unwrap(), lockkeeper::register::Swap::Swapped(_)));
         assert!(marks.raise(&key, fence(3)).await.is_ok());
         assert!(marks.raise(&key, fence(2)).await.is_err());
-        // What is no mark lets nobody through.
+        // A record that is no mark admits no request.
         marks.keeper.store().write(&key, b"seven", Expect::Any, None).await.unwrap();
         assert!(matches!(marks.raise(&key, fence(9)).await, Err(Error::Invalid(_))));
     }

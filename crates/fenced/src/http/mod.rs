@@ -32,24 +32,25 @@
 //! when on lower ones are refused, and then waits until the older ones are answered. That account is one process's own: be
 //! [alone](FenceLayer::alone) with the marks, or send all requests for a resource to one process.
 //!
-//! **A request that was passed on is finished, also when its client hangs up**, because whoever comes next must know that it has
-//! ended: the rest of its answer is read in the background, unless it is one to a GET or its like, which changes nothing. A service that goes on working after its answer holds on to the [`Admission`] that it finds among the extensions of
-//! the request.
+//! **A request that was passed on is finished even if its client hangs up**, because the next request must
+//! know that it has ended: the rest of its response is read in the background, except for a GET or another
+//! safe method. A service that works on after its response keeps the [`WriteAdmission`] that it finds among the
+//! extensions of the request.
 
 mod client;
+mod exclusive_marks;
 mod header;
-mod lanes;
+mod in_flight;
 mod layer;
 mod marks;
-mod owner;
 mod problem;
 mod service;
 
 pub use client::{SendFence, SendsFence};
 pub use header::LOCK_FENCE;
-pub use lanes::{Admission, Loss};
+pub use in_flight::{Loss, WriteAdmission};
 pub use layer::{FenceLayer, Require};
 pub use problem::Problem;
 pub use service::{AnswerBody, Checked, UnderWay};
 
-pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
+pub(crate) type ClientError = Box<dyn std::error::Error + Send + Sync>;

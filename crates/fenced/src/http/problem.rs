@@ -18,7 +18,7 @@ pub enum Problem {
     NoResource,
     /// Send a request that can be read in one way only.
     Ambiguous(&'static str),
-    /// Stop: somebody else writes now.
+    /// Stop: another client writes now.
     Stale {
         /// The fence that was sent.
         presented: Fence,
@@ -37,7 +37,7 @@ pub enum Problem {
 
 impl Problem {
     /// One word for it, in `type` and in metrics.
-    pub fn word(&self) -> &'static str {
+    pub fn as_str(&self) -> &'static str {
         self.row().1
     }
 
@@ -66,7 +66,7 @@ impl Problem {
                 StatusCode::PRECONDITION_FAILED,
                 "stale",
                 format!(
-                    "fence {presented} is stale: {seen} was seen already. Somebody else has the lock now: stop"
+                    "fence {presented} is stale: {seen} was seen already. Another holder has the lock now: stop"
                 ),
             ),
             Problem::Waiting => fixed(

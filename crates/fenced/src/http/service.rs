@@ -1,3 +1,6 @@
+//! The service: checks the fence of a request, passes it on, and counts it as in flight until its response
+//! has ended.
+
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -11,14 +14,14 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, Either, Full};
 use tower_service::Service;
 
-use super::lanes::Admission;
-use super::layer::{Rules, only_reads};
+use super::in_flight::WriteAdmission;
+use super::layer::{FenceRules, only_reads};
 
 /// A service that hears nothing of stale requests. Made by [`FenceLayer`](super::FenceLayer).
 #[derive(Clone)]
 pub struct Checked<S> {
     pub(super) inner: S,
-    pub(super) rules: Arc<Rules>,
+    pub(super) rules: Arc<FenceRules>,
 }
 
 impl<S: fmt::Debug> fmt::Debug for Checked<S> {
@@ -81,7 +84,7 @@ where
 
 fn under_way<R: Body + Send + Unpin + 'static>(
     response: Response<R>,
-    admission: Option<Admission>,
+    admission: Option<WriteAdmission>,
     reads: bool,
 ) -> Response<AnswerBody<R>> {
     response.map(|body| Either::Left(UnderWay { body: Some(body), admission, reads }))
@@ -93,7 +96,7 @@ fn under_way<R: Body + Send + Unpin + 'static>(
 pub struct UnderWay<R: Body + Send + Unpin + 'static> {
     /// `None` when it is dropped.
     body: Option<R>,
-    admission: Option<Admission>,
+    admission: Option<WriteAdmission>,
     reads: bool,
 }
 
@@ -142,7 +145,7 @@ impl<R: Body + Send + Unpin + 'static> Drop for UnderWay<R> {
 /// Calls the service, to the end.
 fn finished<F, R, E>(
     call: F,
-    admission: Admission,
+    admission: WriteAdmission,
     reads: bool,
 ) -> impl Future<Output = Result<Response<AnswerBody<R>>, E>> + Send
 where
@@ -154,8 +157,8 @@ where
     Finished { work: Some(Box::pin(work)), begun: false }
 }
 
-/// Work that goes on in the background when nobody waits for it any more. Who hangs up does not end what the service has
-/// begun, and whoever comes next must not begin before it has ended.
+/// Work that goes on in the background when its caller drops it. A client that hangs up does not end what
+/// the service has begun, and the next request must not begin before it has ended.
 struct Finished<F: Future<Output: Send> + Send + 'static> {
     work: Option<Pin<Box<F>>>,
     begun: bool,

@@ -14,7 +14,7 @@ use object_store::local::LocalFileSystem;
 use object_store::path::Path as Name;
 use tokio::sync::{Mutex, OwnedMutexGuard, oneshot};
 
-use super::fault::{self, fault};
+use super::error::{self, to_error};
 use super::{ObjectFenced, body, check};
 
 /// Bytes of a part of a name: the store needs some of the 255 for the file that it writes before it renames it.
@@ -22,14 +22,14 @@ const PART: usize = 240;
 
 /// Those who write to a directory lock it, whatever process they are in, and whatever directory above it they call theirs.
 #[derive(Debug)]
-pub(super) struct Turns {
+pub(super) struct DirLocks {
     files: Arc<LocalFileSystem>,
     /// One of this process at a time in each directory, so that a crowd of them is not a crowd of threads. Those in other directories do
-    /// not wait with them: whoever has the lock of one may be stopped.
+    /// not wait with them: the process that has the lock of one may be stopped.
     next: Queues,
 }
 
-/// The directories that somebody writes to, or waits for.
+/// The directories that another process writes to, or waits for.
 type Queues = std::sync::Mutex<HashMap<PathBuf, Weak<Mutex<()>>>>;
 
 impl ObjectFenced {
@@ -51,14 +51,14 @@ impl ObjectFenced {
             Error::invalid(format!("objects cannot be kept in {}: {why}. Make it first", dir.display()))
         })?;
         let files = Arc::new(store.with_fsync(true));
-        let turns = Turns { files: files.clone(), next: Queues::default() };
+        let turns = DirLocks { files: files.clone(), next: Queues::default() };
         Ok(ObjectFenced { store: files, prefix: Name::default(), turns: Some(Arc::new(turns)) })
     }
 
     /// Looks, compares and writes in one turn.
     pub(super) async fn write_in_turn(
         &self,
-        turns: &Turns,
+        turns: &DirLocks,
         resource: &str,
         fence: Fence,
         value: Option<&[u8]>,
@@ -81,13 +81,13 @@ impl ObjectFenced {
             // It is still our turn. Not in its place, it was not written; else it may not have been synced.
             let there = fenced.look(&path, usize::MAX).await;
             let undone = there.is_ok_and(|found| found.is_none_or(|found| found.bytes != new));
-            Err(fault(&e, !undone))
+            Err(to_error(&e, !undone))
         };
         turns.take(file, write).await
     }
 }
 
-impl Turns {
+impl DirLocks {
     /// The file of an object.
     ///
     /// # Errors
@@ -108,8 +108,8 @@ impl Turns {
         })
     }
 
-    /// Does it when it is one's turn. On a thread of its own: the turn lasts until the contents are in place, also if whoever waits for it,
-    /// or the runtime of the caller, is gone before.
+    /// Writes under the lock of the object, on a thread of its own: the lock lasts until the contents are in place, also if the caller drops its
+    /// future, or its runtime ends.
     async fn take(
         &self,
         file: PathBuf,
@@ -119,7 +119,7 @@ impl Turns {
         let (tell, told) = oneshot::channel();
         let done = thread::Builder::new().name("lockkeeper-turn".into()).spawn(move || {
             let done = in_turn(&file, next, work);
-            // Nobody may be there to hear it.
+            // No process may be there to hear it.
             _ = tell.send(done);
         });
         done.map_err(|e| Error::Unavailable(format!("no thread to write on: {e}")))?;
@@ -129,7 +129,7 @@ impl Turns {
 
 fn in_turn(path: &Path, _next: OwnedMutexGuard<()>, work: impl Future<Output = Result<()>>) -> Result<()> {
     let no_turn = |e: io::Error| {
-        fault::file(format!("{}: there is no turn to write it: {e}", path.display()), e.kind())
+        error::file(format!("{}: there is no turn to write it: {e}", path.display()), e.kind())
     };
     let runtime = tokio::runtime::Builder::new_current_thread().build().map_err(no_turn)?;
     // Closed behind the work, and the turn is the next one's.
@@ -142,7 +142,7 @@ fn lock(dir: &Path) -> io::Result<File> {
         make(dir)?;
         let turn = File::open(dir)?;
         turn.lock()?;
-        // Somebody may have removed it meanwhile, and another one may be there now.
+        // Another process may have removed it meanwhile, and another one may be there now.
         let (locked, there) = (turn.metadata()?, fs::metadata(dir));
         if there.is_ok_and(|there| (there.dev(), there.ino()) == (locked.dev(), locked.ino())) {
             return Ok(turn);
@@ -158,7 +158,7 @@ fn make(dir: &Path) -> io::Result<()> {
     match fs::create_dir(dir) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => Err(e),
         Err(_) if !dir.is_dir() => Err(io::ErrorKind::NotADirectory.into()),
-        // Whoever was quicker may not have synced it yet.
+        // The process that was quicker may not have synced it yet.
         _ => File::open(above)?.sync_all(),
     }
 }

@@ -1,10 +1,10 @@
 //! Objects of S3 and other stores with conditional writes: the mark is the first line of the object.
 //!
-//! It is not in the metadata, which would leave the object as it is, because the ETag of S3 is a digest of the bytes alone. Somebody
+//! It is not in the metadata, which would leave the object as it is, because the ETag of S3 is a digest of the bytes alone. Another process
 //! who writes the same bytes with a newer fence would leave the ETag as it was, and a late writer's `If-Match` would pass.
 
 mod body;
-mod fault;
+mod error;
 mod local;
 
 pub use body::parse;
@@ -22,10 +22,10 @@ use object_store::{
 };
 
 use crate::{Fenced, Seen, verdict};
-use fault::{cannot, fault};
-use local::Turns;
+use error::{cannot, to_error};
+use local::DirLocks;
 
-/// Each try that fails is one that somebody else has won, and with a higher fence it is the last.
+/// Each try that fails is one that another client has won, and with a higher fence it is the last.
 const TRIES: usize = 32;
 
 /// Objects whose writers are checked, each by its name below a prefix.
@@ -34,11 +34,11 @@ pub struct ObjectFenced {
     store: Arc<dyn ObjectStore>,
     prefix: Path,
     /// `Some`: nothing can be written on a condition there.
-    turns: Option<Arc<Turns>>,
+    turns: Option<Arc<DirLocks>>,
 }
 
 /// What a look has found: which version it is, and its bytes or the first of them.
-struct Found {
+struct FoundObject {
     version: UpdateVersion,
     bytes: Vec<u8>,
 }
@@ -56,7 +56,7 @@ impl ObjectFenced {
         let nowhere = UpdateVersion { e_tag: Some("\"lockkeeper\"".into()), version: Some("1".into()) };
         match fenced.send(&probe, PutMode::Update(nowhere), Vec::new()).await {
             Err(Told::Precondition { .. } | Told::NotFound { .. }) => Ok(fenced),
-            Err(e) => Err(fault(&e, false)),
+            Err(e) => Err(to_error(&e, false)),
             Ok(_) => {
                 let _ = fenced.store.delete(&probe).await;
                 Err(cannot("it took a write whose condition was not met."))
@@ -87,13 +87,13 @@ impl ObjectFenced {
     }
 
     /// What is there, as much of it as `enough`.
-    async fn look(&self, path: &Path, enough: usize) -> Result<Option<Found>> {
+    async fn look(&self, path: &Path, enough: usize) -> Result<Option<FoundObject>> {
         let found = match self.store.get_opts(path, GetOptions::default()).await {
             Ok(found) => found,
             Err(Told::NotFound { source, .. }) if !source.to_string().contains("NoSuchBucket") => {
                 return Ok(None);
             }
-            Err(e) => return Err(fault(&e, false)),
+            Err(e) => return Err(to_error(&e, false)),
         };
         let version = UpdateVersion { e_tag: found.meta.e_tag.clone(), version: found.meta.version.clone() };
         if version.e_tag.is_none() && version.version.is_none() {
@@ -103,9 +103,9 @@ impl ObjectFenced {
         while bytes.len() < enough
             && let Some(part) = stream.next().await
         {
-            bytes.extend_from_slice(&part.map_err(|e| fault(&e, false))?);
+            bytes.extend_from_slice(&part.map_err(|e| to_error(&e, false))?);
         }
-        Ok(Some(Found { version, bytes }))
+        Ok(Some(FoundObject { version, bytes }))
     }
 
     async fn write(&self, resource: &str, fence: Fence, value: Option<&[u8]>) -> Result<()> {
@@ -119,9 +119,10 @@ impl ObjectFenced {
     async fn write_if_unchanged(&self, resource: &str, fence: Fence, value: Option<&[u8]>) -> Result<()> {
         let (path, new) = (self.path(resource)?, body::written(fence, value));
         let mut found = self.look(&path, body::LONGEST_LINE).await?;
+        let mut doubt = None;
         for _ in 0..TRIES {
             if let Some(found) = &found {
-                check(fence, found)?;
+                check(fence, found).map_err(|stale| doubt.take().unwrap_or(stale))?;
             }
             let mode = found.as_ref().map_or(PutMode::Create, |found| PutMode::Update(found.version.clone()));
             let told = match self.send(&path, mode, new.clone()).await {
@@ -129,8 +130,9 @@ impl ObjectFenced {
                 Err(told @ (Told::Precondition { .. } | Told::AlreadyExists { .. })) => told,
                 // Some stores say so of an object that is gone; of one that was never there, it is the bucket.
                 Err(told @ Told::NotFound { .. }) if found.is_some() => told,
-                Err(told) => return Err(fault(&told, true)),
+                Err(told) => return Err(to_error(&told, true)),
             };
+            doubt = doubt.or(error::retried(&told));
             let now = self.look(&path, usize::MAX).await.map_err(|e| unheard(e, &told))?;
             match &now {
                 // It was ours: a client that sends again what it has not heard the end of meets its own write.
@@ -145,7 +147,7 @@ impl ObjectFenced {
     }
 }
 
-fn check(fence: Fence, found: &Found) -> Result<()> {
+fn check(fence: Fence, found: &FoundObject) -> Result<()> {
     body::mark(&found.bytes)?.map_or(Ok(()), |mark| verdict(fence, mark))
 }
 
@@ -159,7 +161,7 @@ fn unheard(look: Error, told: &Told) -> Error {
 
 fn gone(path: &Path) -> Error {
     Error::Lost(format!(
-        "{path} was deleted while it was to be written, by somebody who checks no fence, and its mark with it: \
+        "{path} was deleted while it was to be written, by a program that checks no fence, and its mark with it: \
          look whether you are still wanted before you write it anew"
     ))
 }

@@ -1,22 +1,18 @@
+//! Guard rows: the marks of resources in a table of the caller's database.
+
 use lockkeeper_core::{Error, Fence, Result};
-use tokio_postgres::types::Type;
+use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, GenericClient, Row, Statement, Transaction};
 
-use super::fault::fault;
+use super::error::to_error;
+use crate::sql::{FenceTable, parameter};
 use crate::verdict;
 
 /// A table of guard rows, one for each resource, that is checked and raised in your own transactions.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Fences {
-    pub(super) table: String,
-    apply: String,
+    table: FenceTable,
     prepared: Option<Statement>,
-}
-
-impl Default for Fences {
-    fn default() -> Self {
-        Fences::new("lockkeeper_fence").expect("a good name")
-    }
 }
 
 impl Fences {
@@ -25,47 +21,36 @@ impl Fences {
     /// # Errors
     /// [`Error::Invalid`] if it cannot be the name of a table.
     pub fn new(table: &str) -> Result<Self> {
-        let parts: Vec<&str> = table.split('.').collect();
-        if parts.len() > 2
-            || parts.iter().any(|part| part.is_empty() || part.len() > 63 || part.contains('\0'))
-        {
-            return Err(Error::invalid(format!("{table:?} is no name of a table: NAME or SCHEMA.NAME")));
-        }
-        let quoted: Vec<String> =
-            parts.iter().map(|part| format!("\"{}\"", part.replace('"', "\"\""))).collect();
-        let table = quoted.join(".");
-        // What comes back is the higher one of the two. Whoever else has the row is waited for, and then counts.
-        let apply = format!(
-            "INSERT INTO {table} AS f (resource, fence) VALUES ($1, $2) \
-             ON CONFLICT (resource) DO UPDATE SET fence = greatest(f.fence, excluded.fence) RETURNING f.fence"
-        );
-        Ok(Fences { table, apply, prepared: None })
+        Ok(Fences { table: FenceTable::new(table)?, prepared: None })
     }
 
-    /// The SQL that makes the table. Half of each page is left free, so that raising a mark changes no index.
+    /// The SQL that makes the table.
     pub fn table_sql(&self) -> String {
-        format!(
-            "CREATE TABLE IF NOT EXISTS {} (resource text COLLATE \"C\" PRIMARY KEY, fence bigint NOT NULL, value bytea) \
-             WITH (fillfactor = 50)",
-            self.table
-        )
+        self.table.create_sql()
+    }
+
+    /// The name of the table, quoted for SQL.
+    pub(super) fn name(&self) -> &str {
+        self.table.name()
     }
 
     /// Makes the table if it is missing.
     ///
     /// # Errors
-    /// [`Error::Denied`] with the SQL that somebody who may is to run.
+    /// [`Error::Denied`] with the SQL that another process who may is to run.
     pub async fn install(&self, client: &impl GenericClient) -> Result<()> {
         let sql = self.table_sql();
         let there = "SELECT to_regclass($1) IS NOT NULL";
-        let row =
-            client.query_typed(there, &[(&self.table, Type::TEXT)]).await.map_err(|e| fault(&e, false))?;
+        let row = client
+            .query_typed(there, &[(&self.name(), Type::TEXT)])
+            .await
+            .map_err(|e| to_error(&e, false))?;
         if row.first().and_then(|row| row.try_get(0).ok()) == Some(true) {
             return Ok(());
         }
-        client.batch_execute(&sql).await.map_err(|e| match fault(&e, false) {
+        client.batch_execute(&sql).await.map_err(|e| match to_error(&e, false) {
             Error::Denied(text) => {
-                Error::Denied(format!("{text}. Let somebody who may run this SQL: {sql};"))
+                Error::Denied(format!("{text}. A role with the rights must run this SQL: {sql};"))
             }
             other => other,
         })
@@ -77,8 +62,8 @@ impl Fences {
     /// # Errors
     /// [`Error::Invalid`] if the table is missing.
     pub async fn prepared(mut self, client: &Client) -> Result<Self> {
-        let statement = client.prepare_typed(&self.apply, &[Type::TEXT, Type::INT8]).await;
-        self.prepared = Some(statement.map_err(|e| self.missing(fault(&e, false)))?);
+        let statement = client.prepare_typed(self.table.apply_sql(), &[Type::TEXT, Type::INT8]).await;
+        self.prepared = Some(statement.map_err(|e| self.missing(to_error(&e, false)))?);
         Ok(self)
     }
 
@@ -90,14 +75,16 @@ impl Fences {
     /// # Errors
     /// [`Error::Stale`] if a higher fence was seen: roll back. Any other error: the transaction cannot go on.
     pub async fn apply(&self, tx: &Transaction<'_>, resource: &str, fence: Fence) -> Result<()> {
-        let number = number(fence);
+        let number = parameter(fence);
         let rows = match &self.prepared {
             Some(statement) => tx.query(statement, &[&text(resource)?, &number]).await,
             None => {
-                tx.query_typed(&self.apply, &[(&text(resource)?, Type::TEXT), (&number, Type::INT8)]).await
+                let parameters: [(&(dyn ToSql + Sync), Type); 2] =
+                    [(&text(resource)?, Type::TEXT), (&number, Type::INT8)];
+                tx.query_typed(self.table.apply_sql(), &parameters).await
             }
         };
-        let rows = rows.map_err(|e| self.missing(fault(&e, false)))?;
+        let rows = rows.map_err(|e| self.missing(to_error(&e, false)))?;
         verdict(fence, mark(&rows)?)
     }
 
@@ -111,10 +98,6 @@ impl Fences {
             other => other,
         }
     }
-}
-
-pub(super) fn number(fence: Fence) -> i64 {
-    i64::try_from(fence.get()).expect("fences are below 2^53")
 }
 
 /// PostgreSQL has no text with a zero byte in it.

@@ -1,12 +1,12 @@
 //! PostgreSQL: a guard row that is checked in your own transaction ([`Fences`]), and tables that check by themselves whatever client
 //! writes to them ([`table`]).
 
-mod fault;
+mod error;
 mod fences;
 pub mod table;
 mod values;
 
-pub use fault::refusal;
+pub use error::refusal;
 pub use fences::Fences;
 // What these are called with.
 pub use tokio_postgres;

@@ -1,3 +1,5 @@
+//! Values in a guarded PostgreSQL table, for the trait [`crate::Fenced`].
+
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -5,8 +7,9 @@ use lockkeeper_core::{Fence, Result};
 use tokio_postgres::Client;
 use tokio_postgres::types::Type;
 
-use super::fault::fault;
-use super::fences::{Fences, mark, number, text};
+use super::error::to_error;
+use super::fences::{Fences, mark, text};
+use crate::sql::parameter;
 use crate::{Fenced, Seen, verdict};
 
 /// Small values in a table, each with its mark: for those who have no table of their own.
@@ -21,7 +24,7 @@ pub struct PostgresFenced {
 impl PostgresFenced {
     /// The values in the table of `fences`, over this connection. Call [`Fences::install`] once before.
     pub fn new(client: impl Into<Arc<Client>>, fences: Fences) -> Self {
-        let table = &fences.table;
+        let table = fences.name();
         let put = format!(
             "INSERT INTO {table} AS f (resource, fence, value) VALUES ($1, $2, $3) ON CONFLICT (resource) DO UPDATE SET \
              value = CASE WHEN excluded.fence >= f.fence THEN excluded.value ELSE f.value END, \
@@ -32,11 +35,11 @@ impl PostgresFenced {
     }
 
     async fn write(&self, resource: &str, fence: Fence, value: Option<&[u8]>) -> Result<()> {
-        let (resource, number) = (text(resource)?, number(fence));
+        let (resource, number) = (text(resource)?, parameter(fence));
         let params: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 3] =
             [(&resource, Type::TEXT), (&number, Type::INT8), (&value, Type::BYTEA)];
         let rows = self.client.query_typed(&self.put, &params).await;
-        let rows = rows.map_err(|e| self.fences.missing(fault(&e, true)))?;
+        let rows = rows.map_err(|e| self.fences.missing(to_error(&e, true)))?;
         verdict(fence, mark(&rows)?)
     }
 }
@@ -53,9 +56,9 @@ impl Fenced for PostgresFenced {
 
     async fn read(&self, resource: &str) -> Result<Option<Seen>> {
         let rows = self.client.query_typed(&self.read, &[(&text(resource)?, Type::TEXT)]).await;
-        let rows = rows.map_err(|e| self.fences.missing(fault(&e, false)))?;
+        let rows = rows.map_err(|e| self.fences.missing(to_error(&e, false)))?;
         let Some(row) = rows.first() else { return Ok(None) };
-        let value = row.try_get(1).map_err(|e| fault(&e, false))?;
+        let value = row.try_get(1).map_err(|e| to_error(&e, false))?;
         Ok(Some(Seen { fence: mark(&rows)?, value }))
     }
 }

@@ -1,6 +1,6 @@
 //! Redis: SET, HSET and DEL that refuse a late writer, each by one script, on one server or a cluster.
 
-mod fault;
+mod error;
 mod keys;
 
 pub use keys::mark_key;
@@ -16,7 +16,7 @@ use redis::aio::ConnectionLike;
 use redis::{Cmd, RedisResult, Script, Value};
 
 use crate::{Fenced, Seen, verdict};
-use fault::fault;
+use error::to_error;
 
 static WRITE: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("write.lua")));
 static READ: LazyLock<(Script, &str)> = LazyLock::new(|| {
@@ -97,7 +97,7 @@ impl<C: ConnectionLike + Clone + Send + Sync> RedisFenced<C> {
     pub async fn mark(&self, key: impl AsRef<[u8]>) -> Result<Option<Fence>> {
         let mut get = redis::cmd("GET");
         get.arg(mark_key(key.as_ref()));
-        let mark = get.query_async(&mut self.connection.clone()).await.map_err(|e| fault(&e, false))?;
+        let mark = get.query_async(&mut self.connection.clone()).await.map_err(|e| to_error(&e, false))?;
         parsed(mark)
     }
 
@@ -107,7 +107,7 @@ impl<C: ConnectionLike + Clone + Send + Sync> RedisFenced<C> {
             call.arg(fence.get()).arg(what).arg(words);
             call
         };
-        let mark = self.run(&WRITE, include_str!("write.lua"), call).await.map_err(|e| fault(&e, true))?;
+        let mark = self.run(&WRITE, include_str!("write.lua"), call).await.map_err(|e| to_error(&e, true))?;
         let mark =
             redis::from_redis_value(mark).map_err(|e| Error::Unknown(format!("Redis gave no mark: {e}")))?;
         match parsed(mark)? {
@@ -149,7 +149,7 @@ impl<C: ConnectionLike + Clone + Send + Sync> Fenced for RedisFenced<C> {
 
     async fn read(&self, resource: &str) -> Result<Option<Seen>> {
         let call = |name: &str, script: &str| eval(name, script, resource.as_bytes());
-        let both = self.run(&READ.0, READ.1, call).await.map_err(|e| fault(&e, false))?;
+        let both = self.run(&READ.0, READ.1, call).await.map_err(|e| to_error(&e, false))?;
         let (mark, value): (Option<String>, Option<Vec<u8>>) = redis::from_redis_value(both)
             .map_err(|e| Error::Invalid(format!("Redis gave another kind of value: {e}")))?;
         Ok(parsed(mark)?.map(|fence| Seen { fence, value }))

@@ -68,7 +68,7 @@ async fn what_is_accepted_never_goes_back() {
         written.sort_unstable();
         accepted.sort_unstable();
         assert_eq!(written, accepted, "{}", context());
-        // Nobody is refused but for a higher fence that somebody really sent; so the highest is always accepted.
+        // No process is refused but for a higher fence that another process really sent; so the highest is always accepted.
         for told in told.iter().filter(|told| told.status != 201) {
             assert_eq!(told.status, 412, "{}", context());
             assert!(told.seen > Some(told.fence), "{}", context());

@@ -20,7 +20,7 @@ use hyper_util::rt::TokioExecutor;
 use lockkeeper::Lockkeeper;
 use lockkeeper_core::{Error, Fence, Result};
 use lockkeeper_fenced::{Fenced, Seen};
-use lockkeeper_testkit::fenced::Harness;
+use lockkeeper_testkit::fenced::FencedHarness;
 use lockkeeper_testkit::servers::TempDir;
 use sha2::{Digest, Sha256};
 
@@ -58,7 +58,7 @@ async fn keep(values: Values, request: Request) -> Response {
 }
 
 #[async_trait]
-impl Harness for Place {
+impl FencedHarness for Place {
     async fn start() -> Option<Self> {
         let dir = TempDir::new("fenced-http-laws");
         let keeper = Lockkeeper::open(&format!("sqlite:{}", dir.join("marks.db").display())).await.unwrap();

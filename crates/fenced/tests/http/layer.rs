@@ -11,7 +11,7 @@ use axum::routing::any;
 use futures_util::FutureExt;
 use http_body_util::BodyExt;
 use lockkeeper::{Error, Lockkeeper, SystemClock};
-use lockkeeper_fenced::http::{Admission, FenceLayer, Require};
+use lockkeeper_fenced::http::{FenceLayer, Require, WriteAdmission};
 use lockkeeper_testkit::laws::interposed::{Fate, Interposed};
 use lockkeeper_testkit::servers::{self, AppendOnly, RedisOptions, TempDir};
 use tokio::sync::{Notify, mpsc};
@@ -178,9 +178,9 @@ async fn who_hangs_up_does_not_end_what_was_begun() {
 #[tokio::test]
 async fn an_answer_is_under_way_until_its_body_ends_and_a_service_may_hold_on_for_longer() {
     let (layer, ..) = fresh().await;
-    let (keep, mut kept) = mpsc::unbounded_channel::<Admission>();
+    let (keep, mut kept) = mpsc::unbounded_channel::<WriteAdmission>();
     let app = Router::new().fallback(any(move |request: Request| async move {
-        keep.send(request.extensions().get::<Admission>().unwrap().clone()).unwrap();
+        keep.send(request.extensions().get::<WriteAdmission>().unwrap().clone()).unwrap();
         Body::from(Bytes::from_static(b"some"))
     }));
     let response = layer.layer(app.clone()).call(request("PUT", "/a", &["5"])).await.unwrap();
@@ -268,7 +268,7 @@ async fn one_alone_with_its_marks_asks_the_store_once_and_lets_nothing_through_w
     let first = open().await;
     first.owned().await;
     assert_eq!(put(&first, &app, "/a", 5).await.0, 201);
-    // Somebody who does not ask for the lock raises the mark: that is not seen, because nobody should.
+    // A process without the lock raises the mark. The layer does not see that: no process should do it.
     let keeper = Lockkeeper::open(&url).await.unwrap();
     keeper.register_bytes("fence/http=/a").update(|_| b"9".to_vec()).await.unwrap();
     assert_eq!(put(&first, &app, "/a", 5).await.0, 201, "the store was asked for what was known");
@@ -286,7 +286,7 @@ async fn one_alone_with_its_marks_asks_the_store_once_and_lets_nothing_through_w
     assert_eq!(put(&second, &app, "/a", 4).await.0, 412);
     assert_eq!(put(&second, &app, "/a", 6).await.0, 201);
     // The lock is broken. Until it hears of that it goes by what it knows; then it asks for the lock again, and looks at the mark anew. How
-    // long it is without the lock nobody can tell: it may have it back before anybody looks.
+    // long it is without the lock no process can tell: it may have it back before any process looks.
     keeper.register_bytes("fence/http=/a").update(|_| b"8".to_vec()).await.unwrap();
     keeper.break_lock("fence/http", "to see what happens").await.unwrap();
     let refused = async {
@@ -302,6 +302,22 @@ async fn one_alone_with_its_marks_asks_the_store_once_and_lets_nothing_through_w
     let all = ledger.read();
     let (before, since) = all.split_at(4);
     assert!(before == [5, 5, 0, 6] && since.iter().all(|fence| *fence == 6), "{before:?} {since:?}");
+}
+
+/// A clone from before `alone` asks the store for every mark: beside a layer that remembers them it would raise one unseen.
+#[tokio::test]
+async fn a_clone_from_before_alone_lets_nothing_through_beside_it() {
+    let (ledger, shared) = (Ledger::default(), by_path(&Lockkeeper::open("memory:").await.unwrap()));
+    let app = app(&ledger);
+    let alone = shared.clone().alone(Duration::from_secs(60), Duration::ZERO).unwrap();
+    alone.owned().await;
+    assert_eq!(put(&alone, &app, "/a", 6).await.0, 201);
+    assert_eq!(put(&shared, &app, "/a", 7).await.0, 503, "both let requests through at once");
+    assert_eq!(put(&alone, &app, "/a", 6).await.0, 201);
+    alone.let_go().await;
+    shared.owned().await;
+    assert_eq!(put(&shared, &app, "/a", 7).await.0, 201);
+    assert_eq!(ledger.read(), [6, 6, 7]);
 }
 
 /// The lock of the marks goes to another process while a mark is raised: what was raised under the old grant says nothing under the next one.

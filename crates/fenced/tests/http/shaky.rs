@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lockkeeper::{
-    EventStream, Fence, LockName, LockPage, LockView, Locks, Page, Profile, Records, Release, Result, Store,
+    EventStream, Fence, LockName, LockPage, LockView, Locks, Page, Profile, Records, ReleaseOutcome, Result,
+    Store,
 };
 use lockkeeper_core::{
-    Acquired, Ask, Claim, Delete, Error, Expect, Grant, Record, RecordPage, Renewal, Write,
+    AcquireOutcome, DeleteOutcome, Error, Expect, Grant, LockRequest, Record, RecordPage, RenewOutcome,
+    RequestKey, WriteOutcome,
 };
 
 use super::tools::pause;
@@ -64,7 +66,7 @@ impl Records for Shaky {
         value: &[u8],
         expect: Expect,
         ttl: Option<Duration>,
-    ) -> Result<Write> {
+    ) -> Result<WriteOutcome> {
         self.a_while().await;
         let doubt = self.roll(self.doubts);
         let lost = || Error::Unknown("the answer got lost".into());
@@ -76,7 +78,7 @@ impl Records for Shaky {
         if doubt == 1 { Err(lost()) } else { written }
     }
 
-    async fn delete(&self, key: &LockName, expect: Expect) -> Result<Delete> {
+    async fn delete(&self, key: &LockName, expect: Expect) -> Result<DeleteOutcome> {
         self.store.delete(key, expect).await
     }
 
@@ -90,14 +92,14 @@ impl Locks for Shaky {
     fn profile(&self) -> Profile {
         self.store.profile()
     }
-    async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
-        self.store.acquire(ask).await
+    async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
+        self.store.acquire(request).await
     }
-    async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
+    async fn renew(&self, grants: &[Grant]) -> Result<Vec<RenewOutcome>> {
         self.store.renew(grants).await
     }
-    async fn release(&self, claim: &Claim) -> Result<Release> {
-        self.store.release(claim).await
+    async fn release(&self, key: &RequestKey) -> Result<ReleaseOutcome> {
+        self.store.release(key).await
     }
     async fn inspect(&self, name: &LockName) -> Result<Option<LockView>> {
         self.store.inspect(name).await

@@ -12,7 +12,7 @@ use lockkeeper_fenced::object::object_store::memory::InMemory;
 use lockkeeper_fenced::object::object_store::path::Path;
 use lockkeeper_fenced::object::object_store::{Error as Told, ObjectStore, ObjectStoreExt};
 use lockkeeper_fenced::{Fenced, Seen};
-use lockkeeper_testkit::fenced::Harness;
+use lockkeeper_testkit::fenced::FencedHarness;
 use lockkeeper_testkit::servers::{Server, TempDir};
 
 use crate::{open, s3, server};
@@ -65,7 +65,7 @@ fn memory(address: &str) -> Arc<dyn ObjectStore> {
 }
 
 #[async_trait]
-impl Harness for Memory {
+impl FencedHarness for Memory {
     async fn start() -> Option<Self> {
         let name = number();
         STORES.lock().unwrap().insert(name.clone(), Arc::new(InMemory::new()));
@@ -88,7 +88,7 @@ impl Harness for Memory {
 struct Local(TempDir);
 
 #[async_trait]
-impl Harness for Local {
+impl FencedHarness for Local {
     async fn start() -> Option<Self> {
         Some(Local(TempDir::new("objects")))
     }
@@ -109,7 +109,7 @@ impl Harness for Local {
 struct S3(Arc<Server>, String);
 
 #[async_trait]
-impl Harness for S3 {
+impl FencedHarness for S3 {
     /// The server answers some 200 requests in a second, and a story takes a dozen.
     const INTERLEAVINGS: u64 = 25;
 

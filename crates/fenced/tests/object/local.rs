@@ -28,7 +28,7 @@ async fn what_will_never_work_is_not_told_as_if_it_might() {
         assert!(matches!(fenced.read(name).await, Err(Error::Invalid(_))), "{name}");
     }
     assert_eq!(fs::read(dir.join("file")).unwrap(), b"theirs");
-    // Nobody can make files there, whoever they are.
+    // No user can create files there.
     let denied = ObjectFenced::local("/sys").unwrap();
     for name in ["lockkeeper", "lockkeeper/below"] {
         let told = denied.put(name, fence(9), b"x").await;

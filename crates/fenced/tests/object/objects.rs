@@ -167,7 +167,7 @@ async fn a_write_that_meets_itself_is_its_own() {
     assert_eq!(tag, other.inner.head(&"x".into()).await.unwrap().e_tag);
 }
 
-/// The write was refused because a try before it was done, and the look that would show that fails: nobody can tell, and "it did not
+/// The write was refused because a try before it was done, and the look that would show that fails: the outcome is unknown, and "it did not
 /// happen" would be false.
 #[tokio::test]
 async fn a_refused_write_that_cannot_be_looked_up_is_unknown() {
@@ -176,6 +176,15 @@ async fn a_refused_write_that_cannot_be_looked_up_is_unknown() {
     assert!(matches!(told, Err(Error::Unknown(_))), "{told:?}");
     let five = Some(Seen { fence: fence(5), value: Some(b"five".to_vec()) });
     assert_eq!(fenced.read("x").await.unwrap(), five);
+}
+
+/// A try before the refused one was done, and then overtaken: "stale, nothing has changed" would be false.
+#[tokio::test]
+async fn a_write_that_was_retried_and_overtaken_is_unknown() {
+    let (_, fenced) = troubled(Trouble::DoneThenOvertaken, 1).await;
+    let told = fenced.put("x", fence(5), b"five").await;
+    assert!(matches!(told, Err(Error::Unknown(_))), "{told:?}");
+    stale(&fenced.put("x", fence(5), b"five").await, 5, 6);
 }
 
 #[tokio::test]

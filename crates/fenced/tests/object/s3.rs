@@ -13,7 +13,7 @@ use lockkeeper_testkit::proxy::{At, Fault, Framing, Proxy, every_point};
 
 use crate::{bucket, fence, open, plain, s3, server, stale};
 
-/// Somebody looks, and is paused before the write arrives. Meanwhile `other` happens. What does the late one hear?
+/// Another process looks, and is paused before the write arrives. Meanwhile `other` happens. What does the late one hear?
 async fn late(name: &str, other: impl AsyncFnOnce()) -> Option<Result<()>> {
     let server = server().await?;
     let proxy = Proxy::start(server.addr(), Framing::Http1);

@@ -9,7 +9,7 @@ use lockkeeper_fenced::object::object_store::memory::InMemory;
 use lockkeeper_fenced::object::object_store::path::Path;
 use lockkeeper_fenced::object::object_store::{
     CopyOptions, Error as Told, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
-    PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+    ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 
 /// What becomes of a put.
@@ -17,10 +17,12 @@ use lockkeeper_fenced::object::object_store::{
 pub enum Trouble {
     /// It is refused, because another one is under way: what S3 calls a `ConditionalRequestConflict`.
     Conflict,
-    /// It is done, and the client, which sends it again, is told that its condition is not met.
+    /// It is done, and the client, which sends it again, gets the answer that its condition is not met.
     DoneThenRefused,
     /// The same, and then the store does not answer a read.
     DoneThenSilent,
+    /// It is done, a writer with fence 6 follows, and the client, which sends it again, gets the answer that its condition is not met.
+    DoneThenOvertaken,
     /// It is done, and the answer is lost.
     Unheard,
     /// It is done, whatever its condition.
@@ -63,6 +65,12 @@ impl ObjectStore for Shaky {
             Some(told @ (Trouble::DoneThenRefused | Trouble::DoneThenSilent)) => {
                 self.silent.store(told == Trouble::DoneThenSilent, Ordering::SeqCst);
                 self.inner.put_opts(path, payload, options).await?;
+                Err(Told::Precondition { path: to, source: source.into() })
+            }
+            Some(Trouble::DoneThenOvertaken) => {
+                self.inner.put_opts(path, payload, options).await?;
+                self.inner.put(path, "lockkeeper-fence 6\nsix".into()).await?;
+                let source = "as told, after 1 retries, max_retries: 10, retry_timeout: 180s";
                 Err(Told::Precondition { path: to, source: source.into() })
             }
             Some(Trouble::Unheard) => {

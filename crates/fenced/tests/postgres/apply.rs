@@ -87,7 +87,7 @@ async fn who_comes_while_a_transaction_is_open_waits_and_is_then_measured_by_it(
             newer.commit().await.unwrap();
         };
         let (late, ()) = tokio::join!(late, commit);
-        assert_eq!(late.unwrap_err().outcome().word(), wanted);
+        assert_eq!(late.unwrap_err().outcome().as_str(), wanted);
     }
 }
 

@@ -13,7 +13,7 @@ async fn do_all(client: &Client, sql: &str) {
 
 async fn is_stale(client: &Client, sql: &str) {
     let told = client.batch_execute(sql).await.expect_err(sql);
-    assert_eq!(refusal(&told).map(|told| told.outcome().word()), Some("stale"), "{sql}: {told:?}");
+    assert_eq!(refusal(&told).map(|told| told.outcome().as_str()), Some("stale"), "{sql}: {told:?}");
 }
 
 async fn states(client: &mut Client, schema: &str) -> Vec<(String, State, i64)> {

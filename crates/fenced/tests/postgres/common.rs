@@ -1,3 +1,5 @@
+//! What the tests of the PostgreSQL adapter share: a server, roles and tables.
+
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};

@@ -1,6 +1,7 @@
 //! PostgreSQL: the laws on real servers, for guard rows and for tables that check by themselves.
 #![cfg(feature = "postgres")]
 
+mod any_client;
 mod apply;
 mod changes;
 mod common;

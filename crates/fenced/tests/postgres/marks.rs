@@ -14,7 +14,7 @@ async fn say(client: &Client, sql: &str) -> Option<&'static str> {
     if done.is_err() {
         client.batch_execute("ROLLBACK").await.unwrap();
     }
-    done.err().map(|e| refusal(&e).map_or_else(|| panic!("{sql}: {e:?}"), |told| told.outcome().word()))
+    done.err().map(|e| refusal(&e).map_or_else(|| panic!("{sql}: {e:?}"), |told| told.outcome().as_str()))
 }
 
 /// A row is deleted with 9. An INSERT with 10 meets the e-mail of another row and is not done, or moves there: the trigger before it had
@@ -37,7 +37,7 @@ async fn an_insert_that_is_not_done_takes_no_mark_away() {
         let late = say(&client, "INSERT INTO orders VALUES (1, 'late', 5)").await;
         assert_eq!(late, Some("stale"), "{undone}");
     }
-    // The 10 has written nothing: the 9 may still come back, and whoever is later than the row is refused as ever.
+    // The 10 has written nothing: the 9 may still come back, and a writer with a fence below the row's is refused.
     assert_eq!(say(&client, "INSERT INTO orders VALUES (1, 'back', 9)").await, None);
     assert_eq!(say(&client, "UPDATE orders SET fence = 8 WHERE id = 1").await, Some("stale"));
     let upsert = |fence: u64| {
@@ -81,7 +81,7 @@ async fn marks(client: &Client) -> Option<String> {
     client.query_one(marks, &[]).await.unwrap().get(0)
 }
 
-/// The function works with the rights of whoever has installed it. Anybody could hang it on a temporary table of their own, and then write
+/// The function works with the rights of the role that installed it. Any role could hang it on a temporary table of their own, and then write
 /// marks of the guarded table there, and remove them.
 #[tokio::test]
 async fn who_may_only_write_to_the_database_can_neither_forge_marks_nor_read_keys() {

@@ -48,7 +48,7 @@ async fn a_merge_is_checked_if_each_action_names_the_fence_or_none_does() {
     let told = say(&client, &all(6, merge("", ""))).await;
     assert!(matches!(told, Err(Error::Stale { .. })), "{told:?}");
     say(&client, &all(9, merge("", ""))).await.unwrap();
-    // One does and another does not: that one seems to present what its row has, as the page says. Whoever says their fence for the
+    // One does and another does not: that one seems to present what its row has, as the page says. The process that says their fence for the
     // transaction as well is told.
     say(&client, &merge("", ", fence = 9")).await.unwrap();
     let mixed = say(&client, &all(10, merge("", ", fence = 10"))).await;

@@ -7,7 +7,7 @@ use lockkeeper_core::{Error, Fence, Result};
 use lockkeeper_fenced::postgres::table::{self, State, Wish};
 use lockkeeper_fenced::postgres::{refusal, tokio_postgres};
 use lockkeeper_fenced::{Fenced, Seen};
-use lockkeeper_testkit::fenced::Harness;
+use lockkeeper_testkit::fenced::FencedHarness;
 use tokio_postgres::Client;
 
 use crate::common::{Place, Plain, connect};
@@ -25,7 +25,7 @@ pub async fn guard(client: &mut Client, wish: &Wish) -> Result<()> {
 struct Guarded(Place);
 
 #[async_trait]
-impl Harness for Guarded {
+impl FencedHarness for Guarded {
     async fn start() -> Option<Self> {
         let place = Place::start().await?;
         let mut client = place.client().await;
@@ -213,6 +213,10 @@ async fn the_three_lines_of_the_page_are_right() {
     let say = |sql: &str| String::from_utf8(place.psql_with("-At", sql).stdout).unwrap().trim().to_owned();
     assert_eq!(say(alter), "ALTER TABLE");
     assert!(told.contains("UPDATE 1") && told.contains("UPDATE 0"));
+    // The first page and the guide show the same statements.
+    let others =
+        [include_str!("../../../../README.md"), include_str!("../../../../docs/guide/do-i-need-a-fence.md")];
+    assert!(others.iter().all(|page| page.contains(alter) && page.contains(update)));
     assert_eq!((say(update), say(update)), ("UPDATE 1".into(), "UPDATE 1".into()), "the same fence again");
     assert_eq!(say(&update.replace("1794775452413713", "1794775452413712")), "UPDATE 0", "a late one");
     assert_eq!(say(&update.replace("1794775452413713", "1794775452413714")), "UPDATE 1");
@@ -252,7 +256,7 @@ async fn unfenced_writes_can_be_allowed_and_forget_no_mark() {
     orders(&place).await;
     let mut client = place.client().await;
     guard(&mut client, &Wish { allow_unfenced: true, ..wish("orders") }).await.unwrap();
-    let told = |error: tokio_postgres::Error| refusal(&error).map(|error| error.outcome().word());
+    let told = |error: tokio_postgres::Error| refusal(&error).map(|error| error.outcome().as_str());
     client.batch_execute("UPDATE orders SET state = 'unfenced'").await.unwrap();
     client.batch_execute("DELETE FROM orders").await.unwrap();
     let late = client.batch_execute("INSERT INTO orders VALUES (42, 'late', 6)").await;

@@ -6,13 +6,13 @@ use async_trait::async_trait;
 use lockkeeper_core::Error;
 use lockkeeper_fenced::postgres::{Fences, PostgresFenced};
 use lockkeeper_fenced::{Fenced, Seen};
-use lockkeeper_testkit::fenced::Harness;
+use lockkeeper_testkit::fenced::FencedHarness;
 use lockkeeper_testkit::proxy::{At, Fault, Framing, Proxy, every_point};
 
 use crate::common::{Place, Plain, connect, fence};
 
 #[async_trait]
-impl Harness for Place {
+impl FencedHarness for Place {
     async fn start() -> Option<Self> {
         let place = Place::start().await?;
         Fences::default().install(&place.client().await).await.unwrap();
@@ -39,8 +39,8 @@ mod laws {
 
 /// A client behind a proxy writes with 5, unheard or not; repeated, it is done once; after a newer write it is refused.
 async fn break_everywhere(fault: fn(At) -> Fault) {
-    let Some(place) = <Place as Harness>::start().await else { return };
-    let other = <Place as Harness>::client(&place.address()).await;
+    let Some(place) = <Place as FencedHarness>::start().await else { return };
+    let other = <Place as FencedHarness>::client(&place.address()).await;
     let points = every_point(50, async |n| {
         let proxy = Proxy::start(place.server.addr(), Framing::Postgres);
         let injected = proxy.inject(fault(Fault::at_request(n)));

@@ -1,11 +1,12 @@
-//! The header: a string of structured fields (`"abc"`) as the IETF draft has it, or bare (`abc`) as most clients send it.
+//! The `Idempotency-Key` header: a structured-field string (`"abc"`) as in the IETF draft, or bare (`abc`)
+//! as most clients send it.
 
 use http::HeaderMap;
 
-/// Bytes of a key, as at Stripe.
+/// The most bytes of a key, as at Stripe.
 const LONGEST: usize = 255;
 
-/// The key that was sent, if one was; or what is wrong with it.
+/// The key in the headers, if there is one; or what is wrong with it.
 pub(super) fn of(headers: &HeaderMap) -> Result<Option<String>, &'static str> {
     let mut given = headers.get_all("idempotency-key").iter();
     let Some(value) = given.next() else { return Ok(None) };
@@ -23,7 +24,7 @@ pub(super) fn of(headers: &HeaderMap) -> Result<Option<String>, &'static str> {
     }
 }
 
-/// What stands between the quotes. Parameters may follow; none are known, and unknown ones do not count.
+/// The text between the quotes. Parameters after it are ignored.
 fn quoted(bytes: &[u8]) -> Result<String, &'static str> {
     let (mut key, mut bytes) = (String::new(), bytes.iter());
     loop {
@@ -44,7 +45,7 @@ fn quoted(bytes: &[u8]) -> Result<String, &'static str> {
     }
 }
 
-/// A comma or a space would mean two headers that somebody joined.
+/// A bare key. A comma or a space would mean that a proxy joined two headers.
 fn bare(bytes: &[u8]) -> Result<String, &'static str> {
     let fine = |c: &u8| c.is_ascii_graphic() && !matches!(c, b'"' | b',');
     if !bytes.iter().all(fine) {
@@ -77,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_malformed_is_told() {
+    fn a_malformed_key_is_refused() {
         let long = "x".repeat(256);
         let bad: [&[u8]; 13] = [
             b"",

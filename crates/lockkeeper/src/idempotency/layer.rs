@@ -1,3 +1,5 @@
+//! The layer and its options: [`IdempotencyLayer`].
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,15 +13,15 @@ use super::service::Idempotency;
 use crate::keeper::Lockkeeper;
 use crate::recipes::once::Once;
 
-/// Honours `Idempotency-Key`, as the [module](super) says. Clones share everything.
+/// A tower layer that honours `Idempotency-Key`, as the [module](super) describes. Clones share everything.
 #[derive(Clone)]
-pub struct IdempotencyLayer(pub(super) Rules);
+pub struct IdempotencyLayer(pub(super) IdempotencyRules);
 
-/// What says whose key a request has; `None` if it cannot.
+/// Returns the tenant of a request; `None` if it cannot.
 type Scope = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 
 #[derive(Clone)]
-pub(super) struct Rules {
+pub(super) struct IdempotencyRules {
     keeper: Lockkeeper,
     scope: Arc<Scope>,
     forget: Arc<dyn Fn(StatusCode) -> bool + Send + Sync>,
@@ -40,18 +42,20 @@ impl fmt::Debug for IdempotencyLayer {
 }
 
 impl IdempotencyLayer {
-    /// Keeps keys and answers in the store of `keeper`. `scope` says whose key it is: an account, a tenant. Equal keys of two
-    /// scopes never meet. There is no default, because with a wrong one a customer would get another customer's answer; and
-    /// `None`, or an empty text, is refused with 500 before anything is done, because a layer on the wrong side of the one
-    /// that checks credentials finds nothing there.
+    /// Stores keys and responses in the store of `keeper`. `scope` returns the tenant of a request, such as
+    /// an account; equal keys of two tenants are different keys. There is no default, because a wrong one
+    /// would give a customer another customer's response. `None` or an empty text is answered with 500
+    /// before the service is called, because a layer outside the one that checks credentials finds no
+    /// tenant.
     ///
-    /// Attach it *inside* what checks credentials and limits rates, so that `scope` can trust what it reads and a refusal of
-    /// theirs is not kept; and *outside* what changes the path.
+    /// Attach the layer *inside* the layers that check credentials and limit rates, so that `scope` can
+    /// trust what it reads and their refusals are not stored; and *outside* the layers that change the
+    /// path.
     pub fn new(
         keeper: &Lockkeeper,
         scope: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static,
     ) -> Self {
-        IdempotencyLayer(Rules {
+        IdempotencyLayer(IdempotencyRules {
             keeper: keeper.clone(),
             scope: Arc::new(scope),
             forget: Arc::new(|status| matches!(status.as_u16(), 429 | 503 | 504)),
@@ -66,69 +70,72 @@ impl IdempotencyLayer {
         })
     }
 
-    /// Refuses requests without a key (400). By default they pass, and are done as often as they come.
+    /// Refuses requests without a key (400). By default they pass to the service each time.
     #[must_use]
     pub fn required(mut self) -> Self {
         self.0.required = true;
         self
     }
 
-    /// For which methods keys count: POST and PATCH by default. The others may be repeated by their own definition.
+    /// The methods for which keys count: POST and PATCH by default. HTTP defines the others as repeatable
+    /// or safe.
     #[must_use]
     pub fn methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
         self.0.methods = methods.into_iter().collect();
         self
     }
 
-    /// Which answers are forgotten: the next request under the key runs again. By default 429, 503 and 504, which say that
-    /// nothing came of it, or nobody knows, and that the client should ask again. Everything else is kept.
+    /// Which responses are not stored, so that the next request with the key runs again. By default 429,
+    /// 503 and 504, which say that the request had no effect or an unknown one, and that the client should
+    /// retry. All others are stored.
     ///
-    /// A 500 is kept, as at Stripe: it does not say how far the work had come, and to do the first half of it again under the
-    /// same key would be the surprise that the key is there to prevent. If your service undoes what failed, or checks
-    /// the fence: `forget(|status| status.is_server_error())`.
+    /// A 500 is stored, as at Stripe: it does not say how far the work came, and to repeat its first half
+    /// under the same key is what the key should prevent. If your service undoes failed work, or checks the
+    /// fence: `forget(|status| status.is_server_error())`.
     #[must_use]
     pub fn forget(mut self, which: impl Fn(StatusCode) -> bool + Send + Sync + 'static) -> Self {
         self.0.forget = Arc::new(which);
         self
     }
 
-    /// How long the silence of a process may last before a request is run anew by another: 30 s by default.
+    /// How long the store waits for a renewal before another process runs the request: 30 s by default.
     #[must_use]
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.0.ttl = ttl;
         self
     }
 
-    /// How long answers are kept: a day by default. After that a key is as good as new.
+    /// How long responses are stored: a day by default. After that the key can be used again.
     #[must_use]
     pub fn keep(mut self, keep: Duration) -> Self {
         self.0.keep = keep;
         self
     }
 
-    /// How long to wait for the answer of a request that is under way, before 409. By default not at all.
+    /// How long a request waits for the response of a running one before 409. By default not at all.
     #[must_use]
     pub fn wait(mut self, wait: Duration) -> Self {
         self.0.wait = wait;
         self
     }
 
-    /// The largest body of a request with a key, which is read before anything is done: 1 MiB by default. More is 413.
+    /// The largest body of a request with a key, which the layer reads before it calls the service: 1 MiB
+    /// by default. A larger one is answered with 413.
     #[must_use]
     pub fn body_limit(mut self, bytes: usize) -> Self {
         self.0.body_limit = bytes;
         self
     }
 
-    /// The largest body of an answer to a request with a key: 1 MiB by default, 63 MiB at most. A larger one cannot be given
-    /// again, so it is given to nobody: all get the same 500. It is not done again.
+    /// The largest body of a response to a request with a key: 1 MiB by default, 63 MiB at most. A larger
+    /// one cannot be replayed, so every client receives the same 500. The work is not done again.
     #[must_use]
     pub fn answer_limit(mut self, bytes: usize) -> Self {
         self.0.answer_limit = bytes.min(63 << 20);
         self
     }
 
-    /// Refuses (503) to work on a store that can forget what was done.
+    /// Refuses requests (503) on a store that can forget a record.
     #[must_use]
     pub fn for_correctness(mut self) -> Self {
         self.0.for_correctness = true;
@@ -144,8 +151,8 @@ impl<S> Layer<S> for IdempotencyLayer {
     }
 }
 
-impl Rules {
-    /// Whether a key counts here.
+impl IdempotencyRules {
+    /// Whether keys count for this method.
     pub fn concern(&self, method: &Method) -> bool {
         self.methods.contains(method)
     }
@@ -158,10 +165,11 @@ impl Rules {
         (self.forget)(status)
     }
 
-    /// What is done once for a request; `None` if it does not say whose key it is.
+    /// The [`Once`] of a request; `None` if the request has no tenant.
     pub fn once(&self, key: &str, parts: &Parts, body: &[u8]) -> Option<Once> {
         let scope = (self.scope)(parts).filter(|scope| !scope.is_empty())?;
-        // The hash has a fixed length, so no two pairs of scope and key share a name; and a scope may be as long as it likes.
+        // The hash has a fixed length, so no two pairs of tenant and key share a name; and a tenant's name
+        // may be long.
         let scope: String = Sha256::digest(scope).iter().map(|byte| format!("{byte:02x}")).collect();
         let path = parts.uri.path_and_query().map_or("", |path| path.as_str());
         let request = [parts.method.as_str().as_bytes(), b"\n", path.as_bytes(), b"\n", body].concat();

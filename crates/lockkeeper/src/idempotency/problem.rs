@@ -1,14 +1,14 @@
-//! What the layer itself has to say, as `application/problem+json` (RFC 9457).
+//! The layer's own responses, as `application/problem+json` (RFC 9457).
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use serde_json::json;
 
-use super::answer::Answer;
+use super::stored_response::StoredResponse;
 
-/// Each is a different thing for the client to do.
+/// A problem; each asks something different of the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Problem {
+pub(super) enum IdempotencyProblem {
     /// Send a key.
     Missing,
     /// Correct the key.
@@ -17,77 +17,77 @@ pub(super) enum Problem {
     TooLarge(usize),
     /// Send the body again: it broke off.
     Broken,
-    /// Ask again in a moment.
+    /// Retry in a moment.
     Running,
     /// Take a new key.
     Reused,
-    /// Ask again with the same key; nothing was done.
+    /// Retry with the same key; nothing was done.
     Unavailable,
-    /// Ask again with the same key; it may have been done.
+    /// Retry with the same key; the work may have been done.
     Unknown,
-    /// It was done, and its answer cannot be had.
-    Unkept,
-    /// It was done, and its answer broke off.
+    /// The work was done, and its response cannot be replayed.
+    ResponseTooLarge,
+    /// The work was done, and its response broke off.
     BrokenOff,
-    /// Nothing for the client to do: the service does not say whose key it is.
+    /// The client can do nothing: the service has no tenant for the request.
     NoScope,
 }
 
-impl Problem {
+impl IdempotencyProblem {
     fn row(self) -> (StatusCode, &'static str, String) {
         let fixed = |status, word, detail: &str| (status, word, detail.to_owned());
         match self {
-            Problem::Missing => fixed(
+            IdempotencyProblem::Missing => fixed(
                 StatusCode::BAD_REQUEST,
                 "key-missing",
                 "this needs a header Idempotency-Key, new for each thing to do and the same for each retry",
             ),
-            Problem::Malformed(why) => (
+            IdempotencyProblem::Malformed(why) => (
                 StatusCode::BAD_REQUEST,
                 "key-malformed",
                 format!(
                     "the Idempotency-Key cannot be used: {why}. Send 1 to 255 characters, such as \"8e03978e-40d5\""
                 ),
             ),
-            Problem::TooLarge(most) => {
+            IdempotencyProblem::TooLarge(most) => {
                 (StatusCode::PAYLOAD_TOO_LARGE, "body-too-large", format!("the body may have {most} bytes"))
             }
-            Problem::Broken => fixed(
+            IdempotencyProblem::Broken => fixed(
                 StatusCode::BAD_REQUEST,
                 "body-broken",
                 "the body broke off; nothing was done. Send it again",
             ),
-            Problem::Running => fixed(
+            IdempotencyProblem::Running => fixed(
                 StatusCode::CONFLICT,
                 "running",
                 "a request with this Idempotency-Key is under way; ask again for its answer",
             ),
-            Problem::Reused => fixed(
+            IdempotencyProblem::Reused => fixed(
                 StatusCode::UNPROCESSABLE_ENTITY,
                 "key-reused",
                 "this Idempotency-Key stands for another request; send that one again, or take a new key",
             ),
-            Problem::Unavailable => fixed(
+            IdempotencyProblem::Unavailable => fixed(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "unavailable",
                 "the keys cannot be looked up now, and nothing was done; ask again with the same key",
             ),
-            Problem::Unknown => fixed(
+            IdempotencyProblem::Unknown => fixed(
                 StatusCode::GATEWAY_TIMEOUT,
                 "unknown",
                 "it may have been done, and its answer was not kept; ask again with the same key",
             ),
-            Problem::Unkept => fixed(
+            IdempotencyProblem::ResponseTooLarge => fixed(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "answer-too-large",
                 "it was done, but its answer is too large to be kept; it is not done again under this key",
             ),
-            Problem::BrokenOff => fixed(
+            IdempotencyProblem::BrokenOff => fixed(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "answer-broken-off",
                 "it was done, but its answer broke off; it is not done again under this key",
             ),
-            Problem::NoScope => fixed(
+            IdempotencyProblem::NoScope => fixed(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "no-scope",
                 "the service cannot tell whose Idempotency-Key this is; nothing was done",
@@ -95,7 +95,7 @@ impl Problem {
         }
     }
 
-    pub fn answer(self) -> Answer {
+    pub fn answer(self) -> StoredResponse {
         let (status, word, detail) = self.row();
         let body = json!({
             "type": format!("urn:lockkeeper:idempotency:{word}"),
@@ -105,9 +105,12 @@ impl Problem {
         });
         let mut headers = HeaderMap::new();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-        if matches!(self, Problem::Running | Problem::Unavailable | Problem::Unknown) {
+        if matches!(
+            self,
+            IdempotencyProblem::Running | IdempotencyProblem::Unavailable | IdempotencyProblem::Unknown
+        ) {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
-        Answer { status, headers, body: Bytes::from(body.to_string()) }
+        StoredResponse { status, headers, body: Bytes::from(body.to_string()) }
     }
 }

@@ -1,3 +1,5 @@
+//! The service: finds, runs and replays requests with an `Idempotency-Key`.
+
 use std::fmt;
 use std::task::{Context, Poll};
 
@@ -10,24 +12,26 @@ use lockkeeper_core::Error;
 use tower_service::Service;
 use tracing::Instrument;
 
-use super::answer::Answer;
 use super::key;
-use super::layer::Rules;
-use super::problem::Problem;
-use crate::recipes::once::{Claim, Once, Stored, Turn, nested};
+use super::layer::IdempotencyRules;
+use super::problem::IdempotencyProblem;
+use super::stored_response::StoredResponse;
+use crate::recipes::once::{Once, OnceStart, RunPermit, Stored, nested};
 
-pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
+pub(super) type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The body that the inner service gets: the client's own, or, of a request with a key, one that was read already.
+/// The body that the inner service receives: the client's own, or, for a request with a key, the one that
+/// the layer has read.
 pub type RequestBody<B> = Either<B, Full<Bytes>>;
-/// The body that the client gets: the service's own, or one that was kept.
-pub type AnswerBody<R> = Either<R, Full<Bytes>>;
+/// The body that the client receives: the service's own, or a stored one.
+pub type IdempotentBody<R> = Either<R, Full<Bytes>>;
 
-/// A service whose requests with an `Idempotency-Key` are done once. Made by [`IdempotencyLayer`](super::IdempotencyLayer).
+/// A service whose requests with an `Idempotency-Key` are done once. Made by
+/// [`IdempotencyLayer`](super::IdempotencyLayer).
 #[derive(Clone)]
 pub struct Idempotency<S> {
     pub(super) inner: S,
-    pub(super) rules: Rules,
+    pub(super) rules: IdempotencyRules,
 }
 
 impl<S: fmt::Debug> fmt::Debug for Idempotency<S> {
@@ -42,11 +46,11 @@ where
     S::Future: Send,
     S::Error: Send,
     B: Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
+    B::Error: Into<BodyError>,
     R: Body<Data = Bytes> + Send + 'static,
-    R::Error: Into<BoxError>,
+    R::Error: Into<BodyError>,
 {
-    type Response = Response<AnswerBody<R>>;
+    type Response = Response<IdempotentBody<R>>;
     type Error = S::Error;
     type Future = BoxFuture<'static, Result<Self::Response, S::Error>>;
 
@@ -55,21 +59,24 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // The one that said it is ready goes with the request.
+        // Call the clone that `poll_ready` has made ready.
         let fresh = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, fresh);
         let rules = self.rules.clone();
         Box::pin(async move {
             match prepare(&rules, request).await {
-                Next::Pass(request) => inner.call(request).await.map(|response| response.map(Either::Left)),
-                Next::Answer(answer) => Ok(answer.response().map(Either::Right)),
-                Next::Run { request, once, turn } => {
-                    // A task of its own: who hangs up asks again, and is to find the work going on, not broken off.
-                    let run = run(inner, rules, *request, once, turn).in_current_span();
+                PreparedRequest::Pass(request) => {
+                    inner.call(request).await.map(|response| response.map(Either::Left))
+                }
+                PreparedRequest::Answer(answer) => Ok(answer.response().map(Either::Right)),
+                PreparedRequest::Run { request, once, permit } => {
+                    // Spawn a task: a client that hangs up retries, and should find the work running, not
+                    // dropped.
+                    let run = run(inner, rules, *request, once, permit).in_current_span();
                     let answer = match tokio::spawn(run).await {
                         Ok(answer) => answer?,
                         Err(ended) if ended.is_panic() => std::panic::resume_unwind(ended.into_panic()),
-                        Err(_) => Problem::Unknown.answer(),
+                        Err(_) => IdempotencyProblem::Unknown.answer(),
                     };
                     Ok(answer.response().map(Either::Right))
                 }
@@ -78,128 +85,130 @@ where
     }
 }
 
-/// What is to become of a request.
-enum Next<B> {
-    /// It has no key, or keys do not count for it.
+/// What the layer does with a request.
+enum PreparedRequest<B> {
+    /// Pass it on: it has no key, or keys do not count for it.
     Pass(Request<RequestBody<B>>),
-    /// There is an answer without running anything.
-    Answer(Answer),
-    /// It is ours to do.
-    Run { request: Box<Request<RequestBody<B>>>, once: Once, turn: Box<Turn> },
+    /// Answer without calling the service.
+    Answer(StoredResponse),
+    /// Call the service under the permit.
+    Run { request: Box<Request<RequestBody<B>>>, once: Once, permit: Box<RunPermit> },
 }
 
-impl<B> From<Problem> for Next<B> {
-    fn from(problem: Problem) -> Self {
-        Next::Answer(problem.answer())
+impl<B> From<IdempotencyProblem> for PreparedRequest<B> {
+    fn from(problem: IdempotencyProblem) -> Self {
+        PreparedRequest::Answer(problem.answer())
     }
 }
 
-async fn prepare<B>(rules: &Rules, request: Request<B>) -> Next<B>
+async fn prepare<B>(rules: &IdempotencyRules, request: Request<B>) -> PreparedRequest<B>
 where
     B: Body<Data = Bytes>,
-    B::Error: Into<BoxError>,
+    B::Error: Into<BodyError>,
 {
     let (mut parts, body) = request.into_parts();
     let key = match rules.concern(&parts.method).then(|| key::of(&parts.headers)) {
-        None => return Next::Pass(Request::from_parts(parts, Either::Left(body))),
-        Some(Ok(None)) if rules.requires() => return Problem::Missing.into(),
-        Some(Ok(None)) => return Next::Pass(Request::from_parts(parts, Either::Left(body))),
+        None => return PreparedRequest::Pass(Request::from_parts(parts, Either::Left(body))),
+        Some(Ok(None)) if rules.requires() => return IdempotencyProblem::Missing.into(),
+        Some(Ok(None)) => return PreparedRequest::Pass(Request::from_parts(parts, Either::Left(body))),
         Some(Ok(Some(key))) => key,
-        Some(Err(why)) => return Problem::Malformed(why).into(),
+        Some(Err(why)) => return IdempotencyProblem::Malformed(why).into(),
     };
-    // All of it before anything is claimed: a client that is slow to send holds nothing.
+    // Read the body before the claim: a client that sends slowly must not hold a lock.
     let body = match read(body, rules.body_limit).await {
         Ok(body) => body,
         Err(problem) => return problem.into(),
     };
     let Some(once) = rules.once(&key, &parts, &body) else {
         tracing::error!(
-            "no scope for a request with an Idempotency-Key: attach the layer inside of what checks credentials"
+            "refused a request with an Idempotency-Key and no tenant: attach the layer inside of the one that checks credentials"
         );
-        return Problem::NoScope.into();
+        return IdempotencyProblem::NoScope.into();
     };
     match once.clone().claim().await {
-        Ok(Claim::Turn(turn)) => {
-            parts.extensions.insert(turn.fence());
+        Ok(OnceStart::Run(permit)) => {
+            parts.extensions.insert(permit.fence());
             let request = Box::new(Request::from_parts(parts, Either::Right(Full::new(body))));
-            Next::Run { request, once, turn }
+            PreparedRequest::Run { request, once, permit }
         }
-        Ok(Claim::Done(done)) => Next::Answer(replay(done.result)),
-        Err(Error::Busy(_)) => Problem::Running.into(),
-        Err(Error::Invalid(_)) if once.stands_for_another().await.unwrap_or(false) => Problem::Reused.into(),
-        // Done, without a result that could be kept.
+        Ok(OnceStart::Done(done)) => PreparedRequest::Answer(replay(done.result)),
+        Err(Error::Busy(_)) => IdempotencyProblem::Running.into(),
+        Err(Error::Invalid(_)) if once.has_other_fingerprint().await.unwrap_or(false) => {
+            IdempotencyProblem::Reused.into()
+        }
+        // The work was done, and its result could not be stored.
         Err(Error::Unknown(why)) => {
-            tracing::error!(%why, "an Idempotency-Key has no answer");
-            Problem::Unknown.into()
+            tracing::error!(%why, "no stored response for an Idempotency-Key whose work was done; answering 504");
+            IdempotencyProblem::Unknown.into()
         }
         Err(error) => {
-            tracing::error!(%error, "an Idempotency-Key cannot be looked up");
-            Problem::Unavailable.into()
+            tracing::error!(%error, "cannot look up an Idempotency-Key; answering 503");
+            IdempotencyProblem::Unavailable.into()
         }
     }
 }
 
-async fn read<B>(body: B, most: usize) -> Result<Bytes, Problem>
+async fn read<B>(body: B, most: usize) -> Result<Bytes, IdempotencyProblem>
 where
     B: Body<Data = Bytes>,
-    B::Error: Into<BoxError>,
+    B::Error: Into<BodyError>,
 {
-    // What says beforehand that it is too large need not be sent.
+    // Refuse by the declared length, before the body is sent.
     if body.size_hint().lower() > most as u64 {
-        return Err(Problem::TooLarge(most));
+        return Err(IdempotencyProblem::TooLarge(most));
     }
     match Limited::new(body, most).collect().await {
         Ok(body) => Ok(body.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(Problem::TooLarge(most)),
-        Err(_) => Err(Problem::Broken),
+        Err(error) if error.is::<LengthLimitError>() => Err(IdempotencyProblem::TooLarge(most)),
+        Err(_) => Err(IdempotencyProblem::Broken),
     }
 }
 
-fn replay(stored: Stored) -> Answer {
-    match Answer::parse(stored.bytes) {
+fn replay(stored: Stored) -> StoredResponse {
+    match StoredResponse::parse(stored.bytes) {
         Ok(answer) => answer.again(),
         Err(error) => {
-            tracing::error!(%error, "a kept answer cannot be read");
-            Problem::Unavailable.answer()
+            tracing::error!(%error, "cannot read a stored response; answering 503");
+            IdempotencyProblem::Unavailable.answer()
         }
     }
 }
 
-/// Does it under the lease, and keeps the answer before anybody hears it.
+/// Calls the service under the lease, and stores the response before any client receives it.
 async fn run<S, B, R>(
     mut inner: S,
-    rules: Rules,
+    rules: IdempotencyRules,
     request: Request<RequestBody<B>>,
     once: Once,
-    turn: Box<Turn>,
-) -> Result<Answer, S::Error>
+    permit: Box<RunPermit>,
+) -> Result<StoredResponse, S::Error>
 where
     S: Service<Request<RequestBody<B>>, Response = Response<R>>,
     R: Body<Data = Bytes>,
-    R::Error: Into<BoxError>,
+    R::Error: Into<BodyError>,
 {
-    let work = async { Ok(Answer::of(inner.call(request).await?, rules.answer_limit).await) };
-    let (status, answer) = match turn.guard().run(nested::scope(turn.cell(), work)).await {
-        // No answer at all: the turn is given back, and the next one runs.
+    let work = async { Ok(StoredResponse::of(inner.call(request).await?, rules.answer_limit).await) };
+    let (status, answer) = match permit.guard().run(nested::scope(permit.cas_record(), work)).await {
+        // No response: the permit is given back, and the next request runs.
         Ok(answer) => answer?,
         Err(error) => return Ok(late(&once, &error).await),
     };
-    // The service's own status decides, also where its body cannot be had: a 503 says that nothing came of it, and whatever
-    // is not forgotten was done, and is not done again.
+    // The service's own status decides, also if its body broke off: a 503 says that the request had no
+    // effect, and work with any other stored status was done and is not done again.
     let kept = !rules.forgets(status);
-    let answer = if kept || answer.status == status { answer } else { Answer::bare(status) };
+    let answer = if kept || answer.status == status { answer } else { StoredResponse::bare(status) };
     let stored = Stored { ok: kept, bytes: answer.bytes() };
-    Ok(match turn.finish(stored).await {
+    Ok(match permit.finish(stored).await {
         Ok(()) => answer,
         Err(error) => late(&once, &error).await,
     })
 }
 
-/// Our answer does not count, or nobody knows. If a successor left one, that is the answer.
-async fn late(once: &Once, error: &Error) -> Answer {
-    tracing::warn!(%error, "the answer to a request with an Idempotency-Key was not kept");
+/// The response that clients receive if this one was not stored: the successor's, if there is one.
+async fn late(once: &Once, error: &Error) -> StoredResponse {
+    tracing::warn!(%error, "could not store the response to a request with an Idempotency-Key; answering with its successor's response, or 504");
     match once.result().await {
         Ok(Some(done)) => replay(done.result),
-        _ => Problem::Unknown.answer(),
+        _ => IdempotencyProblem::Unknown.answer(),
     }
 }

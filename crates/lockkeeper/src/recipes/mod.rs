@@ -1,22 +1,24 @@
-//! What people build out of locks and records, built once: [`Register`](crate::Register), [`Once`](crate::Once),
-//! [`Election`](crate::Election) and [`Windows`](crate::Windows).
+//! Tools that are built on locks and records: [`Register`](crate::register::Register),
+//! [`Once`](crate::once::Once), [`Election`](crate::election::Election) and
+//! [`Windows`](crate::windows::Windows).
 //!
-//! Each of them needs nothing but [`Locks`](crate::Locks) and [`Records`](crate::Records), so each works on every store
-//! that has records, and is [`Error::Unsupported`] on one that has none.
+//! A recipe uses only [`Locks`](crate::Locks) and [`Records`](crate::Records), so it works on every store
+//! that has records, and returns [`Error::Unsupported`] on a store without them.
 
 pub(crate) mod backoff;
-pub(crate) mod cell;
-pub(crate) mod election;
-pub(crate) mod once;
-pub(crate) mod register;
-pub(crate) mod trail;
-pub(crate) mod windows;
+pub(crate) mod cas_record;
+pub mod election;
+pub(crate) mod format;
+pub mod once;
+pub mod register;
+pub mod windows;
+pub(crate) mod write_log;
 
 use lockkeeper_core::{Error, LockName, Result};
 
 use crate::keeper::Lockkeeper;
 
-/// Bytes of a name that a recipe is called by. A lock name may have more; the rest is for the recipe's own words.
+/// The most bytes of a recipe's key. A lock name may have more; the rest is for the recipe's prefix.
 pub const KEY_BYTES: usize = 448;
 
 /// Refuses a store that has no records.
@@ -32,7 +34,8 @@ pub(crate) fn need_records(keeper: &Lockkeeper, recipe: &str) -> Result<()> {
     )))
 }
 
-/// The name of what a recipe keeps for `key`. The prefix has a fixed length, so no two keys share a name.
+/// The name of a recipe's lock and record for `key`. The prefix has a fixed length, so no two keys share a
+/// name.
 pub(crate) fn name_of(prefix: &str, key: &str) -> Result<LockName> {
     if key.is_empty() {
         return Err(Error::invalid(format!("the key is empty: give it 1 to {KEY_BYTES} bytes of text")));

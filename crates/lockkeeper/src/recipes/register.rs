@@ -1,3 +1,5 @@
+//! A value that many processes change by compare-and-swap, without a lock.
+
 use std::fmt;
 use std::time::Duration;
 
@@ -6,12 +8,14 @@ use lockkeeper_core::{Error, Fence, LockName, Page, Result};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::backoff::{Backoff, endless, look_again};
-use super::cell::{Cell, Retry, Seen, Swapped};
+use super::backoff::{JitteredBackoff, pause_between_polls, unfold_forever};
+use super::cas_record::{CasRecord, Retry, Snapshot, SwapResult};
 use super::need_records;
 use crate::keeper::Lockkeeper;
+pub use crate::recipes::cas_record::VALUE_BYTES;
 
-/// One value that many change, without a lock: each change is made only if nobody else made one meanwhile.
+/// A value that many processes change by compare-and-swap: a change is written only if no other write came
+/// in between.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -25,9 +29,9 @@ use crate::keeper::Lockkeeper;
 /// # }
 /// ```
 ///
-/// Every write has a fence: its version, from the counter that the fences of locks come from, so it grows from write to
-/// write, also over a delete. A write whose answer got lost is looked up: it counts once, or is told as
-/// [`Error::Unknown`] if nobody can know any more.
+/// Every write has a fence: its version, from the counter of the locks' fences, so it grows from write to
+/// write, also over a delete. A write whose reply was lost is looked up: it counts once, or returns
+/// [`Error::Unknown`] if the record no longer shows whether it was applied.
 pub struct Register<T> {
     keeper: Lockkeeper,
     key: Result<LockName>,
@@ -40,33 +44,33 @@ pub struct Register<T> {
 /// A value, and the fence of the write that it came with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry<T> {
-    /// What it says.
+    /// The value.
     pub value: T,
     /// Which write it is.
     pub fence: Fence,
 }
 
-/// What came of an update.
+/// The result of an update.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Updated<T> {
-    /// What was written.
+    /// The written value.
     pub value: T,
     /// Which write it is.
     pub fence: Fence,
-    /// How often somebody else was quicker, and the update was made anew.
+    /// How often another client wrote first, so that the update was computed again.
     pub conflicts: u32,
 }
 
-/// The answer to a change that was to happen only if nothing else had.
+/// The result of a conditional change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Swap<T> {
-    /// It happened, and this is its fence.
+    /// The change was made; this is its fence.
     Swapped(Fence),
-    /// It did not; this is there instead.
+    /// The change was not made; this is the current value.
     Conflict(Option<Entry<T>>),
 }
 
-/// How values become bytes: JSON for what serde knows, nothing at all for bytes.
+/// How values become bytes: JSON for types that serde knows; bytes are stored as they are.
 struct Codec<T> {
     encode: fn(&T) -> Result<Vec<u8>>,
     decode: fn(Vec<u8>) -> Result<T>,
@@ -92,17 +96,18 @@ impl<T> fmt::Debug for Register<T> {
 }
 
 impl Lockkeeper {
-    /// The value called `key`, of a type that serde knows; it is kept as JSON. A bad key is told by the first call.
+    /// The register called `key`, with a value of a type that serde knows, stored as JSON. The first call
+    /// reports an invalid key.
     pub fn register<T: Serialize + DeserializeOwned>(&self, key: impl AsRef<str>) -> Register<T> {
         Register::new(self, key.as_ref(), Codec { encode: to_json, decode: of_json })
     }
 
-    /// The value called `key`, as bytes.
+    /// The register called `key`, with bytes as its value.
     pub fn register_bytes(&self, key: impl AsRef<str>) -> Register<Vec<u8>> {
         Register::new(self, key.as_ref(), Codec { encode: |bytes| Ok(bytes.clone()), decode: Ok })
     }
 
-    /// The values whose keys begin with `prefix`, in order, a page at a time; and where the next page begins.
+    /// One page of the values whose keys begin with `prefix`, in order; and where the next page begins.
     pub async fn registers(
         &self,
         prefix: &str,
@@ -113,9 +118,9 @@ impl Lockkeeper {
         let mut entries = Vec::new();
         for record in found.records {
             let key = record.key.clone();
-            let seen = Seen::of(record)?;
-            if !seen.gone {
-                entries.push((key, Entry { value: seen.value, fence: seen.fence }));
+            let snapshot = Snapshot::of(record)?;
+            if !snapshot.gone {
+                entries.push((key, Entry { value: snapshot.value, fence: snapshot.fence }));
             }
         }
         Ok((entries, found.next))
@@ -128,7 +133,7 @@ fn to_json<T: Serialize>(value: &T) -> Result<Vec<u8>> {
 
 fn of_json<T: DeserializeOwned>(bytes: Vec<u8>) -> Result<T> {
     serde_json::from_slice(&bytes)
-        .map_err(|e| Error::invalid(format!("what is there is not a value of this type: {e}")))
+        .map_err(|e| Error::invalid(format!("the stored value is not of this type: {e}")))
 }
 
 impl<T> Register<T> {
@@ -143,94 +148,103 @@ impl<T> Register<T> {
         }
     }
 
-    /// The value is gone this long after it was written last; at least 100 ms. By default it stays.
+    /// The store removes the value this long after its last write; at least 100 ms. By default the value
+    /// stays.
     #[must_use]
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = Some(ttl);
         self
     }
 
-    /// How often an update may lose against others before it is [`Error::Limited`]. 1000 by default, with random pauses
-    /// of up to half a second between: who loses that often should take turns under a lock instead.
+    /// How often an update may conflict with other writers before it returns [`Error::Limited`]. 1000 by
+    /// default, with random pauses of up to half a second. Writers that conflict that often should use a
+    /// lock.
     #[must_use]
     pub fn conflicts(mut self, most: u32) -> Self {
         self.conflicts = most;
         self
     }
 
-    /// How often [`Register::watch`] looks. Every 500 ms by default, give or take a quarter.
+    /// How often [`Register::watch`] polls. Every 500 ms by default, give or take a quarter.
     #[must_use]
     pub fn poll(mut self, every: Duration) -> Self {
         self.poll = every;
         self
     }
 
-    fn cell(&self) -> Result<Cell> {
+    fn cas_record(&self) -> Result<CasRecord> {
         need_records(&self.keeper, "a register")?;
-        Ok(Cell::new(&self.keeper, self.key.clone()?))
+        Ok(CasRecord::new(&self.keeper, self.key.clone()?))
     }
 
-    fn entry(&self, seen: Seen) -> Result<Entry<T>> {
-        Ok(Entry { value: (self.codec.decode)(seen.value)?, fence: seen.fence })
+    fn entry(&self, snapshot: Snapshot) -> Result<Entry<T>> {
+        Ok(Entry { value: (self.codec.decode)(snapshot.value)?, fence: snapshot.fence })
     }
 
-    /// The value as it is now. `None`: there is none.
+    /// Reads the value. `None`: there is none.
     pub async fn read(&self) -> Result<Option<Entry<T>>> {
-        self.cell()?.read().await?.map(|seen| self.entry(seen)).transpose()
+        self.cas_record()?.read().await?.map(|snapshot| self.entry(snapshot)).transpose()
     }
 
-    /// Writes what `change` makes of the value that is there, and asks `change` again whenever somebody else was quicker.
+    /// Writes the result of `change`, and calls `change` again with the new value whenever another client
+    /// wrote first.
     ///
-    /// Dropping the future between two tries changes nothing; dropping it while it writes leaves the outcome open.
+    /// Dropping the future between two tries changes nothing; dropping it during a write leaves the outcome
+    /// unknown.
     pub async fn update(&self, mut change: impl FnMut(Option<T>) -> T) -> Result<Updated<T>> {
         self.try_update(|old| Ok(change(old))).await
     }
 
-    /// The same, with a `change` that may refuse: its error ends the update, and nothing is written.
+    /// The same as [`Register::update`], with a `change` that can fail: its error ends the update, and
+    /// nothing is written.
     pub async fn try_update(&self, mut change: impl FnMut(Option<T>) -> Result<T>) -> Result<Updated<T>> {
-        let cell = self.cell()?;
-        let mut backoff = Backoff::new(&*self.keeper.0.clock);
-        let mut old = cell.read().await?;
+        let cas_record = self.cas_record()?;
+        let mut backoff = JitteredBackoff::new(&*self.keeper.0.clock);
+        let mut old = cas_record.read().await?;
         for conflicts in 0..=self.conflicts {
-            let before = old.clone().map(|seen| self.entry(seen)).transpose()?;
+            let before = old.clone().map(|snapshot| self.entry(snapshot)).transpose()?;
             let value = change(before.map(|entry| entry.value))?;
-            match cell.swap(old.as_ref(), &(self.codec.encode)(&value)?, self.ttl, Retry::Briefly).await? {
+            match cas_record
+                .swap(old.as_ref(), &(self.codec.encode)(&value)?, self.ttl, Retry::Briefly)
+                .await?
+            {
                 Ok(new) => return Ok(Updated { value, fence: new.fence, conflicts }),
                 Err(_) => backoff.wait().await,
             }
-            // What is there now, not what was there when we lost: much may have happened during the pause.
-            old = cell.read().await?;
+            // Read again: other clients may have written during the pause.
+            old = cas_record.read().await?;
         }
         Err(Error::Limited(format!(
-            "{} was changed by others {} times while we tried: take turns under a lock, or allow more conflicts",
-            cell.key,
+            "{} was changed by other clients during all {} tries: use a lock, or allow more conflicts",
+            cas_record.key,
             self.conflicts + 1
         )))
     }
 
-    /// Writes `value` if the newest write is still the one with fence `old`; `None` if there must be no value.
+    /// Writes `value` if the newest write still has fence `old`; `None` means that there must be no value.
     pub async fn compare_and_set(&self, old: Option<Fence>, value: &T) -> Result<Swap<T>> {
         let bytes = (self.codec.encode)(value)?;
-        let cell = self.cell()?;
-        let there = cell.read().await?;
-        if there.as_ref().map(|seen| seen.fence) != old {
+        let cas_record = self.cas_record()?;
+        let there = cas_record.read().await?;
+        if there.as_ref().map(|snapshot| snapshot.fence) != old {
             return self.answer(Err(there));
         }
-        self.answer(cell.swap(there.as_ref(), &bytes, self.ttl, Retry::Briefly).await?)
+        self.answer(cas_record.swap(there.as_ref(), &bytes, self.ttl, Retry::Briefly).await?)
     }
 
-    /// Deletes the value. With a fence: only if that is still the newest write. `Swapped` has the fence of what is gone.
+    /// Deletes the value. With a fence: only if the newest write still has it. `Swapped` has the fence of
+    /// the deleted value.
     ///
-    /// No value at all is a conflict with nothing. A tombstone stays for an hour, which no call here shows: it keeps a write
-    /// that the network delivers late from bringing the value back.
+    /// If there is no value, the result is `Conflict(None)`. A tombstone stays for an hour, invisible to
+    /// all calls here: it keeps a write that the network delivers late from restoring the value.
     pub async fn remove(&self, only: Option<Fence>) -> Result<Swap<T>> {
-        let cell = self.cell()?;
+        let cas_record = self.cas_record()?;
         loop {
-            let Some(there) = cell.read().await? else { return Ok(Swap::Conflict(None)) };
+            let Some(there) = cas_record.read().await? else { return Ok(Swap::Conflict(None)) };
             if only.is_some_and(|only| only != there.fence) {
                 return self.answer(Err(Some(there)));
             }
-            match cell.remove(&there, Retry::Briefly).await? {
+            match cas_record.remove(&there, Retry::Briefly).await? {
                 Ok(()) => return Ok(Swap::Swapped(there.fence)),
                 Err(found) if only.is_some() => return self.answer(Err(found)),
                 Err(_) => {}
@@ -238,25 +252,25 @@ impl<T> Register<T> {
         }
     }
 
-    fn answer(&self, swapped: Swapped) -> Result<Swap<T>> {
+    fn answer(&self, swapped: SwapResult) -> Result<Swap<T>> {
         Ok(match swapped {
             Ok(new) => Swap::Swapped(new.fence),
-            Err(found) => Swap::Conflict(found.map(|seen| self.entry(seen)).transpose()?),
+            Err(found) => Swap::Conflict(found.map(|snapshot| self.entry(snapshot)).transpose()?),
         })
     }
 
-    /// The value as it is now (`None`: there is none), and then as it changes: never twice the same write. Of several
-    /// changes between two looks only the last is seen.
+    /// A stream of the current value (`None`: there is none) and of its changes, each write at most once.
+    /// Of several changes between two polls it yields only the last.
     ///
-    /// An error is an item like others: the stream goes on after it, and tells what is true then.
+    /// An error is an item of the stream; the stream goes on after it with the current value.
     pub fn watch(&self) -> BoxStream<'static, Result<Option<Entry<T>>>>
     where
         T: Send + 'static,
     {
         let first = (self.clone(), false, None);
-        Box::pin(endless(first, |(register, looked, mut told)| async move {
+        Box::pin(unfold_forever(first, |(register, looked, mut told)| async move {
             if looked {
-                look_again(&*register.keeper.0.clock, register.poll).await;
+                pause_between_polls(&*register.keeper.0.clock, register.poll).await;
             }
             loop {
                 match register.read().await {
@@ -265,7 +279,7 @@ impl<T> Register<T> {
                         told = Some(entry.as_ref().map(|entry| entry.fence));
                         return Some((Ok(entry), (register, true, told)));
                     }
-                    Ok(_) => look_again(&*register.keeper.0.clock, register.poll).await,
+                    Ok(_) => pause_between_polls(&*register.keeper.0.clock, register.poll).await,
                 }
             }
         }))

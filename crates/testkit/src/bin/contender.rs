@@ -12,15 +12,15 @@ use std::io::{BufRead, Write};
 use std::time::Duration;
 
 use lockkeeper::{Attempt, Guard, Lockkeeper};
-use lockkeeper_testkit::history::{Event, Op, Recorder};
-use lockkeeper_testkit::resource::{CounterFile, FencedFile, UnfencedFile};
+use lockkeeper_testkit::history::{HistoryEvent, HistoryRecorder, Operation};
+use lockkeeper_testkit::resource::{CheckedFile, CounterFile, UncheckedFile};
 
 type Failure = Box<dyn std::error::Error>;
 
 struct Contender {
     args: HashMap<String, String>,
     keeper: Lockkeeper,
-    recorder: Recorder,
+    recorder: HistoryRecorder,
 }
 
 impl Contender {
@@ -33,18 +33,18 @@ impl Contender {
         let name = self.arg("name");
         let ttl = self.args.get("ttl_ms").map_or(Ok(30_000), |ms| ms.parse())?;
         let story = Attempt::from_bytes(lockkeeper_host::random_128());
-        self.recorder.record(Event::invoke(Op::Acquire, name).attempt(&story));
+        self.recorder.record(HistoryEvent::invoke(Operation::Acquire, name).attempt(&story));
         let guard = self.keeper.lock(name).ttl(Duration::from_millis(ttl)).acquire().await?;
-        let granted = Event::ok(Op::Acquire, name).attempt(&story);
+        let granted = HistoryEvent::ok(Operation::Acquire, name).attempt(&story);
         self.recorder.record(granted.fence(guard.fence()).deadline(guard.deadline()));
         Ok((guard, story))
     }
 
     async fn give_back(&self, guard: Guard, story: &Attempt) -> Result<(), Failure> {
         let name = self.arg("name");
-        self.recorder.record(Event::invoke(Op::Release, name).attempt(story));
+        self.recorder.record(HistoryEvent::invoke(Operation::Release, name).attempt(story));
         guard.release().await?;
-        self.recorder.record(Event::ok(Op::Release, name).attempt(story));
+        self.recorder.record(HistoryEvent::ok(Operation::Release, name).attempt(story));
         Ok(())
     }
 
@@ -67,23 +67,25 @@ impl Contender {
         let believes = guard.is_held();
         say(&format!("believes {believes}"));
         if !believes {
-            self.recorder.record(Event::signal(self.arg("name")).attempt(&story));
+            self.recorder.record(HistoryEvent::signal(self.arg("name")).attempt(&story));
         }
         let value = format!("late {}", std::process::id());
         let name = self.arg("name");
-        self.recorder.record(Event::invoke(Op::Write, name).fence(guard.fence()).value(&value));
-        match FencedFile::new(self.arg("fenced")).write(guard.fence(), &value) {
+        self.recorder.record(HistoryEvent::invoke(Operation::Write, name).fence(guard.fence()).value(&value));
+        match CheckedFile::new(self.arg("fenced")).write(guard.fence(), &value) {
             Ok(()) => {
-                self.recorder.record(Event::ok(Op::Write, name).fence(guard.fence()).value(&value));
+                self.recorder
+                    .record(HistoryEvent::ok(Operation::Write, name).fence(guard.fence()).value(&value));
                 say("fenced taken");
             }
             Err(error) => {
-                self.recorder
-                    .record(Event::failed(Op::Write, name, &error).fence(guard.fence()).value(&value));
-                say(&format!("fenced {}", error.outcome().word()));
+                self.recorder.record(
+                    HistoryEvent::failed(Operation::Write, name, &error).fence(guard.fence()).value(&value),
+                );
+                say(&format!("fenced {}", error.outcome().as_str()));
             }
         }
-        UnfencedFile::new(self.arg("unfenced")).write(guard.fence(), &value)?;
+        UncheckedFile::new(self.arg("unfenced")).write(guard.fence(), &value)?;
         say("unfenced taken");
         Ok(())
     }
@@ -91,7 +93,7 @@ impl Contender {
 
 fn say(line: &str) {
     let mut out = std::io::stdout().lock();
-    writeln!(out, "{line}").and_then(|()| out.flush()).expect("somebody listens");
+    writeln!(out, "{line}").and_then(|()| out.flush()).expect("the parent process reads");
 }
 
 fn main() -> Result<(), Failure> {
@@ -105,7 +107,7 @@ fn main() -> Result<(), Failure> {
         let store = args.get("store").ok_or("contender: store= is missing")?;
         let keeper = Lockkeeper::open(store).await?;
         let history = args.get("history").ok_or("contender: history= is missing")?;
-        let recorder = Recorder::new(history, std::process::id().to_string())?;
+        let recorder = HistoryRecorder::new(history, std::process::id().to_string())?;
         let contender = Contender { args, keeper, recorder };
         match what.as_str() {
             "count" => contender.count().await,

@@ -15,21 +15,25 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockkeeper::once::{OnceStart, Stored};
+
+use lockkeeper::windows::Window;
+
 use lockkeeper::{
-    Claim, Clock, Error, Fence, Lockkeeper, Moment, Outcome, Release, Stored, SystemClock, Wall, Window,
+    BootInstant, Clock, Error, Fence, Lockkeeper, Outcome, ReleaseOutcome, SystemClock, WallTime,
 };
 use lockkeeper_host::Timer;
-use lockkeeper_testkit::history::{Event, Op, Recorder};
+use lockkeeper_testkit::history::{HistoryEvent, HistoryRecorder, Operation};
 use lockkeeper_testkit::resource::Ledger;
 
 type Failure = Box<dyn std::error::Error>;
 
-struct Process {
+struct RecipeProcess {
     args: HashMap<String, String>,
     keeper: Lockkeeper,
 }
 
-impl Process {
+impl RecipeProcess {
     fn arg(&self, key: &str) -> &str {
         self.args.get(key).unwrap_or_else(|| panic!("recipe: {key}= is missing"))
     }
@@ -59,7 +63,7 @@ impl Process {
             let number = (start + i * 7919) % keys;
             let (fence, bytes) = loop {
                 match self.answer(number).await {
-                    // We were slow, and somebody took over; or the store was away.
+                    // This process was slow and another took over; or the store was unreachable.
                     Err(Error::Stale { .. } | Error::Lost(_) | Error::Unavailable(_) | Error::Unknown(_)) => {
                     }
                     answer => break answer?,
@@ -74,16 +78,16 @@ impl Process {
         Ok(())
     }
 
-    /// The answer to a key: what somebody left, or what came of doing it now.
+    /// The answer to a key: the result of an earlier run, or of a run now.
     async fn answer(&self, number: u64) -> lockkeeper::Result<(Fence, Vec<u8>)> {
         let key = format!("key-{number}");
         let once = self.keeper.once(&key).ttl(Duration::from_secs(1)).poll(Duration::from_millis(50));
         let turn = match once.claim().await? {
-            Claim::Done(done) => return Ok((done.fence, done.result.bytes)),
-            Claim::Turn(turn) => turn,
+            OnceStart::Done(done) => return Ok((done.fence, done.result.bytes)),
+            OnceStart::Run(turn) => turn,
         };
         let (fence, dir) = (turn.fence(), PathBuf::from(self.arg("dir")));
-        // In a thread, as work that nobody can break off: one that lost its lease goes on, and tries to enter.
+        // In a thread, because a thread cannot be cancelled: a runner that lost its lease goes on, and tries to enter.
         let work = tokio::task::spawn_blocking(move || effect(&dir, &key, fence, number));
         let entered = turn.guard().run(work).await?.expect("the thread ends well")?;
         // Every run would leave another result, some in several records. There must be one for all.
@@ -120,50 +124,52 @@ fn count(dir: &Path, what: &str, key: &str, fence: Fence) {
         .expect("it can be written");
 }
 
-impl Process {
+impl RecipeProcess {
     /// Leads in terms of up to a hundred looks each. Each look is a line: the term, a moment before, a moment after, and who.
     /// The same story is told to the history, for its checkers.
     async fn lead(&self) -> Result<(), Failure> {
         let (name, me) = (self.arg("name"), std::process::id());
         let ttl = Duration::from_millis(self.arg("ttl_ms").parse()?);
         let mut file = File::options().create(true).append(true).open(self.arg("file"))?;
-        let history = Recorder::new(self.arg("history"), me.to_string())?;
+        let history = HistoryRecorder::new(self.arg("history"), me.to_string())?;
         loop {
             let story = Lockkeeper::new_attempt();
-            let tell = |event: Event| history.record(event.attempt(&story));
-            tell(Event::invoke(Op::Acquire, name));
+            let tell = |event: HistoryEvent| history.record(event.attempt(&story));
+            tell(HistoryEvent::invoke(Operation::Acquire, name));
             let leader = match self.keeper.election(name).ttl(ttl).campaign(me.to_string()).await {
                 Ok(leader) => leader,
                 Err(error) => {
-                    tell(Event::failed(Op::Acquire, name, &error));
+                    tell(HistoryEvent::failed(Operation::Acquire, name, &error));
                     tokio::time::sleep(Duration::from_millis(50)).await;
                     continue;
                 }
             };
             let mut told = leader.guard().deadline();
-            tell(Event::ok(Op::Acquire, name).fence(leader.term()).deadline(told));
+            tell(HistoryEvent::ok(Operation::Acquire, name).fence(leader.term()).deadline(told));
             for look in 0..100 {
                 let before = SystemClock.now().as_nanos();
                 if !leader.guard().is_held() {
-                    tell(Event::signal(name));
+                    tell(HistoryEvent::signal(name));
                     break;
                 }
                 let after = SystemClock.now().as_nanos();
                 file.write_all(format!("{} {before} {after} {me}\n", leader.term()).as_bytes())?;
                 if leader.guard().deadline() > told {
                     told = leader.guard().deadline();
-                    tell(Event::ok(Op::Renew, name).deadline(told));
+                    tell(HistoryEvent::ok(Operation::Renew, name).deadline(told));
                 }
                 if look % 20 == 19 {
                     let _ = leader.proclaim(format!("{me} {look}")).await;
                 }
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
-            tell(Event::invoke(Op::Release, name));
+            tell(HistoryEvent::invoke(Operation::Release, name));
             tell(match leader.resign().await {
-                Ok(Release::Released) => Event::ok(Op::Release, name),
-                Ok(Release::AlreadyGone) => Event::refused(Op::Release, name, Outcome::Lost),
-                Err(error) => Event::failed(Op::Release, name, &error),
+                Ok(ReleaseOutcome::Released) => HistoryEvent::ok(Operation::Release, name),
+                Ok(ReleaseOutcome::AlreadyGone) => {
+                    HistoryEvent::refused(Operation::Release, name, Outcome::Lost)
+                }
+                Err(error) => HistoryEvent::failed(Operation::Release, name, &error),
             });
         }
     }
@@ -171,7 +177,7 @@ impl Process {
     /// Writes a line when it begins a window and another when it has finished it.
     async fn windows(&self) -> Result<(), Failure> {
         let offset_us: i64 = self.arg("offset_ms").parse::<i64>()? * 1000;
-        let start = Moment::from_nanos(self.arg("start_ns").parse()?);
+        let start = BootInstant::from_nanos(self.arg("start_ns").parse()?);
         let clock = Arc::new(Off { start, offset_us });
         let keeper = Lockkeeper::with_store(self.keeper.store().clone(), clock.clone());
         let windows = keeper.windows("job");
@@ -201,7 +207,7 @@ impl Process {
 /// A wall clock on which a minute passes every 10 ms, and which is off by a little.
 #[derive(Debug)]
 struct Off {
-    start: Moment,
+    start: BootInstant,
     offset_us: i64,
 }
 
@@ -211,21 +217,21 @@ impl Off {
 }
 
 impl Clock for Off {
-    fn now(&self) -> Moment {
+    fn now(&self) -> BootInstant {
         SystemClock.now()
     }
 
-    fn wall(&self) -> Wall {
+    fn wall(&self) -> WallTime {
         let passed = SystemClock.now().since(self.start).as_micros() as u64 * 6000;
         let wall = (Self::FIRST_MS - 600_000) * 1000 + passed;
-        Wall::from_micros(wall.saturating_add_signed(self.offset_us))
+        WallTime::from_micros(wall.saturating_add_signed(self.offset_us))
     }
 
     fn start(&self) -> std::io::Result<()> {
         SystemClock.start()
     }
 
-    fn call_at(&self, at: Moment, then: Box<dyn FnOnce() + Send>) -> Timer {
+    fn call_at(&self, at: BootInstant, then: Box<dyn FnOnce() + Send>) -> Timer {
         SystemClock.call_at(at, then)
     }
 }
@@ -248,7 +254,7 @@ fn main() -> Result<(), Failure> {
                 opened => break opened?,
             }
         };
-        let process = Process { keeper, args };
+        let process = RecipeProcess { keeper, args };
         match what.as_str() {
             "add" => process.add().await,
             "once" => process.once().await,

@@ -11,19 +11,20 @@ pub use store::Bugged;
 #[repr(u8)]
 #[allow(missing_docs, reason = "each name says it all")]
 pub enum Bug {
-    GrantsEverybody,
+    GrantsEveryRequest,
     OneLockForAll,
     FoldsNames,
     NeverExpires,
     RenewalAlwaysYes,
     RenewalDoesNothing,
+    RenewsOneOfMany,
     RenewalRevives,
     ReleaseWithoutOwnerCheck,
     ReleaseAlwaysYes,
     ReleaseIsLost,
-    RetryIsANewAsk,
+    RetryIsANewRequest,
     RetryKeepsTheOldLease,
-    RetryDoublesThePlace,
+    RetryDoublesTheEntry,
     TtlUnchecked,
     TtlInMilliseconds,
     FenceStandsStill,
@@ -33,11 +34,11 @@ pub enum Bug {
     RevokeLetsTheNextIn,
     RevokeIsForgotten,
     RevokeHasNoReason,
-    NoLine,
+    NoQueue,
     ServesTwo,
-    PatienceIgnored,
-    GhostInLine,
-    NobodyIsWoken,
+    WaitTimeIgnored,
+    GhostInQueue,
+    NoWaiterIsWoken,
     DeadlockUnseen,
     SharedLetsWritersIn,
     SharedIsExclusive,
@@ -54,6 +55,7 @@ pub enum Bug {
     InspectIsBlind,
     ListForgetsPages,
     WatchDropsReleases,
+    WatchDropsExpiries,
     ShowsTheAttempt,
     ExpectIgnored,
     VersionsStartAgain,
@@ -63,10 +65,11 @@ pub enum Bug {
     ReadsAreStale,
     CutsRecordNames,
     CountsFromTheReply,
+    CountsFromTomorrow,
     OverstatesItself,
     // In the recipes, on a store that is fine.
     UpdateUnchecked,
-    TrailForgotten,
+    WriteLogForgotten,
     LateResultKept,
     PrintUnchecked,
     TermUnchecked,
@@ -76,7 +79,9 @@ pub enum Bug {
     RetryIsANewWrite,
     MarksForgotten,
     NoTombstones,
-    UnkeptForgotten,
+    TooLargeForgotten,
+    SizeUnchecked,
+    ForeignPageTaken,
     EndForgotten,
 }
 
@@ -93,7 +98,7 @@ macro_rules! forward {
                 value: &[u8],
                 expect: lockkeeper_core::Expect,
                 ttl: Option<std::time::Duration>,
-            ) -> lockkeeper_core::Result<lockkeeper_core::Write> {
+            ) -> lockkeeper_core::Result<lockkeeper_core::WriteOutcome> {
                 self.store.write(key, value, expect, ttl).await
             }
         });
@@ -163,7 +168,7 @@ macro_rules! forward_records {
                 &self,
                 key: &lockkeeper_core::LockName,
                 expect: lockkeeper_core::Expect,
-            ) -> lockkeeper_core::Result<lockkeeper_core::Delete> {
+            ) -> lockkeeper_core::Result<lockkeeper_core::DeleteOutcome> {
                 self.store.delete(key, expect).await
             }
             async fn scan(

@@ -54,6 +54,13 @@ fn is_done(bytes: &[u8]) -> bool {
     done
 }
 
+/// Whether a record that is called like a recipe's own is something else.
+pub(super) fn is_foreign(record: &Record) -> bool {
+    let page = split(&record.value).1;
+    let line = page.split(|b| *b == b'\n').next().unwrap_or_default();
+    belongs(&record.key, "once/") && !serde_json::from_slice::<Value>(line).is_ok_and(|page| page.is_object())
+}
+
 fn belongs(key: &LockName, recipe: &str) -> bool {
     key.as_str().starts_with(recipe)
 }
@@ -67,11 +74,17 @@ pub(super) fn twist_read(bug: Bug, own: Option<Fence>, mut record: Record) -> Re
         Bug::WindowForgotten if belongs(&record.key, "window/") => {
             edit(&record.value, |page| page["done"] = json!(false))
         }
-        // Nobody's term is above that of the one who asks.
+        // No term is above that of the caller.
         Bug::TermUnchecked if belongs(&record.key, "election/") => edit(&record.value, |page| {
             let said = page["proclaimed"].as_array_mut().into_iter().flatten();
             for (term, own) in said.map(|said| &mut said["term"]).filter_map(|term| Some((term, own?))) {
                 *term = json!(term.as_u64().map_or(own.get(), |term| term.min(own.get())));
+            }
+        }),
+        // As much as whole parts have is enough.
+        Bug::SizeUnchecked if belongs(&record.key, "once/") => edit(&record.value, |page| {
+            if let Some(size) = page["done"]["size"].as_u64() {
+                page["done"]["size"] = json!(size - size % (768 << 10));
             }
         }),
         // The versions of earlier writes are known, and whose they were is not.
@@ -89,8 +102,8 @@ pub(super) fn twist_write(bug: Bug, key: &LockName, value: &[u8], expect: Expect
         Bug::UpdateUnchecked if !recipe => (value.to_vec(), Expect::Any),
         Bug::LateResultKept if belongs(key, "once/") && is_done(value) => (value.to_vec(), Expect::Any),
         Bug::LateEndKept if belongs(key, "window/") && is_done(value) => (value.to_vec(), Expect::Any),
-        Bug::TrailForgotten => (split(value).1.to_vec(), expect),
-        Bug::UnkeptForgotten if belongs(key, "once/") => (
+        Bug::WriteLogForgotten => (split(value).1.to_vec(), expect),
+        Bug::TooLargeForgotten if belongs(key, "once/") => (
             edit(value, |page| {
                 if page["done"]["unkept"].is_string() {
                     page.as_object_mut().map(|page| page.remove("done"));

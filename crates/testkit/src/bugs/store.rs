@@ -1,3 +1,5 @@
+//! A store with a planted bug: a memory store whose answers are wrong in one way.
+
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -6,9 +8,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::StreamExt;
 use lockkeeper_core::{
-    Acquired, Ask, Attempt, Claim, Delete, EventKind, EventStream, Expect, Fence, Grant, LockName, LockPage,
-    LockView, Locks, Mode, Names, Owner, Page, Profile, Promise, Record, RecordPage, Records, Release,
-    Renewal, Result, Store, Version, Wait, Write, limits,
+    AcquireOutcome, Attempt, DeleteOutcome, EventKind, EventStream, Expect, Fence, Grant, Guarantee,
+    LockName, LockPage, LockRequest, LockView, Locks, Mode, Names, Owner, Page, Profile, Record, RecordPage,
+    Records, ReleaseOutcome, RenewOutcome, RequestKey, Result, Store, Version, Wait, WriteOutcome, limits,
 };
 use lockkeeper_host::random_128;
 use tokio::sync::Notify;
@@ -23,6 +25,10 @@ pub struct Bugged {
     own_count: AtomicU64,
     /// The fence of the newest grant of this client; zero without one.
     own_fence: AtomicU64,
+    /// The first thing that this client ever read of each record.
+    read: Mutex<HashMap<LockName, Option<Record>>>,
+    /// The records that this client has written to.
+    written: Mutex<HashSet<LockName>>,
 }
 
 /// What the clients of one spoilt store share.
@@ -34,8 +40,8 @@ struct Notes {
     /// The attempts that the store knows under another name.
     alias: Mutex<HashMap<Attempt, Vec<Attempt>>>,
     told: Mutex<HashSet<Attempt>>,
-    /// The first thing that was ever read of each record.
-    read: Mutex<HashMap<LockName, Record>>,
+    /// Who waits without a line, the newest last.
+    polling: Mutex<Vec<RequestKey>>,
     served: Notify,
 }
 
@@ -48,6 +54,8 @@ impl Bugged {
             notes: Arc::default(),
             own_count: AtomicU64::new(0),
             own_fence: AtomicU64::new(0),
+            read: Mutex::default(),
+            written: Mutex::default(),
         }
     }
 
@@ -56,27 +64,27 @@ impl Bugged {
         Bugged { notes: self.notes.clone(), ..Bugged::new(self.store.clone(), self.bug) }
     }
 
-    fn made_up(&self, ask: &Ask, like: Fence) -> Grant {
+    fn made_up(&self, request: &LockRequest, like: Fence) -> Grant {
         let n = self.notes.count.fetch_add(1, Ordering::Relaxed);
         let fence = Fence::new(like.get() + 1_000_000 + n).expect("a fence");
         Grant {
-            claim: ask.claim.clone(),
+            key: request.key.clone(),
             fence,
-            mode: ask.mode,
-            ttl: ask.ttl,
-            sent_at: lockkeeper_core::Moment::from_nanos(0),
-            lease: ask.ttl,
+            mode: request.mode,
+            ttl: request.ttl,
+            sent_at: lockkeeper_core::BootInstant::from_nanos(0),
+            lease: request.ttl,
         }
     }
 
-    /// A grant that is as good as any, for a lock that nobody asked for: it lasts, and can be renewed.
-    async fn grant_beside(&self, ask: &Ask) -> Result<Option<Grant>> {
+    /// A valid grant of a lock that no test uses: it lasts, and can be renewed.
+    async fn grant_beside(&self, request: &LockRequest) -> Result<Option<Grant>> {
         let n = self.notes.count.fetch_add(1, Ordering::Relaxed);
-        let mut beside = Ask { wait: Wait::No, ..ask.clone() };
-        beside.claim.names = LockName::new(format!("beside/{n}"))?.into();
+        let mut beside = LockRequest { wait: Wait::No, ..request.clone() };
+        beside.key.names = LockName::new(format!("beside/{n}"))?.into();
         match self.store.acquire(&beside).await? {
-            Acquired::Granted(grant) => Ok(Some(Grant { claim: ask.claim.clone(), ..grant })),
-            Acquired::Busy(_) => Ok(None),
+            AcquireOutcome::Granted(grant) => Ok(Some(Grant { key: request.key.clone(), ..grant })),
+            AcquireOutcome::Busy(_) => Ok(None),
         }
     }
 
@@ -99,98 +107,100 @@ impl Bugged {
         }
     }
 
-    /// The ask, spoilt.
-    fn twist(&self, ask: &Ask) -> Ask {
-        let mut ask = ask.clone();
-        let rename = |ask: &mut Ask, to: fn(&str) -> String| {
-            let names = ask.claim.names.iter().map(|name| LockName::new(to(name.as_str())).expect("a name"));
-            ask.claim.names = Names::new(names.collect::<Vec<_>>()).expect("names");
+    /// The request, as the bug changes it.
+    fn twist(&self, request: &LockRequest) -> LockRequest {
+        let mut request = request.clone();
+        let rename = |request: &mut LockRequest, to: fn(&str) -> String| {
+            let names =
+                request.key.names.iter().map(|name| LockName::new(to(name.as_str())).expect("a name"));
+            request.key.names = Names::new(names.collect::<Vec<_>>()).expect("names");
         };
         match self.bug {
-            Bug::OneLockForAll => rename(&mut ask, |_| "everything".into()),
-            Bug::FoldsNames => rename(&mut ask, |name| name.to_lowercase()),
-            Bug::PartialGrants => ask.claim.names = ask.claim.names.first().clone().into(),
-            Bug::NeverExpires => ask.ttl = limits::TTL_MAX,
+            Bug::OneLockForAll => rename(&mut request, |_| "everything".into()),
+            Bug::FoldsNames => rename(&mut request, |name| name.to_lowercase()),
+            Bug::PartialGrants => request.key.names = request.key.names.first().clone().into(),
+            Bug::NeverExpires => request.ttl = limits::TTL_MAX,
             Bug::TtlUnchecked => {
-                ask.ttl = ask.ttl.clamp(limits::TTL_MIN, limits::TTL_MAX);
-                ask.lock_delay = ask.lock_delay.min(limits::TTL_MAX);
-                ask.min_hold = ask.min_hold.min(limits::TTL_MAX);
+                request.ttl = request.ttl.clamp(limits::TTL_MIN, limits::TTL_MAX);
+                request.lock_delay = request.lock_delay.min(limits::TTL_MAX);
+                request.min_hold = request.min_hold.min(limits::TTL_MAX);
             }
-            Bug::GrantsEverybody => ask.wait = Wait::No,
-            Bug::PatienceIgnored if ask.wait != Wait::No => ask.wait = Wait::Forever,
-            Bug::DeadlockUnseen => ask.owner = None,
-            Bug::EveryoneIsOneOwner => ask.owner = Some(Owner::from_bytes([1; 16])),
-            Bug::SharedLetsWritersIn if ask.mode == Mode::Exclusive => ask.mode = Mode::Shared,
-            Bug::SharedIsExclusive if ask.mode == Mode::Shared => ask.mode = Mode::Exclusive,
-            Bug::PermitsUncounted if matches!(ask.mode, Mode::Permit(_)) => ask.mode = Mode::Shared,
-            Bug::NoLockDelay => ask.lock_delay = Duration::ZERO,
-            Bug::NoMinHold => ask.min_hold = Duration::ZERO,
-            Bug::RetryIsANewAsk | Bug::RetryDoublesThePlace => {
+            Bug::GrantsEveryRequest => request.wait = Wait::No,
+            Bug::WaitTimeIgnored if request.wait != Wait::No => request.wait = Wait::Forever,
+            Bug::DeadlockUnseen => request.owner = None,
+            Bug::EveryoneIsOneOwner => request.owner = Some(Owner::from_bytes([1; 16])),
+            Bug::SharedLetsWritersIn if request.mode == Mode::Exclusive => request.mode = Mode::Shared,
+            Bug::SharedIsExclusive if request.mode == Mode::Shared => request.mode = Mode::Exclusive,
+            Bug::PermitsUncounted if matches!(request.mode, Mode::Permit(_)) => request.mode = Mode::Shared,
+            Bug::NoLockDelay => request.lock_delay = Duration::ZERO,
+            Bug::NoMinHold => request.min_hold = Duration::ZERO,
+            Bug::RetryIsANewRequest | Bug::RetryDoublesTheEntry => {
                 let other = Attempt::from_bytes(random_128());
-                self.notes.alias.lock().unwrap().entry(ask.claim.attempt).or_default().push(other);
-                ask.claim.attempt = other;
+                self.notes.alias.lock().unwrap().entry(request.key.attempt).or_default().push(other);
+                request.key.attempt = other;
             }
             _ => {}
         }
-        ask
+        request
     }
 
     /// The grant, spoilt.
-    async fn colour(&self, ask: &Ask, mut grant: Grant) -> Grant {
-        grant.claim = ask.claim.clone();
-        grant.ttl = ask.ttl;
+    async fn colour(&self, request: &LockRequest, mut grant: Grant) -> Grant {
+        grant.key = request.key.clone();
+        grant.ttl = request.ttl;
         let small = |n: u64| Fence::new(n).expect("a fence");
         match self.bug {
             Bug::FenceStandsStill => grant.fence = small(7),
             Bug::FenceDiesWithTheLock => {
                 let mut counts = self.notes.counts.lock().unwrap();
-                let count = counts.entry(ask.claim.names.first().clone()).or_default();
+                let count = counts.entry(request.key.names.first().clone()).or_default();
                 *count += 1;
                 grant.fence = small(*count);
             }
             Bug::FencePerClient => grant.fence = small(self.own_count.fetch_add(1, Ordering::Relaxed) + 1),
-            Bug::ReentryNewFence if ask.owner.is_some() => {
+            Bug::ReentryNewFence if request.owner.is_some() => {
                 grant.fence = small(grant.fence.get() + self.notes.count.fetch_add(1, Ordering::Relaxed));
             }
-            Bug::TtlInMilliseconds => grant.ttl = Duration::from_millis(ask.ttl.as_millis() as u64),
-            Bug::CountsFromTheReply => grant.sent_at = grant.sent_at + ask.ttl / 2,
+            Bug::TtlInMilliseconds => grant.ttl = Duration::from_millis(request.ttl.as_millis() as u64),
+            Bug::CountsFromTheReply => grant.sent_at = grant.sent_at + request.ttl / 2,
+            Bug::CountsFromTomorrow => grant.sent_at = grant.sent_at + limits::TTL_MAX,
             _ => {}
         }
         self.own_fence.store(grant.fence.get(), Ordering::Relaxed);
-        self.notes.grants.lock().unwrap().insert(ask.claim.attempt, grant.clone());
+        self.notes.grants.lock().unwrap().insert(request.key.attempt, grant.clone());
         grant
     }
 
-    async fn ask(&self, ask: &Ask) -> Result<Acquired> {
-        let twisted = self.twist(ask);
+    async fn request(&self, request: &LockRequest) -> Result<AcquireOutcome> {
+        let twisted = self.twist(request);
         match self.bug {
-            Bug::NoLine => self.poll_without_a_line(&twisted).await,
+            Bug::NoQueue => self.poll_without_a_line(&twisted).await,
             Bug::OneByOne => {
-                for name in &twisted.claim.names {
+                for name in &twisted.key.names {
                     let mut one = twisted.clone();
-                    one.claim =
-                        Claim { attempt: Attempt::from_bytes(random_128()), names: name.clone().into() };
+                    one.key =
+                        RequestKey { attempt: Attempt::from_bytes(random_128()), names: name.clone().into() };
                     let answer = self.store.acquire(&one).await?;
-                    if matches!(answer, Acquired::Busy(_)) {
+                    if matches!(answer, AcquireOutcome::Busy(_)) {
                         return Ok(answer);
                     }
                 }
-                Ok(Acquired::Granted(self.made_up(ask, Fence::new(1)?)))
+                Ok(AcquireOutcome::Granted(self.made_up(request, Fence::new(1)?)))
             }
             Bug::ServesTwo => {
                 let mut served = std::pin::pin!(self.notes.served.notified());
-                // It listens before it can be seen in line.
+                // It subscribes before inspect shows it in the queue.
                 served.as_mut().enable();
                 tokio::select! {
                     biased;
-                    () = served => Ok(Acquired::Granted(self.made_up(ask, Fence::new(1)?))),
+                    () = served => Ok(AcquireOutcome::Granted(self.made_up(request, Fence::new(1)?))),
                     answer = self.store.acquire(&twisted) => {
                         self.notes.served.notify_waiters();
                         answer
                     }
                 }
             }
-            Bug::NobodyIsWoken => {
+            Bug::NoWaiterIsWoken => {
                 let mut asked = std::pin::pin!(self.store.acquire(&twisted));
                 match futures_util::poll!(&mut asked) {
                     std::task::Poll::Ready(answer) => answer,
@@ -201,27 +211,47 @@ impl Bugged {
                     }
                 }
             }
-            Bug::GhostInLine => {
+            Bug::GhostInQueue => {
                 let store = self.store.clone();
                 let detached = tokio::spawn(async move { store.acquire(&twisted).await });
                 let answer = detached.await.expect("it ends well");
-                self.notes.told.lock().unwrap().insert(ask.claim.attempt);
+                self.notes.told.lock().unwrap().insert(request.key.attempt);
                 answer
             }
             _ => self.store.acquire(&twisted).await,
         }
     }
 
-    async fn poll_without_a_line(&self, ask: &Ask) -> Result<Acquired> {
-        let hasty = Ask { wait: Wait::No, ..ask.clone() };
-        loop {
-            match self.store.acquire(&hasty).await? {
-                Acquired::Busy(_) if ask.wait != Wait::No => {
-                    tokio::time::sleep(Duration::from_millis(1)).await
-                }
-                answer => return Ok(answer),
-            }
+    /// Those who wait look again now and then, and the newest of them is served first.
+    async fn poll_without_a_line(&self, request: &LockRequest) -> Result<AcquireOutcome> {
+        let hasty = LockRequest { wait: Wait::No, ..request.clone() };
+        if request.wait == Wait::No {
+            return self.store.acquire(&hasty).await;
         }
+        let _polling = Polling::begin(&self.notes, &request.key);
+        loop {
+            let newest = self.notes.polling.lock().unwrap().last() == Some(&request.key);
+            if newest && let granted @ AcquireOutcome::Granted(_) = self.store.acquire(&hasty).await? {
+                return Ok(granted);
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+}
+
+/// One who waits without a line, until it is dropped.
+struct Polling(Arc<Notes>, RequestKey);
+
+impl Polling {
+    fn begin(notes: &Arc<Notes>, key: &RequestKey) -> Polling {
+        notes.polling.lock().unwrap().push(key.clone());
+        Polling(notes.clone(), key.clone())
+    }
+}
+
+impl Drop for Polling {
+    fn drop(&mut self) {
+        self.0.polling.lock().unwrap().retain(|key| *key != self.1);
     }
 }
 
@@ -230,99 +260,106 @@ impl Locks for Bugged {
     fn profile(&self) -> Profile {
         let mut profile = self.store.profile();
         if self.bug == Bug::OverstatesItself {
-            (profile.fence, profile.durable) = (Promise::Kept, Promise::Kept);
+            (profile.fence, profile.durable) = (Guarantee::Kept, Guarantee::Kept);
         }
         profile
     }
 
-    async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
+    async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
         if self.bug == Bug::RetryKeepsTheOldLease
-            && let Some(grant) = self.notes.grants.lock().unwrap().get(&ask.claim.attempt)
+            && let Some(grant) = self.notes.grants.lock().unwrap().get(&request.key.attempt)
         {
-            return Ok(Acquired::Granted(grant.clone()));
+            return Ok(AcquireOutcome::Granted(grant.clone()));
         }
         if self.bug == Bug::FenceDiesWithTheLock
-            && self.store.inspect(ask.claim.names.first()).await?.is_none()
+            && self.store.inspect(request.key.names.first()).await?.is_none()
         {
-            self.notes.counts.lock().unwrap().remove(ask.claim.names.first());
+            self.notes.counts.lock().unwrap().remove(request.key.names.first());
         }
-        match self.ask(ask).await? {
-            Acquired::Granted(grant) => Ok(Acquired::Granted(self.colour(ask, grant).await)),
-            Acquired::Busy(busy) => {
+        match self.request(request).await? {
+            AcquireOutcome::Granted(grant) => Ok(AcquireOutcome::Granted(self.colour(request, grant).await)),
+            AcquireOutcome::Busy(busy) => {
                 let lets_in = match self.bug {
-                    Bug::GrantsEverybody => true,
-                    Bug::ReadersBarge => ask.mode == Mode::Shared,
+                    Bug::GrantsEveryRequest => true,
+                    Bug::ReadersBarge => request.mode == Mode::Shared,
                     _ => false,
                 };
                 let like = busy.held.first().map_or(Fence::new(1)?, |held| held.fence);
-                if self.bug == Bug::GrantsEverybody
-                    && let Some(grant) = self.grant_beside(ask).await?
+                if self.bug == Bug::GrantsEveryRequest
+                    && let Some(grant) = self.grant_beside(request).await?
                 {
-                    Ok(Acquired::Granted(grant))
+                    Ok(AcquireOutcome::Granted(grant))
                 } else if lets_in {
-                    Ok(Acquired::Granted(self.made_up(ask, like)))
+                    Ok(AcquireOutcome::Granted(self.made_up(request, like)))
                 } else {
-                    Ok(Acquired::Busy(busy))
+                    Ok(AcquireOutcome::Busy(busy))
                 }
             }
         }
     }
 
-    async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
+    async fn renew(&self, grants: &[Grant]) -> Result<Vec<RenewOutcome>> {
         if self.bug == Bug::RenewalDoesNothing {
-            return Ok(vec![Renewal::Renewed; grants.len()]);
+            return Ok(vec![RenewOutcome::Renewed; grants.len()]);
         }
         let mut answers = self.store.renew(grants).await?;
+        if self.bug == Bug::RenewsOneOfMany {
+            answers.iter_mut().skip(1).for_each(|answer| *answer = RenewOutcome::Lost);
+        }
         for (answer, grant) in answers.iter_mut().zip(grants) {
-            if *answer == Renewal::Renewed {
+            if *answer == RenewOutcome::Renewed {
                 continue;
             }
             if self.bug == Bug::RenewalRevives {
-                self.store.break_lock(grant.claim.names.first(), "mine!").await?;
+                self.store.break_lock(grant.key.names.first(), "mine!").await?;
                 let me = Arc::new(lockkeeper_core::Holder::new("host", 1, None)?);
-                let ask = Ask::new(grant.claim.attempt, grant.claim.names.clone(), grant.ttl, me);
-                self.store.acquire(&ask).await?;
+                let request = LockRequest::new(grant.key.attempt, grant.key.names.clone(), grant.ttl, me);
+                self.store.acquire(&request).await?;
             }
             if matches!(self.bug, Bug::RenewalRevives | Bug::RenewalAlwaysYes) {
-                *answer = Renewal::Renewed;
+                *answer = RenewOutcome::Renewed;
             }
         }
         Ok(answers)
     }
 
-    async fn release(&self, claim: &Claim) -> Result<Release> {
+    async fn release(&self, key: &RequestKey) -> Result<ReleaseOutcome> {
         match self.bug {
-            Bug::ReleaseIsLost => return Ok(Release::Released),
-            Bug::GhostInLine if !self.notes.told.lock().unwrap().contains(&claim.attempt) => {
-                return Ok(Release::Released);
+            Bug::ReleaseIsLost => return Ok(ReleaseOutcome::Released),
+            Bug::GhostInQueue if !self.notes.told.lock().unwrap().contains(&key.attempt) => {
+                return Ok(ReleaseOutcome::Released);
             }
             Bug::DelaysAlways | Bug::FirstReleaseFreesAll => {
-                self.store.break_lock(claim.names.first(), "released").await?;
-                return Ok(Release::Released);
+                self.store.break_lock(key.names.first(), "released").await?;
+                return Ok(ReleaseOutcome::Released);
             }
             _ => {}
         }
-        let aliases = self.notes.alias.lock().unwrap().remove(&claim.attempt).unwrap_or_default();
+        let aliases = self.notes.alias.lock().unwrap().remove(&key.attempt).unwrap_or_default();
         for attempt in aliases {
-            self.store.release(&Claim { attempt, names: claim.names.clone() }).await?;
+            self.store.release(&RequestKey { attempt, names: key.names.clone() }).await?;
         }
-        let answer = self.store.release(claim).await?;
-        if self.bug == Bug::ReleaseWithoutOwnerCheck && answer == Release::AlreadyGone {
-            self.store.break_lock(claim.names.first(), "released").await?;
-            return Ok(Release::Released);
+        let answer = self.store.release(key).await?;
+        if self.bug == Bug::ReleaseWithoutOwnerCheck && answer == ReleaseOutcome::AlreadyGone {
+            self.store.break_lock(key.names.first(), "released").await?;
+            return Ok(ReleaseOutcome::Released);
         }
-        if self.bug == Bug::ReleaseAlwaysYes { Ok(Release::Released) } else { Ok(answer) }
+        if self.bug == Bug::ReleaseAlwaysYes { Ok(ReleaseOutcome::Released) } else { Ok(answer) }
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Option<LockView>> {
         let mut view = self.store.inspect(name).await?;
+        if let Some(view) = view.as_mut().filter(|_| self.bug == Bug::NoQueue) {
+            let polling = self.notes.polling.lock().unwrap();
+            view.waiting += polling.iter().filter(|key| key.names.first() == name).count();
+        }
         if let Some(held) = view.as_mut().map(|view| &mut view.held) {
             match self.bug {
                 Bug::InspectIsBlind => held.clear(),
                 Bug::ShowsTheAttempt => {
                     let grants = self.notes.grants.lock().unwrap();
                     let attempt = grants.values().find(|grant| grant.fence == held[0].fence);
-                    held[0].holder.label = attempt.map(|grant| grant.claim.attempt.to_hex());
+                    held[0].holder.label = attempt.map(|grant| grant.key.attempt.to_hex());
                 }
                 _ => {}
             }
@@ -340,11 +377,13 @@ impl Locks for Bugged {
 
     async fn watch(&self, prefix: &str) -> Result<EventStream> {
         let events = self.store.watch(prefix).await?;
-        if self.bug != Bug::WatchDropsReleases {
-            return Ok(events);
-        }
-        let kept = events.filter(|event| {
-            let dropped = matches!(event.as_ref().map(|event| &event.kind), Ok(EventKind::Released { .. }));
+        let bug = self.bug;
+        let kept = events.filter(move |event| {
+            let dropped = match event.as_ref().map(|event| &event.kind) {
+                Ok(EventKind::Released { .. }) => bug == Bug::WatchDropsReleases,
+                Ok(EventKind::Expired { .. }) => bug == Bug::WatchDropsExpiries,
+                _ => false,
+            };
             std::future::ready(!dropped)
         });
         Ok(Box::pin(kept))
@@ -370,9 +409,11 @@ impl Records for Bugged {
     async fn read(&self, key: &LockName) -> Result<Option<Record>> {
         let found = self.store.read(&self.twist_key(key)).await?;
         match found {
-            Some(record) if self.bug == Bug::ReadsAreStale => {
-                Ok(Some(self.notes.read.lock().unwrap().entry(key.clone()).or_insert(record).clone()))
+            // A replica that has fallen behind serves those who only read.
+            found if self.bug == Bug::ReadsAreStale && !self.written.lock().unwrap().contains(key) => {
+                Ok(self.read.lock().unwrap().entry(key.clone()).or_insert(found).clone())
             }
+            Some(record) if self.bug == Bug::ForeignPageTaken && recipe::is_foreign(&record) => Ok(None),
             found => Ok(found.map(|record| self.twist_record(record))),
         }
     }
@@ -383,13 +424,17 @@ impl Records for Bugged {
         value: &[u8],
         expect: Expect,
         ttl: Option<Duration>,
-    ) -> Result<Write> {
-        let expect = if self.bug == Bug::ExpectIgnored { Expect::Any } else { expect };
+    ) -> Result<WriteOutcome> {
+        let ignored = matches!(self.bug, Bug::ExpectIgnored | Bug::ForeignPageTaken);
+        let expect = if ignored { Expect::Any } else { expect };
+        if self.bug == Bug::ReadsAreStale {
+            self.written.lock().unwrap().insert(key.clone());
+        }
         if self.bug == Bug::NoTombstones && value.starts_with(b"lk0 ") {
             return Ok(match self.store.delete(key, expect).await? {
-                Delete::Deleted => Write::Written(Version(self.made_up_version())),
-                Delete::Absent => Write::Conflict(None),
-                Delete::Conflict(found) => Write::Conflict(Some(found)),
+                DeleteOutcome::Deleted => WriteOutcome::Written(Version(self.made_up_version())),
+                DeleteOutcome::Absent => WriteOutcome::Conflict(None),
+                DeleteOutcome::Conflict(found) => WriteOutcome::Conflict(Some(found)),
             });
         }
         let (value, expect) = recipe::twist_write(self.bug, key, value, expect);
@@ -397,7 +442,7 @@ impl Records for Bugged {
         let mut value = &value[..];
         match self.bug {
             Bug::WritesAreLost => {
-                return Ok(Write::Written(Version(self.made_up_version())));
+                return Ok(WriteOutcome::Written(Version(self.made_up_version())));
             }
             Bug::RecordsUnchecked => {
                 ttl = ttl.map(|ttl| ttl.max(limits::TTL_MIN));
@@ -407,13 +452,17 @@ impl Records for Bugged {
         }
         let written = self.store.write(&self.twist_key(key), value, expect, ttl).await?;
         match written {
-            Write::Written(_) if self.bug == Bug::VersionsStartAgain => Ok(Write::Written(Version(1))),
-            Write::Conflict(found) => Ok(Write::Conflict(found.map(|record| self.twist_record(record)))),
+            WriteOutcome::Written(_) if self.bug == Bug::VersionsStartAgain => {
+                Ok(WriteOutcome::Written(Version(1)))
+            }
+            WriteOutcome::Conflict(found) => {
+                Ok(WriteOutcome::Conflict(found.map(|record| self.twist_record(record))))
+            }
             written => Ok(written),
         }
     }
 
-    async fn delete(&self, key: &LockName, expect: Expect) -> Result<Delete> {
+    async fn delete(&self, key: &LockName, expect: Expect) -> Result<DeleteOutcome> {
         self.store.delete(&self.twist_key(key), expect).await
     }
 

@@ -6,7 +6,7 @@ use lockkeeper_core::Fence;
 use lockkeeper_fenced::{Fenced, Seen};
 use lockkeeper_host::random_128;
 
-use super::Harness;
+use super::FencedHarness;
 use super::laws::{fence, refused};
 
 /// Numbers that are the same for the same seed.
@@ -24,27 +24,27 @@ impl Dice {
 
 /// What happened, so that a run in which nothing did is not taken for a good one.
 #[derive(Clone, Copy, Default)]
-struct Tally {
+struct InterleavingTally {
     taken: u64,
     refused: u64,
     repeated: u64,
 }
 
 #[derive(Clone)]
-struct Op {
+struct ResourceOp {
     fence: Fence,
     value: Option<Vec<u8>>,
     again: bool,
 }
 
 /// The writes of two to four holders, shuffled. Their fences are few, so that there are higher, equal and lower ones.
-fn story(dice: &mut Dice) -> Vec<Op> {
+fn story(dice: &mut Dice) -> Vec<ResourceOp> {
     let mut ops = Vec::new();
     for holder in 0..2 + dice.roll(3) {
         let fence = fence(1 + dice.roll(5));
         for write in 0..1 + dice.roll(3) {
             let value = (dice.roll(5) > 0).then(|| format!("{holder}.{write}").into_bytes());
-            ops.push(Op { fence, value, again: dice.roll(4) == 0 });
+            ops.push(ResourceOp { fence, value, again: dice.roll(4) == 0 });
         }
     }
     for left in (1..ops.len()).rev() {
@@ -53,7 +53,7 @@ fn story(dice: &mut Dice) -> Vec<Op> {
     ops
 }
 
-async fn send(resource: &dyn Fenced, name: &str, op: &Op) -> lockkeeper_core::Result<()> {
+async fn send(resource: &dyn Fenced, name: &str, op: &ResourceOp) -> lockkeeper_core::Result<()> {
     match &op.value {
         Some(value) => resource.put(name, op.fence, value).await,
         None => resource.delete(name, op.fence).await,
@@ -61,8 +61,8 @@ async fn send(resource: &dyn Fenced, name: &str, op: &Op) -> lockkeeper_core::Re
 }
 
 /// Plays one story to two clients in turn, beside the rule in its simplest form.
-async fn play(clients: &[Arc<dyn Fenced>; 2], seed: u64) -> Tally {
-    let (mut dice, mut tally) = (Dice(seed), Tally::default());
+async fn play(clients: &[Arc<dyn Fenced>; 2], seed: u64) -> InterleavingTally {
+    let (mut dice, mut tally) = (Dice(seed), InterleavingTally::default());
     let (name, mut model) = (format!("story/{seed}"), None::<Seen>);
     for op in story(&mut dice) {
         for turn in 0..1 + u64::from(op.again) {
@@ -89,7 +89,7 @@ async fn play(clients: &[Arc<dyn Fenced>; 2], seed: u64) -> Tally {
 ///
 /// # Panics
 /// If the law does not hold. The seed has been printed before.
-pub async fn taken_is_exactly_what_never_goes_back<H: Harness>(h: H) {
+pub async fn taken_is_exactly_what_never_goes_back<H: FencedHarness>(h: H) {
     const SIDE_BY_SIDE: u64 = 8;
     let count = if std::env::var_os("LOCKKEEPER_FULL").is_some() { 10_000 } else { H::INTERLEAVINGS };
     let given = std::env::var("LOCKKEEPER_SEED").ok().and_then(|seed| seed.parse().ok());
@@ -100,7 +100,7 @@ pub async fn taken_is_exactly_what_never_goes_back<H: Harness>(h: H) {
     for player in 0..SIDE_BY_SIDE {
         let clients = [H::client(&h.address()).await, H::client(&h.address()).await];
         players.push(tokio::spawn(async move {
-            let mut sum = Tally::default();
+            let mut sum = InterleavingTally::default();
             for nth in (player..count).step_by(SIDE_BY_SIDE as usize) {
                 let tally = play(&clients, seed + nth).await;
                 sum = sum + tally;
@@ -108,19 +108,19 @@ pub async fn taken_is_exactly_what_never_goes_back<H: Harness>(h: H) {
             sum
         }));
     }
-    let mut sum = Tally::default();
+    let mut sum = InterleavingTally::default();
     for player in players {
         sum = sum + player.await.expect("the law holds in every interleaving");
     }
-    let Tally { taken, refused, repeated } = sum;
+    let InterleavingTally { taken, refused, repeated } = sum;
     println!("{count} interleavings: {taken} taken, {refused} refused, {repeated} taken again");
     assert!(taken > count && refused > count / 2 && repeated > count / 10, "too little happened");
 }
 
-impl std::ops::Add for Tally {
-    type Output = Tally;
-    fn add(self, other: Tally) -> Tally {
-        Tally {
+impl std::ops::Add for InterleavingTally {
+    type Output = InterleavingTally;
+    fn add(self, other: InterleavingTally) -> InterleavingTally {
+        InterleavingTally {
             taken: self.taken + other.taken,
             refused: self.refused + other.refused,
             repeated: self.repeated + other.repeated,

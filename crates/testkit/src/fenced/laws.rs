@@ -11,13 +11,13 @@ use std::time::Duration;
 use lockkeeper_core::{Error, Fence, Result};
 use lockkeeper_fenced::{Fenced, Seen};
 
-use super::Harness;
+use super::FencedHarness;
 
 pub(super) fn fence(n: u64) -> Fence {
     Fence::new(n).expect("a good fence")
 }
 
-async fn pair<H: Harness>(h: &H) -> (Arc<dyn Fenced>, Arc<dyn Fenced>) {
+async fn pair<H: FencedHarness>(h: &H) -> (Arc<dyn Fenced>, Arc<dyn Fenced>) {
     let address = h.address();
     (H::client(&address).await, H::client(&address).await)
 }
@@ -39,9 +39,9 @@ pub(super) fn refused(answer: Result<()>, presented: u64, seen: u64) {
     }
 }
 
-pub async fn a_late_write_is_refused_and_changes_nothing<H: Harness>(h: H) {
+pub async fn a_late_write_is_refused_and_changes_nothing<H: FencedHarness>(h: H) {
     let (a, b) = pair(&h).await;
-    assert_eq!(a.read("orders/42").await.unwrap(), None, "nobody has written yet");
+    assert_eq!(a.read("orders/42").await.unwrap(), None, "no writer has written yet");
     b.put("orders/42", fence(7), b"new").await.unwrap();
     refused(a.put("orders/42", fence(6), b"late").await, 6, 7);
     refused(a.put("orders/42", Fence::MIN, b"later").await, 1, 7);
@@ -49,7 +49,7 @@ pub async fn a_late_write_is_refused_and_changes_nothing<H: Harness>(h: H) {
     is(&*b, "orders/42", 7, Some("new")).await;
 }
 
-pub async fn a_refusal_says_what_was_presented_and_what_was_seen<H: Harness>(h: H) {
+pub async fn a_refusal_says_what_was_presented_and_what_was_seen<H: FencedHarness>(h: H) {
     let (a, b) = pair(&h).await;
     for (mark, late) in [(10, 9), (1_000_000, 17), (1_780_000_000_000_000, 1_779_999_999_999_999)] {
         a.put("orders/42", fence(mark), b"new").await.unwrap();
@@ -58,7 +58,7 @@ pub async fn a_refusal_says_what_was_presented_and_what_was_seen<H: Harness>(h: 
     }
 }
 
-pub async fn the_mark_rises_with_every_higher_fence<H: Harness>(h: H) {
+pub async fn the_mark_rises_with_every_higher_fence<H: FencedHarness>(h: H) {
     let (a, b) = pair(&h).await;
     for mark in [1, 2, 5, 9, 10, 11, 100] {
         a.put("orders/42", fence(mark), mark.to_string().as_bytes()).await.unwrap();
@@ -69,7 +69,7 @@ pub async fn the_mark_rises_with_every_higher_fence<H: Harness>(h: H) {
     }
 }
 
-pub async fn the_same_fence_is_taken_again<H: Harness>(h: H) {
+pub async fn the_same_fence_is_taken_again<H: FencedHarness>(h: H) {
     // A holder writes more than once under one grant, also from another connection.
     let (a, b) = pair(&h).await;
     a.put("orders/42", fence(5), b"one").await.unwrap();
@@ -81,8 +81,8 @@ pub async fn the_same_fence_is_taken_again<H: Harness>(h: H) {
     is(&*a, "orders/42", 5, Some("three")).await;
 }
 
-pub async fn a_retry_is_harmless_and_a_late_one_is_refused<H: Harness>(h: H) {
-    // Whoever never heard the answer sends the same again.
+pub async fn a_retry_is_harmless_and_a_late_one_is_refused<H: FencedHarness>(h: H) {
+    // A writer without a reply sends the same write again.
     let (a, b) = pair(&h).await;
     for _ in 0..3 {
         a.put("orders/42", fence(5), b"same").await.unwrap();
@@ -96,14 +96,14 @@ pub async fn a_retry_is_harmless_and_a_late_one_is_refused<H: Harness>(h: H) {
     }
 }
 
-pub async fn a_late_delete_is_refused<H: Harness>(h: H) {
+pub async fn a_late_delete_is_refused<H: FencedHarness>(h: H) {
     let (a, b) = pair(&h).await;
     b.put("orders/42", fence(7), b"new").await.unwrap();
     refused(a.delete("orders/42", fence(6)).await, 6, 7);
     is(&*b, "orders/42", 7, Some("new")).await;
 }
 
-pub async fn deleting_keeps_the_mark<H: Harness>(h: H) {
+pub async fn deleting_keeps_the_mark<H: FencedHarness>(h: H) {
     let (a, b) = pair(&h).await;
     a.put("orders/42", fence(5), b"old").await.unwrap();
     b.delete("orders/42", fence(7)).await.unwrap();
@@ -116,14 +116,14 @@ pub async fn deleting_keeps_the_mark<H: Harness>(h: H) {
     is(&*a, "orders/42", 8, Some("again")).await;
 }
 
-pub async fn deleting_nothing_counts_as_a_write<H: Harness>(h: H) {
+pub async fn deleting_nothing_counts_as_a_write<H: FencedHarness>(h: H) {
     let (a, b) = pair(&h).await;
     b.delete("orders/42", fence(7)).await.unwrap();
     is(&*a, "orders/42", 7, None).await;
     refused(a.put("orders/42", fence(6), b"late").await, 6, 7);
 }
 
-pub async fn every_resource_has_a_mark_of_its_own<H: Harness>(h: H) {
+pub async fn every_resource_has_a_mark_of_its_own<H: FencedHarness>(h: H) {
     let (a, b) = pair(&h).await;
     a.put("orders/42", fence(9), b"nine").await.unwrap();
     b.put("orders/43", fence(3), b"three").await.unwrap();
@@ -132,7 +132,7 @@ pub async fn every_resource_has_a_mark_of_its_own<H: Harness>(h: H) {
     assert_eq!(b.read("orders/4").await.unwrap(), None);
 }
 
-pub async fn every_name_is_a_resource_of_its_own<H: Harness>(h: H) {
+pub async fn every_name_is_a_resource_of_its_own<H: FencedHarness>(h: H) {
     let (a, b) = pair(&h).await;
     let long = "n".repeat(512);
     let names = [
@@ -181,7 +181,7 @@ pub async fn every_name_is_a_resource_of_its_own<H: Harness>(h: H) {
     }
 }
 
-pub async fn every_value_comes_back_whole<H: Harness>(h: H) {
+pub async fn every_value_comes_back_whole<H: FencedHarness>(h: H) {
     let (a, b) = pair(&h).await;
     let bytes: Vec<u8> = (0..=255).collect();
     let large = bytes.repeat(400);
@@ -196,7 +196,7 @@ pub async fn every_value_comes_back_whole<H: Harness>(h: H) {
     }
 }
 
-pub async fn fences_are_compared_as_whole_numbers<H: Harness>(h: H) {
+pub async fn fences_are_compared_as_whole_numbers<H: FencedHarness>(h: H) {
     let (a, b) = pair(&h).await;
     let max = Fence::MAX.get();
     // As text 9 is above 10, and a float does not tell the last two apart.
@@ -211,7 +211,7 @@ pub async fn fences_are_compared_as_whole_numbers<H: Harness>(h: H) {
     }
 }
 
-pub async fn racing_writers_never_take_the_mark_back<H: Harness>(h: H) {
+pub async fn racing_writers_never_take_the_mark_back<H: FencedHarness>(h: H) {
     const WRITERS: u64 = 4;
     const ROUNDS: u64 = 25;
     let acknowledged = Arc::new(AtomicU64::new(0));
@@ -238,14 +238,14 @@ async fn race(resource: &dyn Fenced, acknowledged: &AtomicU64, mine: u64) {
         Err(Error::Stale { presented, seen }) => assert!(presented == fence(mine) && presented < seen),
         Err(e) => panic!("{e}"),
     }
-    // Whatever anybody has been told of before this look is the least that it shows.
+    // A read shows at least every write that was acknowledged before it.
     let least = fence(acknowledged.load(Ordering::SeqCst).max(mine));
-    let seen = resource.read("orders/42").await.unwrap().expect("somebody has written");
+    let seen = resource.read("orders/42").await.unwrap().expect("there was a write");
     assert!(seen.fence >= least, "{} was seen after {least}", seen.fence);
     assert_eq!(seen.value, Some(seen.fence.to_string().into_bytes()), "a value and another's mark");
 }
 
-pub async fn a_write_that_was_given_up_does_no_harm_later<H: Harness>(h: H) {
+pub async fn a_write_that_was_given_up_does_no_harm_later<H: FencedHarness>(h: H) {
     // Dropped after some steps, it may happen or not, but never over a newer one.
     let (a, b) = pair(&h).await;
     for steps in 0..6 {

@@ -1,17 +1,17 @@
 //! The laws of resources that check the fence, for every adapter of `lockkeeper-fenced`, and the story that they are there for.
 //!
-//! An adapter's test is a [`Harness`] and one line: `lockkeeper_testkit::fenced_laws!(MyHarness);`. Each law becomes a test of its
+//! An adapter's test is a [`FencedHarness`] and one line: `lockkeeper_testkit::fenced_laws!(MyHarness);`. Each law becomes a test of its
 //! own, and so does the story of the paused process ([`story`]). Next to each law in the list below stand the
-//! [bugs](Bug) that it must catch; the first of them is the check itself, removed.
+//! [bugs](ResourceBug) that it must catch; the first of them is the check itself, removed.
 
 mod interleavings;
 mod laws;
-pub mod story;
+pub mod paused_writer;
 mod table;
 
 pub use interleavings::*;
 pub use laws::*;
-pub use table::{Bug, Table};
+pub use table::{FaultyResource, ResourceBug};
 
 use std::sync::Arc;
 
@@ -20,11 +20,11 @@ use lockkeeper_fenced::Fenced;
 
 /// One kind of resource, set up for one law.
 #[async_trait]
-pub trait Harness: Send + Sync + Sized + 'static {
+pub trait FencedHarness: Send + Sync + Sized + 'static {
     /// How many interleavings are tried every day; with `LOCKKEEPER_FULL` it is 10,000 for all.
     const INTERLEAVINGS: u64 = 500;
 
-    /// A fresh place that nobody has written to; `None` if the tests are to run without its server, which has been said loudly.
+    /// A fresh resource without any write; `None` if the tests are to run without its server, which has been said loudly.
     async fn start() -> Option<Self>;
 
     /// What another process needs in order to find it.
@@ -64,7 +64,7 @@ macro_rules! every_fenced_law {
     };
 }
 
-/// Turns every law of resources, and the story of the paused process, into a test of its own for one [`Harness`].
+/// Turns every law of resources, and the story of the paused process, into a test of its own for one [`FencedHarness`].
 #[macro_export]
 macro_rules! fenced_laws {
     ($harness:ty) => {
@@ -73,15 +73,19 @@ macro_rules! fenced_laws {
 
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn a_paused_holder_that_writes_late_is_refused_and_its_twin_is_not() {
-            if let Some(harness) = <$harness as $crate::fenced::Harness>::start().await {
-                $crate::fenced::story::tell(&harness, concat!(module_path!(), "::writer_of_the_story")).await;
+            if let Some(harness) = <$harness as $crate::fenced::FencedHarness>::start().await {
+                $crate::fenced::paused_writer::tell(
+                    &harness,
+                    concat!(module_path!(), "::writer_of_the_story"),
+                )
+                .await;
             }
         }
 
         #[tokio::test]
         #[ignore = "a process of the story, started by it"]
         async fn writer_of_the_story() {
-            $crate::fenced::story::write::<$harness>().await;
+            $crate::fenced::paused_writer::write::<$harness>().await;
         }
     };
 }
@@ -93,7 +97,7 @@ macro_rules! fenced_law_tests {
         $(
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $law() {
-                if let Some(harness) = <$harness as $crate::fenced::Harness>::start().await {
+                if let Some(harness) = <$harness as $crate::fenced::FencedHarness>::start().await {
                     $crate::fenced::$law(harness).await;
                 }
             }

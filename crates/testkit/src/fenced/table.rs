@@ -1,3 +1,5 @@
+//! Resources with planted bugs, which the laws of fenced resources must catch.
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -9,7 +11,7 @@ use lockkeeper_fenced::{Fenced, Seen};
 /// Ways in which a resource can be wrong about fences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each name says it all")]
-pub enum Bug {
+pub enum ResourceBug {
     CheckRemoved,
     WritesWhatItRefuses,
     SwapsTheNumbers,
@@ -32,29 +34,29 @@ type Rows = HashMap<String, Seen>;
 
 /// The rule itself, in the memory of this process: what the adapters are compared with. It can be spoilt in one way.
 #[derive(Clone, Debug, Default)]
-pub struct Table {
-    bug: Option<Bug>,
+pub struct FaultyResource {
+    bug: Option<ResourceBug>,
     rows: Arc<Mutex<Rows>>,
 }
 
-impl Table {
+impl FaultyResource {
     /// A table that is wrong in this way.
-    pub fn bugged(bug: Bug) -> Self {
-        Table { bug: Some(bug), ..Table::default() }
+    pub fn bugged(bug: ResourceBug) -> Self {
+        FaultyResource { bug: Some(bug), ..FaultyResource::default() }
     }
 
-    fn has(&self, bug: Bug) -> bool {
+    fn has(&self, bug: ResourceBug) -> bool {
         self.bug == Some(bug)
     }
 
     /// Whether `presented` is to be refused.
     fn late(&self, presented: Fence, seen: Fence, deletes: bool) -> bool {
         match self.bug {
-            Some(Bug::CheckRemoved) => false,
-            Some(Bug::DeleteUnchecked) if deletes => false,
-            Some(Bug::EqualIsRefused) => presented <= seen,
-            Some(Bug::ComparesAsText) => presented.to_string() < seen.to_string(),
-            Some(Bug::ComparesAsFloats) => (presented.get() as f32) < seen.get() as f32,
+            Some(ResourceBug::CheckRemoved) => false,
+            Some(ResourceBug::DeleteUnchecked) if deletes => false,
+            Some(ResourceBug::EqualIsRefused) => presented <= seen,
+            Some(ResourceBug::ComparesAsText) => presented.to_string() < seen.to_string(),
+            Some(ResourceBug::ComparesAsFloats) => (presented.get() as f32) < seen.get() as f32,
             _ => presented < seen,
         }
     }
@@ -62,7 +64,7 @@ impl Table {
     fn check(&self, rows: &Rows, row: &str, fence: Fence, deletes: bool) -> Result<()> {
         match rows.get(row).map(|row| row.fence) {
             Some(seen) if self.late(fence, seen, deletes) => {
-                let swapped = self.has(Bug::SwapsTheNumbers);
+                let swapped = self.has(ResourceBug::SwapsTheNumbers);
                 let (presented, seen) = if swapped { (seen, fence) } else { (fence, seen) };
                 Err(Error::Stale { presented, seen })
             }
@@ -72,13 +74,13 @@ impl Table {
 
     fn set(&self, rows: &mut Rows, row: String, fence: Fence, value: Option<Vec<u8>>) {
         if value.is_none()
-            && (self.has(Bug::DeleteForgets)
-                || self.has(Bug::DeletesOnlyWhatIsThere) && !rows.contains_key(&row))
+            && (self.has(ResourceBug::DeleteForgets)
+                || self.has(ResourceBug::DeletesOnlyWhatIsThere) && !rows.contains_key(&row))
         {
             rows.remove(&row);
             return;
         }
-        let fence = if self.has(Bug::MarkStandsStill) {
+        let fence = if self.has(ResourceBug::MarkStandsStill) {
             rows.get(&row).map_or(fence, |row| row.fence)
         } else {
             fence
@@ -88,8 +90,8 @@ impl Table {
 
     fn row(&self, resource: &str) -> String {
         match self.bug {
-            Some(Bug::OneMarkForAll) => String::new(),
-            Some(Bug::FoldsNames) => {
+            Some(ResourceBug::OneMarkForAll) => String::new(),
+            Some(ResourceBug::FoldsNames) => {
                 resource.to_lowercase().replace(|c: char| !c.is_ascii_alphanumeric(), "_")
             }
             _ => resource.to_owned(),
@@ -98,32 +100,32 @@ impl Table {
 
     fn value(&self, value: &[u8]) -> Option<Vec<u8>> {
         match self.bug {
-            Some(Bug::CutsValues) => value.split(|b| *b == 0).next().map(<[u8]>::to_vec),
-            Some(Bug::EmptyIsDeleted) if value.is_empty() => None,
+            Some(ResourceBug::CutsValues) => value.split(|b| *b == 0).next().map(<[u8]>::to_vec),
+            Some(ResourceBug::EmptyIsDeleted) if value.is_empty() => None,
             _ => Some(value.to_vec()),
         }
     }
 
     fn rows(&self) -> MutexGuard<'_, Rows> {
-        self.rows.lock().expect("nobody panics with it")
+        self.rows.lock().expect("no test panics while it has the lock")
     }
 
     async fn write(&self, resource: &str, fence: Fence, value: Option<Vec<u8>>) -> Result<()> {
         let row = self.row(resource);
         match self.bug {
-            Some(Bug::ChecksFirst) => {
+            Some(ResourceBug::ChecksFirst) => {
                 self.check(&self.rows(), &row, fence, value.is_none())?;
                 // Others get their turn in between; the older, the later.
                 tokio::time::sleep(Duration::from_millis(2 * (4 - fence.get() % 4))).await;
                 self.set(&mut self.rows(), row, fence, value);
                 return Ok(());
             }
-            Some(Bug::WritesLater) => self.again_if_given_up(row.clone(), fence, value.clone()).await,
+            Some(ResourceBug::WritesLater) => self.again_if_given_up(row.clone(), fence, value.clone()).await,
             _ => {}
         }
         let mut rows = self.rows();
         let checked = self.check(&rows, &row, fence, value.is_none());
-        if checked.is_ok() || self.has(Bug::WritesWhatItRefuses) {
+        if checked.is_ok() || self.has(ResourceBug::WritesWhatItRefuses) {
             self.set(&mut rows, row, fence, value);
         }
         checked
@@ -145,7 +147,7 @@ impl Table {
 }
 
 #[async_trait]
-impl Fenced for Table {
+impl Fenced for FaultyResource {
     async fn put(&self, resource: &str, fence: Fence, value: &[u8]) -> Result<()> {
         self.write(resource, fence, self.value(value)).await
     }

@@ -1,12 +1,14 @@
+//! The events of a history: what a client process did and saw, one JSON object per line.
+
 use std::fmt;
 
-use lockkeeper_core::{Attempt, Error, Fence, Grant, Mode, Moment, Outcome, Owner};
+use lockkeeper_core::{Attempt, BootInstant, Error, Fence, Grant, Mode, Outcome, Owner};
 use serde::{Deserialize, Serialize};
 
 /// What was done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Op {
+pub enum Operation {
     /// A lock was asked for.
     Acquire,
     /// A lease was renewed.
@@ -15,14 +17,14 @@ pub enum Op {
     Release,
     /// Something was written to what the lock protects.
     Write,
-    /// A holder was told that its lock is lost. It has no beginning: it is recorded with [`Phase::Info`].
+    /// A holder was told that its lock is lost. It has no beginning: it is recorded with [`OperationPhase::Info`].
     Signal,
 }
 
 /// How far it got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Phase {
+pub enum OperationPhase {
     /// It begins: recorded before anything is sent.
     Invoke,
     /// It was done.
@@ -36,7 +38,7 @@ pub enum Phase {
 /// How a lock is held, without the number of permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum HoldKind {
     /// By one alone.
     Exclusive,
     /// By many.
@@ -48,7 +50,7 @@ pub enum Kind {
 /// One line of a history.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Event {
+pub struct HistoryEvent {
     /// When, in nanoseconds of the boot-time clock.
     pub t: u64,
     /// By which process or task: one that is alive or not as a whole.
@@ -56,9 +58,9 @@ pub struct Event {
     /// On which lock.
     pub lock: String,
     /// What was done.
-    pub op: Op,
+    pub op: Operation,
     /// How far it got.
-    pub phase: Phase,
+    pub phase: OperationPhase,
     /// The fingerprint of the attempt, never the attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempt: Option<String>,
@@ -73,7 +75,7 @@ pub struct Event {
     pub deadline: Option<u64>,
     /// How it is held; exclusively, if it is missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub mode: Option<Kind>,
+    pub mode: Option<HoldKind>,
     /// Of how many permits it is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub permits: Option<u32>,
@@ -85,9 +87,9 @@ pub struct Event {
     pub value: Option<String>,
 }
 
-impl Event {
-    fn new(op: Op, phase: Phase, lock: impl AsRef<str>) -> Event {
-        Event {
+impl HistoryEvent {
+    fn new(op: Operation, phase: OperationPhase, lock: impl AsRef<str>) -> HistoryEvent {
+        HistoryEvent {
             t: 0,
             proc: String::new(),
             lock: lock.as_ref().to_owned(),
@@ -105,81 +107,82 @@ impl Event {
     }
 
     /// It begins.
-    pub fn invoke(op: Op, lock: impl AsRef<str>) -> Event {
-        Event::new(op, Phase::Invoke, lock)
+    pub fn invoke(op: Operation, lock: impl AsRef<str>) -> HistoryEvent {
+        HistoryEvent::new(op, OperationPhase::Invoke, lock)
     }
 
     /// It was done.
-    pub fn ok(op: Op, lock: impl AsRef<str>) -> Event {
-        Event::new(op, Phase::Ok, lock)
+    pub fn ok(op: Operation, lock: impl AsRef<str>) -> HistoryEvent {
+        HistoryEvent::new(op, OperationPhase::Ok, lock)
     }
 
     /// It was not done, because the answer was another one: *Busy*, *Lost*, *AlreadyGone* (which is recorded as lost).
-    pub fn refused(op: Op, lock: impl AsRef<str>, answer: Outcome) -> Event {
-        let event = Event::new(op, Phase::Fail, lock);
-        Event { error: Some(answer.word().to_owned()), ..event }
+    pub fn refused(op: Operation, lock: impl AsRef<str>, answer: Outcome) -> HistoryEvent {
+        let event = HistoryEvent::new(op, OperationPhase::Fail, lock);
+        HistoryEvent { error: Some(answer.as_str().to_owned()), ..event }
     }
 
     /// It failed; an unknown outcome may still have been done.
-    pub fn failed(op: Op, lock: impl AsRef<str>, error: &Error) -> Event {
-        let phase = if matches!(error, Error::Unknown(_)) { Phase::Info } else { Phase::Fail };
-        Event { phase, ..Event::refused(op, lock, error.outcome()) }
+    pub fn failed(op: Operation, lock: impl AsRef<str>, error: &Error) -> HistoryEvent {
+        let phase =
+            if matches!(error, Error::Unknown(_)) { OperationPhase::Info } else { OperationPhase::Fail };
+        HistoryEvent { phase, ..HistoryEvent::refused(op, lock, error.outcome()) }
     }
 
-    /// The holder is told that the lock is lost.
-    pub fn signal(lock: impl AsRef<str>) -> Event {
-        Event::new(Op::Signal, Phase::Info, lock)
+    /// The guard reports that the lock is lost.
+    pub fn signal(lock: impl AsRef<str>) -> HistoryEvent {
+        HistoryEvent::new(Operation::Signal, OperationPhase::Info, lock)
     }
 
     /// By this attempt. Only its fingerprint is kept.
     #[must_use]
-    pub fn attempt(self, attempt: &Attempt) -> Event {
-        Event { attempt: Some(attempt.fingerprint()), ..self }
+    pub fn attempt(self, attempt: &Attempt) -> HistoryEvent {
+        HistoryEvent { attempt: Some(attempt.fingerprint()), ..self }
     }
 
     /// By this owner. Only its fingerprint is kept.
     #[must_use]
-    pub fn owner(self, owner: &Owner) -> Event {
-        Event { owner: Some(owner.fingerprint()), ..self }
+    pub fn owner(self, owner: &Owner) -> HistoryEvent {
+        HistoryEvent { owner: Some(owner.fingerprint()), ..self }
     }
 
     /// With this fence.
     #[must_use]
-    pub fn fence(self, fence: Fence) -> Event {
-        Event { fence: Some(fence.get()), ..self }
+    pub fn fence(self, fence: Fence) -> HistoryEvent {
+        HistoryEvent { fence: Some(fence.get()), ..self }
     }
 
     /// Believed to be held until then.
     #[must_use]
-    pub fn deadline(self, deadline: Moment) -> Event {
-        Event { deadline: Some(deadline.as_nanos()), ..self }
+    pub fn deadline(self, deadline: BootInstant) -> HistoryEvent {
+        HistoryEvent { deadline: Some(deadline.as_nanos()), ..self }
     }
 
     /// Held like this.
     #[must_use]
-    pub fn mode(self, mode: Mode) -> Event {
+    pub fn mode(self, mode: Mode) -> HistoryEvent {
         let (mode, permits) = match mode {
-            Mode::Exclusive => (Kind::Exclusive, None),
-            Mode::Shared => (Kind::Shared, None),
-            Mode::Permit(n) => (Kind::Permit, Some(n)),
+            Mode::Exclusive => (HoldKind::Exclusive, None),
+            Mode::Shared => (HoldKind::Shared, None),
+            Mode::Permit(n) => (HoldKind::Permit, Some(n)),
         };
-        Event { mode: Some(mode), permits, ..self }
+        HistoryEvent { mode: Some(mode), permits, ..self }
     }
 
     /// With the attempt, fence and mode of this grant.
     #[must_use]
-    pub fn grant(self, grant: &Grant) -> Event {
-        self.attempt(&grant.claim.attempt).fence(grant.fence).mode(grant.mode)
+    pub fn grant(self, grant: &Grant) -> HistoryEvent {
+        self.attempt(&grant.key.attempt).fence(grant.fence).mode(grant.mode)
     }
 
     /// Writing this.
     #[must_use]
-    pub fn value(self, value: impl fmt::Display) -> Event {
-        Event { value: Some(value.to_string()), ..self }
+    pub fn value(self, value: impl fmt::Display) -> HistoryEvent {
+        HistoryEvent { value: Some(value.to_string()), ..self }
     }
 }
 
-impl fmt::Display for Event {
+impl fmt::Display for HistoryEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let seconds = self.t as f64 / 1e9;
         write!(f, "{seconds:.6} s  {}  {:?} {:?} {:?}", self.proc, self.op, self.phase, self.lock)?;

@@ -1,8 +1,10 @@
+//! C1: no two grants that exclude each other overlap.
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use lockkeeper_core::Mode;
 
-use super::holds::{Hold, holds};
+use super::holds::{HeldInterval, holds};
 use super::{History, Rule, Violation};
 
 /// C1: no two holders believe to hold at once what only one may hold; no more than n hold one of n permits.
@@ -15,7 +17,7 @@ pub fn exclusion(history: &History) -> Vec<Violation> {
 
 /// Goes through the holds of one lock in the order of time.
 struct Sweep<'a> {
-    holds: &'a [Hold<'a>],
+    holds: &'a [HeldInterval<'a>],
     exclusive: BTreeSet<usize>,
     shared: BTreeSet<usize>,
     permits: BTreeSet<usize>,
@@ -26,7 +28,7 @@ struct Sweep<'a> {
 }
 
 impl<'a> Sweep<'a> {
-    fn new(holds: &'a [Hold<'a>]) -> Self {
+    fn new(holds: &'a [HeldInterval<'a>]) -> Self {
         Sweep {
             holds,
             exclusive: BTreeSet::new(),

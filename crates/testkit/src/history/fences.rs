@@ -1,14 +1,16 @@
+//! C2: fences grow from grant to grant.
+
 use std::collections::HashMap;
 
-use super::holds::{Hold, holds};
+use super::holds::{HeldInterval, holds};
 use super::{History, Rule, Violation};
 
 /// C2: a grant that was complete before another one was asked for has the lower fence; no two grants share one, but
-/// the re-entrant ones of an owner; and the repetition of an ask gets the fence that the ask has got.
+/// the re-entrant ones of an owner; and a retry gets the fence of its first request.
 pub fn fences(history: &History) -> Vec<Violation> {
     let locks = holds(history);
     let each = locks.values().flat_map(|holds| {
-        let granted: Vec<&Hold<'_>> = holds.iter().filter(|hold| hold.granted.is_some()).collect();
+        let granted: Vec<&HeldInterval<'_>> = holds.iter().filter(|hold| hold.granted.is_some()).collect();
         let mut found: Vec<Violation> = granted.iter().filter_map(|hold| numbered_once(hold)).collect();
         found.extend(in_order(&granted));
         found.extend(distinct(&granted));
@@ -17,11 +19,11 @@ pub fn fences(history: &History) -> Vec<Violation> {
     each.collect()
 }
 
-fn violation(text: String, first: &Hold<'_>, second: &Hold<'_>) -> Violation {
+fn violation(text: String, first: &HeldInterval<'_>, second: &HeldInterval<'_>) -> Violation {
     Violation::new(Rule::Fence, text, [first.granted, second.granted])
 }
 
-fn numbered_once(hold: &Hold<'_>) -> Option<Violation> {
+fn numbered_once(hold: &HeldInterval<'_>) -> Option<Violation> {
     if hold.fence().is_none() {
         return Some(violation(format!("a grant of {:?} without a fence", hold.asked.lock), hold, hold));
     }
@@ -31,13 +33,13 @@ fn numbered_once(hold: &Hold<'_>) -> Option<Violation> {
 }
 
 /// For each grant in the order of asking: the highest fence of those that were complete by then.
-fn in_order(granted: &[&Hold<'_>]) -> Vec<Violation> {
+fn in_order(granted: &[&HeldInterval<'_>]) -> Vec<Violation> {
     let mut asked = granted.to_vec();
     asked.sort_by_key(|hold| hold.asked.t);
     let mut complete = granted.to_vec();
     complete.sort_by_key(|hold| hold.from());
     let mut complete = complete.into_iter().peekable();
-    let (mut highest, mut found) = (None::<&Hold<'_>>, Vec::new());
+    let (mut highest, mut found) = (None::<&HeldInterval<'_>>, Vec::new());
     for hold in asked {
         while let Some(before) = complete.next_if(|before| before.from() < hold.asked.t) {
             if highest.is_none_or(|highest| highest.fence() <= before.fence()) {
@@ -54,8 +56,8 @@ fn in_order(granted: &[&Hold<'_>]) -> Vec<Violation> {
     found
 }
 
-fn distinct(granted: &[&Hold<'_>]) -> Vec<Violation> {
-    let mut by_fence: HashMap<u64, Vec<&Hold<'_>>> = HashMap::new();
+fn distinct(granted: &[&HeldInterval<'_>]) -> Vec<Violation> {
+    let mut by_fence: HashMap<u64, Vec<&HeldInterval<'_>>> = HashMap::new();
     for hold in granted {
         by_fence.entry(hold.fence().unwrap_or(0)).or_default().push(hold);
     }
@@ -63,7 +65,7 @@ fn distinct(granted: &[&Hold<'_>]) -> Vec<Violation> {
 }
 
 /// The grants of one fence: each has to re-enter what its owner still had.
-fn shared_by_right(mut grants: Vec<&Hold<'_>>) -> Vec<Violation> {
+fn shared_by_right(mut grants: Vec<&HeldInterval<'_>>) -> Vec<Violation> {
     grants.sort_by_key(|hold| hold.from());
     let first = grants[0];
     // The owner had it until its last hold was released for sure; one that was not, may have lasted.
@@ -82,6 +84,6 @@ fn shared_by_right(mut grants: Vec<&Hold<'_>>) -> Vec<Violation> {
     found
 }
 
-fn freed(hold: &Hold<'_>) -> u64 {
+fn freed(hold: &HeldInterval<'_>) -> u64 {
     hold.released.map_or(u64::MAX, |event| event.t)
 }

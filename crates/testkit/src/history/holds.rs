@@ -4,27 +4,27 @@ use std::collections::{BTreeMap, HashMap};
 
 use lockkeeper_core::{Mode, Outcome};
 
-use super::{Event, History, Kind, Op, Phase};
+use super::{History, HistoryEvent, HoldKind, Operation, OperationPhase};
 
 /// The story of one ask for one lock.
 #[derive(Clone, Debug)]
-pub(super) struct Hold<'h> {
+pub(super) struct HeldInterval<'h> {
     /// The first time it was asked for: the store may have granted it then already.
-    pub asked: &'h Event,
+    pub asked: &'h HistoryEvent,
     /// The first good answer. Without one it was never believed to be held, whatever the store thinks.
-    pub granted: Option<&'h Event>,
-    /// Good answers to repetitions of the ask.
-    pub repeated: Vec<&'h Event>,
+    pub granted: Option<&'h HistoryEvent>,
+    /// Good answers to retries of the request.
+    pub repeated: Vec<&'h HistoryEvent>,
     /// Until when it was believed to be held, if nothing ended it before.
     pub deadline: u64,
     /// When its holder learned that it is lost.
-    pub lost: Option<&'h Event>,
-    pub signal: Option<&'h Event>,
-    pub release: Option<&'h Event>,
-    pub released: Option<&'h Event>,
+    pub lost: Option<&'h HistoryEvent>,
+    pub signal: Option<&'h HistoryEvent>,
+    pub release: Option<&'h HistoryEvent>,
+    pub released: Option<&'h HistoryEvent>,
 }
 
-impl Hold<'_> {
+impl HeldInterval<'_> {
     /// From when it was believed to be held.
     pub fn from(&self) -> u64 {
         self.granted.map_or(u64::MAX, |event| event.t)
@@ -41,17 +41,17 @@ impl Hold<'_> {
     }
 
     pub fn mode(&self) -> Mode {
-        let told = |event: &&Event| event.mode.is_some();
+        let told = |event: &&HistoryEvent| event.mode.is_some();
         let event = self.granted.filter(told).unwrap_or(self.asked);
         match event.mode {
-            Some(Kind::Shared) => Mode::Shared,
-            Some(Kind::Permit) => Mode::Permit(event.permits.unwrap_or(1)),
-            Some(Kind::Exclusive) | None => Mode::Exclusive,
+            Some(HoldKind::Shared) => Mode::Shared,
+            Some(HoldKind::Permit) => Mode::Permit(event.permits.unwrap_or(1)),
+            Some(HoldKind::Exclusive) | None => Mode::Exclusive,
         }
     }
 
     /// Whether both belong to one explicit owner: these do not exclude each other.
-    pub fn same_owner(&self, other: &Hold<'_>) -> bool {
+    pub fn same_owner(&self, other: &HeldInterval<'_>) -> bool {
         self.owner().is_some() && self.owner() == other.owner()
     }
 
@@ -63,7 +63,7 @@ impl Hold<'_> {
         self.release.is_some() || self.lost.is_some() || self.signal.is_some()
     }
 
-    fn extend(&mut self, event: &Event) {
+    fn extend(&mut self, event: &HistoryEvent) {
         // Good news after the deadline comes too late: a lock that was lost stays lost.
         if event.t <= self.deadline {
             self.deadline = self.deadline.max(event.deadline.unwrap_or(0));
@@ -72,9 +72,9 @@ impl Hold<'_> {
 }
 
 /// All asks of a history, by lock, in the order in which they were first made.
-pub(super) fn holds(history: &History) -> BTreeMap<&str, Vec<Hold<'_>>> {
-    let mut locks: BTreeMap<&str, Vec<Hold<'_>>> = BTreeMap::new();
-    // A fingerprint has 32 bits, so in a long run one comes again: an ask after the end of a hold is another ask.
+pub(super) fn holds(history: &History) -> BTreeMap<&str, Vec<HeldInterval<'_>>> {
+    let mut locks: BTreeMap<&str, Vec<HeldInterval<'_>>> = BTreeMap::new();
+    // A fingerprint has 32 bits, so in a long run one repeats: a request after the end of a hold is another request.
     let mut current: HashMap<(&str, &str, &str), usize> = HashMap::new();
     for event in history.events() {
         let Some(attempt) = event.attempt.as_deref() else { continue };
@@ -82,13 +82,17 @@ pub(super) fn holds(history: &History) -> BTreeMap<&str, Vec<Hold<'_>>> {
         let key = (&*event.lock, &*event.proc, attempt);
         let known = current.get(&key).copied();
         match known {
-            Some(at) if !(event.op == Op::Acquire && event.phase == Phase::Invoke && holds[at].is_over()) => {
+            Some(at)
+                if !(event.op == Operation::Acquire
+                    && event.phase == OperationPhase::Invoke
+                    && holds[at].is_over()) =>
+            {
                 note(&mut holds[at], event);
             }
-            // The story may begin in the middle only with an ask; owners::check complains of anything else.
-            _ if event.op == Op::Acquire => {
+            // A history may begin in the middle only with a request; owners::check reports anything else.
+            _ if event.op == Operation::Acquire => {
                 current.insert(key, holds.len());
-                holds.push(Hold::new(event));
+                holds.push(HeldInterval::new(event));
             }
             _ => {}
         }
@@ -96,9 +100,9 @@ pub(super) fn holds(history: &History) -> BTreeMap<&str, Vec<Hold<'_>>> {
     locks
 }
 
-impl<'h> Hold<'h> {
-    fn new(event: &'h Event) -> Hold<'h> {
-        let mut hold = Hold {
+impl<'h> HeldInterval<'h> {
+    fn new(event: &'h HistoryEvent) -> HeldInterval<'h> {
+        let mut hold = HeldInterval {
             asked: event,
             granted: None,
             repeated: Vec::new(),
@@ -108,34 +112,36 @@ impl<'h> Hold<'h> {
             release: None,
             released: None,
         };
-        if event.phase != Phase::Invoke {
+        if event.phase != OperationPhase::Invoke {
             note(&mut hold, event);
         }
         hold
     }
 }
 
-fn note<'h>(hold: &mut Hold<'h>, event: &'h Event) {
+fn note<'h>(hold: &mut HeldInterval<'h>, event: &'h HistoryEvent) {
     match (event.op, event.phase) {
-        (Op::Acquire, Phase::Ok) if hold.granted.is_none() => {
+        (Operation::Acquire, OperationPhase::Ok) if hold.granted.is_none() => {
             hold.granted = Some(event);
             hold.deadline = event.deadline.unwrap_or(u64::MAX);
         }
-        (Op::Acquire, Phase::Ok) => {
+        (Operation::Acquire, OperationPhase::Ok) => {
             hold.repeated.push(event);
             hold.extend(event);
         }
-        (Op::Renew, Phase::Ok) => hold.extend(event),
-        (Op::Signal, _) => {
+        (Operation::Renew, OperationPhase::Ok) => hold.extend(event),
+        (Operation::Signal, _) => {
             hold.signal.get_or_insert(event);
         }
-        (Op::Release, Phase::Invoke) => {
+        (Operation::Release, OperationPhase::Invoke) => {
             hold.release.get_or_insert(event);
         }
-        (Op::Release, Phase::Ok) => {
+        (Operation::Release, OperationPhase::Ok) => {
             hold.released.get_or_insert(event);
         }
-        (Op::Renew, Phase::Fail) if event.error.as_deref() == Some(Outcome::Lost.word()) => {
+        (Operation::Renew, OperationPhase::Fail)
+            if event.error.as_deref() == Some(Outcome::Lost.as_str()) =>
+        {
             hold.lost.get_or_insert(event);
         }
         _ => {}

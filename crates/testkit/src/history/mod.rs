@@ -4,15 +4,15 @@
 //! O(n log n) by a plain function from a history to the violations in it.
 //!
 //! ```
-//! use lockkeeper_testkit::history::{self, Demand, Event, History, Op, Recorder};
-//! # use lockkeeper_core::{Attempt, Fence, Moment};
+//! use lockkeeper_testkit::history::{self, Demand, HistoryEvent, History, Operation, HistoryRecorder};
+//! # use lockkeeper_core::{Attempt, Fence, BootInstant};
 //! # let dir = lockkeeper_testkit::servers::TempDir::new("doc");
 //! # let path = dir.join("run.jsonl");
 //! # let attempt = Attempt::from_bytes([1; 16]);
-//! # let (fence, deadline) = (Fence::new(7).unwrap(), Moment::NEVER);
-//! let recorder = Recorder::new(&path, "worker-1").unwrap();
-//! recorder.record(Event::invoke(Op::Acquire, "orders/42").attempt(&attempt));
-//! recorder.record(Event::ok(Op::Acquire, "orders/42").attempt(&attempt).fence(fence).deadline(deadline));
+//! # let (fence, deadline) = (Fence::new(7).unwrap(), BootInstant::NEVER);
+//! let recorder = HistoryRecorder::new(&path, "worker-1").unwrap();
+//! recorder.record(HistoryEvent::invoke(Operation::Acquire, "orders/42").attempt(&attempt));
+//! recorder.record(HistoryEvent::ok(Operation::Acquire, "orders/42").attempt(&attempt).fence(fence).deadline(deadline));
 //!
 //! let history = History::read(&path).unwrap();
 //! let violations = history::laws(&history);
@@ -31,13 +31,13 @@ mod verdict;
 mod violation;
 mod writes;
 
-pub use event::{Event, Kind, Op, Phase};
+pub use event::{HistoryEvent, HoldKind, Operation, OperationPhase};
 pub use exclusion::exclusion;
 pub use fences::fences;
 pub use owners::owners;
-pub use recorder::{History, Recorder};
+pub use recorder::{History, HistoryRecorder};
 pub use signals::{Pause, no_signals, signals};
-pub use verdict::{Demand, Verdict, contended, residue, verdict};
+pub use verdict::{Demand, HistoryVerdict, contended, residue, verdict};
 pub use violation::{Rule, Violation};
 pub use writes::{resource, stale_writes};
 

@@ -1,37 +1,41 @@
+//! C7: only the owner renews and releases.
+
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use lockkeeper_core::Mode;
 
-use super::holds::{Hold, holds};
-use super::{Event, History, Op, Phase, Rule, Violation};
+use super::holds::{HeldInterval, holds};
+use super::{History, HistoryEvent, Operation, OperationPhase, Rule, Violation};
 
-/// C7: only the owner renews and releases. What nobody asked for, what was released already, or what somebody else
+/// C7: only the owner renews and releases. What no client requested, what was released already, or what another client
 /// held all the while, is never renewed or released with success.
 pub fn owners(history: &History) -> Vec<Violation> {
     let locks = holds(history);
     let covers: BTreeMap<&str, Cover<'_>> =
         locks.iter().map(|(lock, holds)| (*lock, Cover::new(holds))).collect();
-    let mut asks: HashMap<Key<'_>, Ask<'_>> = HashMap::new();
+    let mut requests: HashMap<OwnerKey<'_>, OwnerRequest<'_>> = HashMap::new();
     let mut found = Vec::new();
     for event in history.events() {
         let Some(attempt) = event.attempt.as_deref() else { continue };
-        let ask = asks.entry((&event.lock, &event.proc, attempt)).or_default();
+        let request = requests.entry((&event.lock, &event.proc, attempt)).or_default();
         match (event.op, event.phase) {
-            (Op::Acquire, phase) => {
-                // An ask after a release is another one whose fingerprint happens to be the same.
-                if phase == Phase::Invoke && ask.released.is_some() {
-                    *ask = Ask::default();
+            (Operation::Acquire, phase) => {
+                // A request after a release is another one with the same fingerprint by chance.
+                if phase == OperationPhase::Invoke && request.released.is_some() {
+                    *request = OwnerRequest::default();
                 }
-                ask.asked = true;
-                ask.granted |= phase == Phase::Ok;
-                ask.owner = ask.owner.or(event.owner.as_deref());
+                request.asked = true;
+                request.granted |= phase == OperationPhase::Ok;
+                request.owner = request.owner.or(event.owner.as_deref());
             }
-            (Op::Renew | Op::Release, Phase::Invoke) => ask.open(event.op).push_back(event),
-            (Op::Renew | Op::Release, _) => {
-                let begun = ask.open(event.op).pop_front();
-                if event.phase == Phase::Ok {
+            (Operation::Renew | Operation::Release, OperationPhase::Invoke) => {
+                request.open(event.op).push_back(event)
+            }
+            (Operation::Renew | Operation::Release, _) => {
+                let begun = request.open(event.op).pop_front();
+                if event.phase == OperationPhase::Ok {
                     let cover = covers.get(&*event.lock);
-                    found.extend(ask.judge(begun.unwrap_or(event), event, cover));
+                    found.extend(request.judge(begun.unwrap_or(event), event, cover));
                 }
             }
             _ => {}
@@ -40,38 +44,45 @@ pub fn owners(history: &History) -> Vec<Violation> {
     found
 }
 
-type Key<'h> = (&'h str, &'h str, &'h str);
+type OwnerKey<'h> = (&'h str, &'h str, &'h str);
 
 /// What is known of one attempt so far.
 #[derive(Default)]
-struct Ask<'h> {
+struct OwnerRequest<'h> {
     asked: bool,
     granted: bool,
     owner: Option<&'h str>,
-    released: Option<&'h Event>,
-    renewing: VecDeque<&'h Event>,
-    releasing: VecDeque<&'h Event>,
+    released: Option<&'h HistoryEvent>,
+    renewing: VecDeque<&'h HistoryEvent>,
+    releasing: VecDeque<&'h HistoryEvent>,
 }
 
-impl<'h> Ask<'h> {
-    fn open(&mut self, op: Op) -> &mut VecDeque<&'h Event> {
-        if op == Op::Renew { &mut self.renewing } else { &mut self.releasing }
+impl<'h> OwnerRequest<'h> {
+    fn open(&mut self, op: Operation) -> &mut VecDeque<&'h HistoryEvent> {
+        if op == Operation::Renew { &mut self.renewing } else { &mut self.releasing }
     }
 
-    fn judge(&mut self, begun: &'h Event, done: &'h Event, cover: Option<&Cover<'_>>) -> Option<Violation> {
-        let what = if done.op == Op::Renew { "renewed" } else { "released" };
+    fn judge(
+        &mut self,
+        begun: &'h HistoryEvent,
+        done: &'h HistoryEvent,
+        cover: Option<&Cover<'_>>,
+    ) -> Option<Violation> {
+        let what = if done.op == Operation::Renew { "renewed" } else { "released" };
         let text = |why: &str| format!("{:?} was {what} {why}", done.lock);
         let violation = |why: &str, other| Some(Violation::new(Rule::Owner, text(why), [other, Some(done)]));
         if !self.asked {
             return violation("by an attempt that never asked for it", None);
         }
-        if let Some(before) = self.released.filter(|before| done.op == Op::Release || before.t < begun.t) {
+        if let Some(before) =
+            self.released.filter(|before| done.op == Operation::Release || before.t < begun.t)
+        {
             return violation("after it had been released", Some(before));
         }
-        if done.op == Op::Release {
+        if done.op == Operation::Release {
             self.released = Some(done);
         }
-        // One that was never granted may have left the line while somebody else held the lock.
+        // A request that was never granted may have left the queue while another client held the lock.
         let holder = cover.filter(|_| self.granted)?.holder(begun, done, self.owner)?;
         violation("by one who did not hold it any more", holder.granted)
     }
@@ -84,9 +95,9 @@ struct Cover<'a> {
 }
 
 impl<'a> Cover<'a> {
-    fn new(holds: &'a [Hold<'a>]) -> Self {
+    fn new(holds: &'a [HeldInterval<'a>]) -> Self {
         let exclusive = holds.iter().filter(|hold| hold.granted.is_some() && hold.mode() == Mode::Exclusive);
-        let mut sorted: Vec<&Hold<'_>> = exclusive.collect();
+        let mut sorted: Vec<&HeldInterval<'_>> = exclusive.collect();
         sorted.sort_by_key(|hold| hold.from());
         let mut best = [None; 2];
         let rows = sorted.into_iter().map(|hold| {
@@ -96,7 +107,12 @@ impl<'a> Cover<'a> {
         Cover { rows: rows.collect() }
     }
 
-    fn holder(&self, begun: &Event, done: &Event, owner: Option<&str>) -> Option<&'a Hold<'a>> {
+    fn holder(
+        &self,
+        begun: &HistoryEvent,
+        done: &HistoryEvent,
+        owner: Option<&str>,
+    ) -> Option<&'a HeldInterval<'a>> {
         let before = self.rows.partition_point(|(from, _)| *from <= begun.t);
         let (_, best) = self.rows.get(before.checked_sub(1)?)?;
         best.iter().copied().flatten().find(|hold| {
@@ -107,12 +123,12 @@ impl<'a> Cover<'a> {
     }
 }
 
-type Two<'a> = [Option<&'a Hold<'a>>; 2];
+type Two<'a> = [Option<&'a HeldInterval<'a>>; 2];
 
 /// Keeps the two that last longest. They are of different owners: otherwise both could be of the one that asks.
-fn longest<'a>([first, second]: Two<'a>, new: &'a Hold<'a>) -> Two<'a> {
+fn longest<'a>([first, second]: Two<'a>, new: &'a HeldInterval<'a>) -> Two<'a> {
     let same = first.is_some_and(|first| first.same_owner(new));
-    let longer = |than: Option<&Hold<'_>>| than.is_none_or(|than| than.until() < new.until());
+    let longer = |than: Option<&HeldInterval<'_>>| than.is_none_or(|than| than.until() < new.until());
     match (longer(first), same) {
         (true, true) => [Some(new), second],
         (true, false) => [Some(new), first],

@@ -1,3 +1,5 @@
+//! Writes the events of a process to a file.
+
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
@@ -5,20 +7,20 @@ use std::sync::Arc;
 
 use lockkeeper_host::{Clock, SystemClock};
 
-use super::Event;
+use super::HistoryEvent;
 
 /// Writes down what happens, one line of JSON per event. Any number of processes may share one file.
 #[derive(Clone, Debug)]
-pub struct Recorder {
+pub struct HistoryRecorder {
     file: Arc<File>,
     proc: String,
     clock: Arc<dyn Clock>,
 }
 
-impl Recorder {
+impl HistoryRecorder {
     /// Appends to `path` in the name of `proc`, on the clock that all processes of this machine share.
-    pub fn new(path: impl AsRef<Path>, proc: impl Into<String>) -> io::Result<Recorder> {
-        Recorder::with_clock(path, proc, Arc::new(SystemClock))
+    pub fn new(path: impl AsRef<Path>, proc: impl Into<String>) -> io::Result<HistoryRecorder> {
+        HistoryRecorder::with_clock(path, proc, Arc::new(SystemClock))
     }
 
     /// The same on another clock, for a world in which time stands still.
@@ -26,14 +28,14 @@ impl Recorder {
         path: impl AsRef<Path>,
         proc: impl Into<String>,
         clock: Arc<dyn Clock>,
-    ) -> io::Result<Recorder> {
+    ) -> io::Result<HistoryRecorder> {
         let file = File::options().create(true).append(true).open(path)?;
-        Ok(Recorder { file: Arc::new(file), proc: proc.into(), clock })
+        Ok(HistoryRecorder { file: Arc::new(file), proc: proc.into(), clock })
     }
 
     /// The same file in another name.
-    pub fn by(&self, proc: impl Into<String>) -> Recorder {
-        Recorder { proc: proc.into(), ..self.clone() }
+    pub fn by(&self, proc: impl Into<String>) -> HistoryRecorder {
+        HistoryRecorder { proc: proc.into(), ..self.clone() }
     }
 
     /// Writes down that this happens now. Record a beginning before anything is sent, and an end after the answer: so
@@ -41,8 +43,8 @@ impl Recorder {
     ///
     /// # Panics
     /// If the event cannot be written: a history with holes proves nothing.
-    pub fn record(&self, event: Event) {
-        let event = Event { t: self.clock.now().as_nanos(), proc: self.proc.clone(), ..event };
+    pub fn record(&self, event: HistoryEvent) {
+        let event = HistoryEvent { t: self.clock.now().as_nanos(), proc: self.proc.clone(), ..event };
         let mut line = serde_json::to_vec(&event).expect("an event can be written as JSON");
         line.push(b'\n');
         // One call, at the end of the file: lines of several processes do not mix, and a kill does not tear one.
@@ -53,12 +55,12 @@ impl Recorder {
 
 /// What happened, in the order of time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct History(Vec<Event>);
+pub struct History(Vec<HistoryEvent>);
 
 impl History {
     /// Sorts the events by time; those of one moment stay in their order.
-    pub fn new(events: impl IntoIterator<Item = Event>) -> History {
-        let mut events: Vec<Event> = events.into_iter().collect();
+    pub fn new(events: impl IntoIterator<Item = HistoryEvent>) -> History {
+        let mut events: Vec<HistoryEvent> = events.into_iter().collect();
         events.sort_by_key(|event| event.t);
         History(events)
     }
@@ -73,10 +75,10 @@ impl History {
                 io::Error::new(io::ErrorKind::InvalidData, format!("line {} of the history: {e}", n + 1))
             })
         });
-        Ok(History::new(events.collect::<io::Result<Vec<Event>>>()?))
+        Ok(History::new(events.collect::<io::Result<Vec<HistoryEvent>>>()?))
     }
 
-    /// From the file of a [`Recorder`].
+    /// From the file of a [`HistoryRecorder`].
     ///
     /// # Errors
     /// If it cannot be read or understood.
@@ -85,7 +87,7 @@ impl History {
     }
 
     /// The events, in the order of time.
-    pub fn events(&self) -> &[Event] {
+    pub fn events(&self) -> &[HistoryEvent] {
         &self.0
     }
 }

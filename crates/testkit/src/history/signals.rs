@@ -1,10 +1,12 @@
+//! C6: a loss is reported before the deadline, and only then.
+
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::holds::{Hold, holds};
-use super::{History, Op, Rule, Violation};
+use super::holds::{HeldInterval, holds};
+use super::{History, Operation, Rule, Violation};
 
-/// A time during which a process could not run: nobody expects a signal from it then.
+/// A time during which a process could not run: the check expects no signal from it then.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pause {
     /// Whom.
@@ -42,19 +44,19 @@ pub fn signals(history: &History, pauses: &[Pause], slack: Duration) -> Vec<Viol
     late.collect()
 }
 
-/// In a run without a reason for it, nobody is told of a loss.
+/// In a run without a cause, no guard reports a loss.
 pub fn no_signals(history: &History) -> Vec<Violation> {
-    let signals = history.events().iter().filter(|event| event.op == Op::Signal);
+    let signals = history.events().iter().filter(|event| event.op == Operation::Signal);
     signals.map(|event| Violation::new(Rule::Signal, "a loss without a reason", [Some(event)])).collect()
 }
 
 /// Whether it reached its deadline without being released.
-fn ran_out(hold: &Hold<'_>) -> bool {
+fn ran_out(hold: &HeldInterval<'_>) -> bool {
     let released = hold.release.is_some_and(|event| event.t <= hold.deadline);
     hold.granted.is_some() && hold.deadline < u64::MAX && !released
 }
 
-fn due(hold: &Hold<'_>, pauses: &[Pause]) -> u64 {
+fn due(hold: &HeldInterval<'_>, pauses: &[Pause]) -> u64 {
     let mine = pauses.iter().filter(|pause| pause.proc == hold.asked.proc);
     let over = mine.filter(|pause| (pause.from..=pause.to).contains(&hold.deadline));
     over.map(|pause| pause.to).fold(hold.deadline, u64::max)

@@ -1,12 +1,14 @@
+//! The result of all checks of a history, and whether the run proves anything.
+
 use std::collections::HashMap;
 use std::fmt;
 
 use super::holds::holds;
-use super::{Event, History, Op, Phase, Rule, Violation};
+use super::{History, HistoryEvent, Operation, OperationPhase, Rule, Violation};
 
 /// C5: nothing is left in the store. `left` names a lock and says what is left of it.
 pub fn residue<'l>(history: &History, left: impl IntoIterator<Item = (&'l str, &'l str)>) -> Vec<Violation> {
-    let mut last: HashMap<&str, &Event> = HashMap::new();
+    let mut last: HashMap<&str, &HistoryEvent> = HashMap::new();
     for event in history.events() {
         last.insert(&event.lock, event);
     }
@@ -30,7 +32,7 @@ pub struct Demand {
 /// What a run proves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a verdict is to be read"]
-pub enum Verdict {
+pub enum HistoryVerdict {
     /// All is well, and enough was tried to say so.
     Green,
     /// Rules were broken.
@@ -39,22 +41,22 @@ pub enum Verdict {
     Invalid(Vec<String>),
 }
 
-impl Verdict {
+impl HistoryVerdict {
     /// Fails the test unless the verdict is green.
     ///
     /// # Panics
     /// If it is not, with all the reasons.
     pub fn assert_green(&self) {
-        assert!(*self == Verdict::Green, "{self}");
+        assert!(*self == HistoryVerdict::Green, "{self}");
     }
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for HistoryVerdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Verdict::Green => f.write_str("green"),
-            Verdict::Invalid(missing) => write!(f, "the run proves nothing: {}", missing.join("; ")),
-            Verdict::Red(all) => {
+            HistoryVerdict::Green => f.write_str("green"),
+            HistoryVerdict::Invalid(missing) => write!(f, "the run proves nothing: {}", missing.join("; ")),
+            HistoryVerdict::Red(all) => {
                 write!(f, "{} violations", all.len())?;
                 // The first ones tell the story; thousands would hide it.
                 all.iter().take(20).try_for_each(|violation| write!(f, "\n{violation}"))
@@ -66,12 +68,14 @@ impl fmt::Display for Verdict {
 /// Puts what the checkers found together with what a run has to have seen. `fired` is how many faults really fired.
 ///
 /// A violation counts also in a run in which too little happened.
-pub fn verdict(history: &History, demand: Demand, fired: u64, violations: Vec<Violation>) -> Verdict {
+pub fn verdict(history: &History, demand: Demand, fired: u64, violations: Vec<Violation>) -> HistoryVerdict {
     if !violations.is_empty() {
-        return Verdict::Red(violations);
+        return HistoryVerdict::Red(violations);
     }
-    let ended =
-        history.events().iter().filter(|event| event.op != Op::Signal && event.phase != Phase::Invoke);
+    let ended = history
+        .events()
+        .iter()
+        .filter(|event| event.op != Operation::Signal && event.phase != OperationPhase::Invoke);
     let seen = [
         ("operations came to an end", ended.count() as u64, demand.operations as u64),
         ("faults fired", fired, demand.faults),
@@ -80,12 +84,13 @@ pub fn verdict(history: &History, demand: Demand, fired: u64, violations: Vec<Vi
     let missing = seen.into_iter().filter(|(_, seen, wanted)| seen < wanted);
     let missing: Vec<String> =
         missing.map(|(what, seen, wanted)| format!("{seen} of at least {wanted} {what}")).collect();
-    if missing.is_empty() { Verdict::Green } else { Verdict::Invalid(missing) }
+    if missing.is_empty() { HistoryVerdict::Green } else { HistoryVerdict::Invalid(missing) }
 }
 
-/// How many asks found the lock taken: they were refused, or somebody else held it between the ask and its grant.
+/// How many requests found the lock held: they were refused, or another client held it between the request and its grant.
 pub fn contended(history: &History) -> usize {
-    let busy = |event: &&Event| event.op == Op::Acquire && event.error.as_deref() == Some("busy");
+    let busy =
+        |event: &&HistoryEvent| event.op == Operation::Acquire && event.error.as_deref() == Some("busy");
     let refused = history.events().iter().filter(busy).count();
     let locks = holds(history);
     let waited = locks.values().map(|holds| {
@@ -94,7 +99,7 @@ pub fn contended(history: &History) -> usize {
         let mut ended: Vec<u64> = lasting.iter().map(|hold| hold.until()).collect();
         begun.sort_unstable();
         ended.sort_unstable();
-        // Whoever began before this one's grant, and had not ended before its ask, was in its way.
+        // A hold that began before this grant, and had not ended before its request, blocked it.
         let waited = |asked: u64, granted: u64| {
             begun.partition_point(|b| *b < granted) > ended.partition_point(|e| *e <= asked)
         };

@@ -1,6 +1,8 @@
+//! One broken rule, with the events that show it.
+
 use std::fmt;
 
-use super::Event;
+use super::HistoryEvent;
 
 /// Which rule was broken. The numbers are those of the checkers in the reliability notes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -41,14 +43,14 @@ pub struct Violation {
     /// What happened.
     pub text: String,
     /// The events concerned, mostly two.
-    pub events: Vec<Event>,
+    pub events: Vec<HistoryEvent>,
 }
 
 impl Violation {
     pub(super) fn new<'e>(
         rule: Rule,
         text: impl Into<String>,
-        events: impl IntoIterator<Item = Option<&'e Event>>,
+        events: impl IntoIterator<Item = Option<&'e HistoryEvent>>,
     ) -> Violation {
         Violation { rule, text: text.into(), events: events.into_iter().flatten().cloned().collect() }
     }

@@ -1,14 +1,16 @@
+//! C3: the fenced resource took the writes that it should, in the order of their fences.
+
 use std::collections::HashMap;
 
-use super::{Event, History, Op, Phase, Rule, Violation};
+use super::{History, HistoryEvent, Operation, OperationPhase, Rule, Violation};
 use crate::resource::Accepted;
 
 /// How often one write was begun, and how it ended.
 #[derive(Default)]
-struct Fate<'h> {
+struct WriteFate<'h> {
     begun: usize,
-    done: Vec<&'h Event>,
-    refused: Option<&'h Event>,
+    done: Vec<&'h HistoryEvent>,
+    refused: Option<&'h HistoryEvent>,
     unknown: bool,
 }
 
@@ -26,30 +28,31 @@ pub fn resource(history: &History, lock: &str, accepted: &[Accepted]) -> Vec<Vio
         found.extend(judge(lock, *write, fate, times));
     }
     let strange = taken.into_keys().map(|(fence, value)| {
-        let text = format!("the resource of {lock:?} took {value:?} with fence {fence}, which nobody wrote");
+        let text =
+            format!("the resource of {lock:?} took {value:?} with fence {fence}, which no client wrote");
         Violation::new(Rule::Resource, text, [])
     });
     found.extend(strange);
     found
 }
 
-fn fates<'h>(history: &'h History, lock: &str) -> HashMap<(u64, &'h str), Fate<'h>> {
-    let mut fates: HashMap<(u64, &str), Fate<'_>> = HashMap::new();
-    let writes = history.events().iter().filter(|event| event.op == Op::Write && event.lock == lock);
+fn fates<'h>(history: &'h History, lock: &str) -> HashMap<(u64, &'h str), WriteFate<'h>> {
+    let mut fates: HashMap<(u64, &str), WriteFate<'_>> = HashMap::new();
+    let writes = history.events().iter().filter(|event| event.op == Operation::Write && event.lock == lock);
     for event in writes {
         let key = (event.fence.unwrap_or(0), event.value.as_deref().unwrap_or_default());
         let fate = fates.entry(key).or_default();
         match event.phase {
-            Phase::Invoke => fate.begun += 1,
-            Phase::Ok => fate.done.push(event),
-            Phase::Fail => fate.refused = Some(event),
-            Phase::Info => fate.unknown = true,
+            OperationPhase::Invoke => fate.begun += 1,
+            OperationPhase::Ok => fate.done.push(event),
+            OperationPhase::Fail => fate.refused = Some(event),
+            OperationPhase::Info => fate.unknown = true,
         }
     }
     fates
 }
 
-fn judge(lock: &str, (fence, value): (u64, &str), fate: &Fate<'_>, times: usize) -> Option<Violation> {
+fn judge(lock: &str, (fence, value): (u64, &str), fate: &WriteFate<'_>, times: usize) -> Option<Violation> {
     let what = format!("{value:?} with fence {fence} on {lock:?}");
     let violation = |text: String, event| Some(Violation::new(Rule::Resource, text, [event]));
     // A process that was killed in the middle left a beginning without an end: it may have been done too.
@@ -65,7 +68,7 @@ fn judge(lock: &str, (fence, value): (u64, &str), fate: &Fate<'_>, times: usize)
     }
 }
 
-fn out_of_order(fates: &HashMap<(u64, &str), Fate<'_>>, accepted: &[Accepted]) -> Vec<Violation> {
+fn out_of_order(fates: &HashMap<(u64, &str), WriteFate<'_>>, accepted: &[Accepted]) -> Vec<Violation> {
     let event = |write: &Accepted| {
         let fate = fates.get(&(write.fence.get(), &*write.value));
         fate.and_then(|fate| fate.done.first().copied())

@@ -2,7 +2,8 @@
 #![allow(missing_docs, reason = "a law's name is its sentence")]
 
 use futures_util::StreamExt;
-use lockkeeper::{Error, Leader, Proclamation, Release};
+use lockkeeper::election::{Leader, Proclamation};
+use lockkeeper::{Error, ReleaseOutcome};
 
 use super::register::has_records;
 use super::*;
@@ -18,8 +19,14 @@ async fn has(keeper: &Lockkeeper) -> bool {
 }
 
 async fn elected<H: Harness>(h: &H, keeper: &Lockkeeper, value: &str) -> Leader {
+    elected_after(h, keeper, value, "nothing").await
+}
+
+/// The same; `what` is what the law says that the candidate waits for.
+async fn elected_after<H: Harness>(h: &H, keeper: &Lockkeeper, value: &str, what: &str) -> Leader {
     let election = keeper.election("e").ttl(LONG);
-    soon("somebody is elected", while_time_passes(h, election.campaign(value))).await.unwrap()
+    let what = format!("a candidate is elected after {what}");
+    soon(&what, while_time_passes(h, election.campaign(value))).await.unwrap()
 }
 
 async fn leads(keeper: &Lockkeeper) -> Option<String> {
@@ -31,16 +38,16 @@ pub async fn there_is_one_leader_at_a_time<H: Harness>(h: H) {
     if !has(&a).await {
         return;
     }
-    assert_eq!(leads(&b).await, None, "nobody has been elected");
+    assert_eq!(leads(&b).await, None, "no leader is elected yet");
     let leader = elected(&h, &a, "a").await;
     let rival = tokio::spawn({
         let b = b.clone();
         async move { b.election("e").ttl(LONG).campaign("b").await }
     });
-    in_line(&h.client().await, &name("election/e"), 1).await;
+    waits_or_ends(&h.client().await, &name("election/e"), &rival).await;
     assert!(!rival.is_finished(), "two lead at once");
     assert_eq!(leads(&b).await.as_deref(), Some("a"));
-    assert_eq!(leader.resign().await.unwrap(), Release::Released);
+    assert_eq!(leader.resign().await.unwrap(), ReleaseOutcome::Released);
     let next = soon("the rival is elected", while_time_passes(&h, rival)).await.unwrap().unwrap();
     assert_eq!(leads(&a).await.as_deref(), Some("b"));
     drop(next);
@@ -56,7 +63,7 @@ pub async fn terms_grow_from_leader_to_leader<H: Harness>(h: H) {
     let mut last = None;
     for round in 0..6 {
         let leader = elected(&h, &keepers[round % 2], "me").await;
-        assert!(Some(leader.term()) > last, "{} after {last:?}", leader.term());
+        assert!(Some(leader.term()) > last, "a term is not newer: {} after {last:?}", leader.term());
         last = Some(leader.term());
         match round % 3 {
             0 => _ = leader.resign().await.unwrap(),
@@ -78,7 +85,7 @@ pub async fn a_resignation_lets_the_next_one_in<H: Harness>(h: H) {
         let (this, next) = if round % 2 == 0 { (&a, &b) } else { (&b, &a) };
         elected(&h, this, "one").await.resign().await.unwrap();
         assert_eq!(leads(next).await, None);
-        elected(&h, next, "two").await.resign().await.unwrap();
+        elected_after(&h, next, "two", "a resignation").await.resign().await.unwrap();
     }
 }
 
@@ -89,8 +96,8 @@ pub async fn a_silent_leader_is_replaced<H: Harness>(h: H) {
     }
     // One that was elected and is never heard of again.
     let store = h.client().await;
-    let dead = take(&store, &with(ask("election/e"), |ask| ask.ttl = SHORT)).await;
-    let next = elected(&h, &keeper, "alive").await;
+    let dead = take(&store, &with(request("election/e"), |request| request.ttl = SHORT)).await;
+    let next = elected_after(&h, &keeper, "alive", "a silent leader's ttl").await;
     assert!(next.term() > dead.fence);
     assert_eq!(leads(&keeper).await.as_deref(), Some("alive"));
 }
@@ -111,7 +118,7 @@ pub async fn a_late_leader_cannot_proclaim<H: Harness>(h: H) {
         other => panic!("a late leader was to be refused: {other:?}"),
     }
     assert_eq!(leads(&a).await.as_deref(), Some("newer"));
-    assert_eq!(late.resign().await.unwrap(), Release::AlreadyGone);
+    assert_eq!(late.resign().await.unwrap(), ReleaseOutcome::AlreadyGone);
     assert_eq!(
         leads(&a).await.as_deref(),
         Some("newer"),
@@ -176,10 +183,13 @@ pub async fn an_observer_that_was_away_sees_the_truth<H: Harness>(h: H) {
         soon("it is proclaimed", leader.proclaim(word)).await.unwrap();
     }
     for word in ["second", "third"] {
-        let next = soon("it is told", while_time_passes(&h, news.next())).await.unwrap().unwrap();
+        let next = soon("what was said meanwhile is told", while_time_passes(&h, news.next()))
+            .await
+            .unwrap()
+            .unwrap();
         assert_eq!((said(&next), next.missed), (word, false));
     }
-    // Away for long: it is told that there was more, and then the truth.
+    // An observer that was disconnected for long gets Missed, and then the present state.
     for word in 0..40 {
         leader.proclaim(format!("word {word}")).await.unwrap();
     }
@@ -202,27 +212,27 @@ pub async fn a_leader_resumes_its_term_with_its_attempt<H: Harness>(h: H) {
     // A process that wrote its attempt down, was elected, and then was killed.
     let attempt = Lockkeeper::new_attempt();
     let store = h.client().await;
-    let before = with(ask("election/e"), |ask| ask.claim.attempt = attempt);
+    let before = with(request("election/e"), |request| request.key.attempt = attempt);
     let term = take(&store, &before).await.fence;
     let again = a.election("e").ttl(LONG).resume(attempt);
-    let resumed = soon("it goes on", again.campaign("me")).await.unwrap();
+    let resumed = soon("a leader resumes its term", again.campaign("me")).await.unwrap();
     match H::RESUMES {
         true => assert_eq!(resumed.term(), term, "within the lease it is the same term"),
         false => assert!(resumed.term() > term, "it is a term of its own"),
     }
     assert!(resumed.guard().is_held());
-    // Nobody else gets in by that.
-    refused(&store, &ask("election/e")).await;
+    // No other candidate is elected by that.
+    refused(&store, &request("election/e")).await;
     resumed.resign().await.unwrap();
     // After its lease it is a candidate like others, with the same attempt.
     let kept = Lockkeeper::new_attempt();
-    let before = with(ask("election/e"), |ask| (ask.claim.attempt, ask.ttl) = (kept, SHORT));
+    let before = with(request("election/e"), |request| (request.key.attempt, request.ttl) = (kept, SHORT));
     let term = take(&store, &before).await.fence;
     h.pass(SHORT * 2).await;
     let other = elected(&h, &b, "other").await;
     assert!(other.term() > term);
     let late = tokio::spawn(async move { a.election("e").ttl(LONG).resume(kept).campaign("me").await });
-    in_line(&store, &name("election/e"), 1).await;
+    queue_reaches(&store, &name("election/e"), 1).await;
     let old = other.term();
     other.resign().await.unwrap();
     let late = soon("it is elected", while_time_passes(&h, late)).await.unwrap().unwrap();
@@ -244,10 +254,13 @@ pub async fn bad_input_to_an_election_leaves_nothing<H: Harness>(h: H) {
     assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
     is_free(&h.client().await, "election/e").await;
     assert!(keeper.registers("", &lockkeeper::Page::FIRST).await.unwrap().0.is_empty());
-    // A record of somebody else's is told, and not overwritten; and the lock is free again.
+    // A record of another program is reported and not overwritten; and the lock is free again.
     keeper.register::<u64>("election/e").update(|_| 7).await.unwrap();
+    let named = |told: &Error| told.to_string().contains("the record election/e was");
     let refused = keeper.election("e").campaign("me").await;
-    assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
+    assert!(matches!(&refused, Err(told @ Error::Invalid(_)) if named(told)), "{refused:?}");
     is_free(&h.client().await, "election/e").await;
+    let refused = keeper.election("e").leader().await;
+    assert!(matches!(&refused, Err(told @ Error::Invalid(_)) if named(told)), "{refused:?}");
     assert_eq!(keeper.register::<u64>("election/e").read().await.unwrap().unwrap().value, 7);
 }

@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
-use lockkeeper::{Error, Promise, Release, State, Why};
+use lockkeeper::{Error, Guarantee, LeaseState, LossReason, ReleaseOutcome};
 
 use super::*;
 
@@ -20,11 +20,11 @@ pub async fn a_guard_outlives_its_ttl<H: Harness>(h: H) {
         h.pass(TTL / 4).await;
         keeper.quiesce().await;
     }
-    let busy = refused(&other, &ask("orders/42")).await;
+    let busy = refused(&other, &request("orders/42")).await;
     assert_eq!(busy.held[0].fence, guard.fence());
     assert!(guard.is_held(), "{guard:?}");
-    assert_eq!(guard.release().await.unwrap(), Release::Released);
-    take(&other, &ask("orders/42")).await;
+    assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
+    take(&other, &request("orders/42")).await;
 }
 
 /// How many guards of one shared lock a process has.
@@ -40,17 +40,17 @@ pub async fn many_guards_of_one_lock_do_not_cost_each_other_the_lock<H: Harness>
     let ttl = TTL * 4;
     let shared = || keeper.lock("orders/42").shared().ttl(ttl).acquire();
     let guards = futures_util::future::join_all((0..MANY).map(|_| shared())).await;
-    let guards: Vec<_> = guards.into_iter().map(|guard| guard.expect("nobody excludes it")).collect();
+    let guards: Vec<_> = guards.into_iter().map(|guard| guard.expect("no holder excludes it")).collect();
     for _ in 0..5 {
         h.pass(ttl / 4).await;
         keeper.quiesce().await;
     }
     let held = guards.iter().filter(|guard| guard.is_held()).count();
     assert_eq!(held, MANY, "guards of one process cost each other the lock");
-    refused(&other, &ask("orders/42")).await;
+    refused(&other, &request("orders/42")).await;
     drop(guards);
     keeper.settle().await;
-    take(&other, &ask("orders/42")).await;
+    take(&other, &request("orders/42")).await;
 }
 
 pub async fn a_dropped_guard_frees_its_lock<H: Harness>(h: H) {
@@ -76,7 +76,7 @@ async fn poll_and_drop<F: Future>(work: F, polls: usize) -> bool {
         if ready {
             return true;
         }
-        // Let whoever it waits for get on, so that the next poll finds it further.
+        // Let the task that it waits for go on, so that the next poll finds it further.
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     false
@@ -92,21 +92,21 @@ pub async fn a_cancelled_acquire_leaves_nothing<H: Harness>(h: H) {
             break;
         }
     }
-    // A lock that is held, then freed while the ask stands in line.
+    // A lock that is held, then released while the request is in the queue.
     for polls in 0..4 {
-        let held = take(&other, &ask("orders/42")).await;
-        let ask = keeper.lock("orders/42").ttl(LONG).acquire();
-        assert!(!poll_and_drop(ask, polls).await, "two hold it");
+        let held = take(&other, &request("orders/42")).await;
+        let request = keeper.lock("orders/42").ttl(LONG).acquire();
+        assert!(!poll_and_drop(request, polls).await, "two hold it");
         let waiting = keeper.clone();
         let waiter =
             tokio::spawn(async move { waiting.lock("orders/42").ttl(LONG).acquire().await.map(drop) });
         if polls % 2 == 0 {
             waiter.abort();
         }
-        give_back(&other, &held.claim).await;
+        give_back(&other, &held.key).await;
         // Aborted or served: what it leaves is looked at when it is over, wherever it was. Before that the lock may look free while
         // what it has asked for is still under way.
-        let _ = soon("the waiter ends", waiter).await;
+        let _ = soon("orders/42 is free, so the waiter ends", waiter).await;
         keeper.settle().await;
         is_free(&other, "orders/42").await;
     }
@@ -114,14 +114,14 @@ pub async fn a_cancelled_acquire_leaves_nothing<H: Harness>(h: H) {
 
 pub async fn loss_is_told_before_anyone_else_gets_in<H: Harness>(h: H) {
     let (client, other) = (h.client().await, h.client().await);
-    // Its renewals never arrive: the holder is cut off, and nobody tells it.
+    // Its renewals never arrive: the holder is cut off and does not know it.
     let cut = Arc::new(Cut { store: client, off: AtomicBool::new(false) });
     let keeper = Lockkeeper::with_store(cut.clone(), h.clock());
     let guard = keeper.lock("orders/42").ttl(TTL).acquire().await.unwrap();
     cut.off.store(true, Ordering::SeqCst);
     let clock = h.clock();
     let rival = tokio::spawn(async move {
-        let patient = with(ask("orders/42"), |ask| ask.wait = lockkeeper_core::Wait::Forever);
+        let patient = with(request("orders/42"), |request| request.wait = lockkeeper_core::Wait::Forever);
         let granted = other.acquire(&patient).await;
         (granted, clock.now())
     });
@@ -130,13 +130,16 @@ pub async fn loss_is_told_before_anyone_else_gets_in<H: Harness>(h: H) {
         h.pass(TTL / 10).await;
         keeper.quiesce().await;
     }
+    let (granted, when) = soon("the rival is served", rival).await.unwrap();
+    assert!(matches!(granted, Ok(lockkeeper_core::AcquireOutcome::Granted(_))));
+    assert!(deadline < when, "the rival was served while the guard still believed");
     let loss = soon("the loss is told", guard.lost()).await;
     assert!(matches!(loss, Error::Lost(_)));
     let unreachable = Error::Unavailable("cut off".into()).to_string();
-    assert_eq!((guard.is_held(), guard.state()), (false, State::Lost(Why::Unreachable(unreachable.into()))));
-    let (granted, when) = soon("the rival is served", rival).await.unwrap();
-    assert!(matches!(granted, Ok(lockkeeper_core::Acquired::Granted(_))));
-    assert!(deadline < when, "the rival was served while the guard still believed");
+    assert_eq!(
+        (guard.is_held(), guard.state()),
+        (false, LeaseState::Lost(LossReason::Unreachable(unreachable.into())))
+    );
 }
 
 /// A store that cannot be reached for renewals and releases when it is off.
@@ -146,23 +149,26 @@ struct Cut {
 }
 
 crate::forward!(Cut, {
-    async fn acquire(&self, ask: &lockkeeper_core::Ask) -> lockkeeper::Result<lockkeeper_core::Acquired> {
-        self.store.acquire(ask).await
+    async fn acquire(
+        &self,
+        request: &lockkeeper_core::LockRequest,
+    ) -> lockkeeper::Result<lockkeeper_core::AcquireOutcome> {
+        self.store.acquire(request).await
     }
     async fn renew(
         &self,
         grants: &[lockkeeper_core::Grant],
-    ) -> lockkeeper::Result<Vec<lockkeeper_core::Renewal>> {
+    ) -> lockkeeper::Result<Vec<lockkeeper_core::RenewOutcome>> {
         if self.off.load(Ordering::SeqCst) {
             return Err(Error::Unavailable("cut off".into()));
         }
         self.store.renew(grants).await
     }
-    async fn release(&self, claim: &lockkeeper_core::Claim) -> lockkeeper::Result<Release> {
+    async fn release(&self, key: &lockkeeper_core::RequestKey) -> lockkeeper::Result<ReleaseOutcome> {
         if self.off.load(Ordering::SeqCst) {
             return Err(Error::Unavailable("cut off".into()));
         }
-        self.store.release(claim).await
+        self.store.release(key).await
     }
 });
 
@@ -172,8 +178,8 @@ pub async fn a_broken_guard_is_told_so<H: Harness>(h: H) {
     other.break_lock(&name("orders/42"), "to see").await.unwrap();
     h.pass(TTL / 2).await;
     keeper.quiesce().await;
-    eventually("the break is told", || async { guard.state() == State::Lost(Why::Taken) }).await;
-    assert_eq!(guard.release().await.unwrap(), Release::AlreadyGone);
+    eventually("the break is told", || async { guard.state() == LeaseState::Lost(LossReason::Taken) }).await;
+    assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::AlreadyGone);
 }
 
 pub async fn a_revoked_guard_is_told_why_and_gives_back<H: Harness>(h: H) {
@@ -183,15 +189,18 @@ pub async fn a_revoked_guard_is_told_why_and_gives_back<H: Harness>(h: H) {
         return;
     }
     let guard = keeper.lock("orders/42").ttl(TTL).acquire().await.unwrap();
-    let waiter = stand_in_line(&other, &ask("orders/42"), 1).await;
+    let waiter = join_queue(&other, &request("orders/42"), 1).await;
     other.revoke(&name("orders/42"), "the host is drained").await.unwrap();
     h.pass(TTL / 2).await;
     keeper.quiesce().await;
     let ran = soon("the work is ended", guard.run(std::future::pending::<()>())).await;
-    assert!(matches!(&ran, Err(Error::Lost(why)) if why.contains("the host is drained")), "{ran:?}");
-    assert_eq!(guard.state(), State::Lost(Why::Revoked("the host is drained".into())));
+    assert!(
+        matches!(&ran, Err(Error::Lost(why)) if why.contains("the host is drained")),
+        "the reason is not told: {ran:?}"
+    );
+    assert_eq!(guard.state(), LeaseState::Lost(LossReason::Revoked("the host is drained".into())));
     assert!(!waiter.is_finished(), "the next one was let in before the holder had stopped");
-    assert_eq!(guard.release().await.unwrap(), Release::Released);
+    assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
     granted(waiter).await;
 }
 
@@ -205,13 +214,13 @@ pub async fn max_hold_and_missing_progress_end_a_guard<H: Harness>(h: H) {
         busy.progress();
         keeper.quiesce().await;
     }
-    assert_eq!(capped.state(), State::Lost(Why::MaxHold));
-    assert_eq!(stuck.state(), State::Lost(Why::Stalled));
+    assert_eq!(capped.state(), LeaseState::Lost(LossReason::MaxHold), "the longest hold is over");
+    assert_eq!(stuck.state(), LeaseState::Lost(LossReason::Stalled));
     assert!(busy.is_held(), "{busy:?}");
     for text in ["a", "b"] {
-        take(&other, &ask(text)).await;
+        take(&other, &request(text)).await;
     }
-    refused(&other, &ask("c")).await;
+    refused(&other, &request("c")).await;
 }
 
 pub async fn work_is_ended_before_the_deadline<H: Harness>(h: H) {
@@ -221,7 +230,7 @@ pub async fn work_is_ended_before_the_deadline<H: Harness>(h: H) {
     let guard = keeper.lock("orders/42").ttl(TTL).acquire().await.unwrap();
     assert_eq!(guard.run(async { 7 }).await.unwrap(), 7);
     cut.off.store(true, Ordering::SeqCst);
-    struct Ended(Arc<dyn Clock>, Arc<std::sync::Mutex<Option<lockkeeper::Moment>>>);
+    struct Ended(Arc<dyn Clock>, Arc<std::sync::Mutex<Option<lockkeeper::BootInstant>>>);
     impl Drop for Ended {
         fn drop(&mut self) {
             *self.1.lock().unwrap() = Some(self.0.now());
@@ -242,7 +251,7 @@ pub async fn work_is_ended_before_the_deadline<H: Harness>(h: H) {
         tokio::time::sleep(Duration::from_millis(2)).await;
         left -= 1;
     }
-    let answer = soon("the work is ended", run).await.unwrap();
+    let answer = soon("the work is ended within the ttl", run).await.unwrap();
     assert!(matches!(answer, Err(Error::Lost(_))), "{answer:?}");
     let ended = ended.lock().unwrap().expect("the work was dropped");
     assert!(ended < deadline, "the work ran on past the deadline");
@@ -255,14 +264,14 @@ pub async fn work_is_ended_before_the_deadline<H: Harness>(h: H) {
 
 pub async fn lock_all_is_one_guard<H: Harness>(h: H) {
     let (keeper, other) = (h.keeper().await, h.client().await);
-    if !keeper.profile().several {
+    if !keeper.profile().multi_name {
         assert!(matches!(keeper.lock_all(["a", "b"]).acquire().await, Err(Error::Unsupported(_))));
         return;
     }
     let guard = keeper.lock_all(["b", "a", "b"]).ttl(LONG).acquire().await.unwrap();
     assert_eq!(guard.names().as_slice(), [name("a"), name("b")]);
     for text in ["a", "b"] {
-        assert_eq!(refused(&other, &ask(text)).await.held[0].fence, guard.fence());
+        assert_eq!(refused(&other, &request(text)).await.held[0].fence, guard.fence());
     }
     assert!(keeper.lock_all(["a", "c"]).try_acquire().await.unwrap().is_none());
     is_free(&other, "c").await;
@@ -279,7 +288,7 @@ pub async fn correctness_is_refused_where_it_is_not_kept<H: Harness>(h: H) {
     let answer = keeper.lock("orders/42").for_correctness().try_acquire().await;
     if H::for_correctness() {
         assert!(answer.unwrap().is_some());
-        assert_eq!((profile.fence, profile.durable), (Promise::Kept, Promise::Kept));
+        assert_eq!((profile.fence, profile.durable), (Guarantee::Kept, Guarantee::Kept));
     } else {
         match answer {
             Err(Error::Unsupported(reason)) => assert!(reason.contains(&profile.store), "{reason}"),

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use lockkeeper_core::{
-    Acquired, Ask, Claim, Error, Expect, Grant, LockName, Release, Renewal, Result, Store, Write,
+    AcquireOutcome, Error, Expect, Grant, LockName, LockRequest, ReleaseOutcome, RenewOutcome, RequestKey,
+    Result, Store, WriteOutcome,
 };
 
 /// What becomes of the write that others interrupt.
@@ -36,14 +37,14 @@ impl Interposed {
 }
 
 crate::forward_locks!(Interposed, {
-    async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
-        self.store.acquire(ask).await
+    async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
+        self.store.acquire(request).await
     }
-    async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
+    async fn renew(&self, grants: &[Grant]) -> Result<Vec<RenewOutcome>> {
         self.store.renew(grants).await
     }
-    async fn release(&self, claim: &Claim) -> Result<Release> {
-        self.store.release(claim).await
+    async fn release(&self, key: &RequestKey) -> Result<ReleaseOutcome> {
+        self.store.release(key).await
     }
 });
 
@@ -54,7 +55,7 @@ crate::forward_records!(Interposed, {
         value: &[u8],
         expect: Expect,
         ttl: Option<Duration>,
-    ) -> Result<Write> {
+    ) -> Result<WriteOutcome> {
         let next = self.next.lock().unwrap().take();
         let Some((fate, others)) = next else { return self.store.write(key, value, expect, ttl).await };
         if fate == Fate::AppliedUnheard {

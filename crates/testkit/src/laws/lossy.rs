@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use async_trait::async_trait;
 use lockkeeper_core::{
-    Acquired, Ask, Claim, Delete, Error, Expect, Grant, LockName, Page, Record, RecordPage, Records, Release,
-    Renewal, Result, Write,
+    AcquireOutcome, DeleteOutcome, Error, Expect, Grant, LockName, LockRequest, Page, Record, RecordPage,
+    Records, ReleaseOutcome, RenewOutcome, RequestKey, Result, WriteOutcome,
 };
 
 use super::*;
@@ -21,14 +21,14 @@ pub fn seeds() -> Vec<u64> {
 }
 
 /// A request that changes a record.
-enum Change {
+enum LateChange {
     Write(LockName, Vec<u8>, Expect, Option<Duration>),
     Delete(LockName, Expect),
 }
 
 /// What the network does with a request that changes a record.
 #[derive(Clone, Copy)]
-enum Fate {
+enum RequestFate {
     Answered,
     ReplyLost,
     RequestLost,
@@ -40,7 +40,7 @@ enum Fate {
 pub struct LossyStore {
     store: Arc<dyn Store>,
     random: AtomicU64,
-    late: Mutex<VecDeque<Change>>,
+    late: Mutex<VecDeque<LateChange>>,
     delivered_late: AtomicU64,
 }
 
@@ -66,12 +66,12 @@ impl LossyStore {
         mixed ^ (mixed >> 31)
     }
 
-    fn fate(&self) -> Fate {
+    fn fate(&self) -> RequestFate {
         match self.random() % 6 {
-            0 => Fate::ReplyLost,
-            1 => Fate::RequestLost,
-            2 => Fate::DeliveredLate,
-            _ => Fate::Answered,
+            0 => RequestFate::ReplyLost,
+            1 => RequestFate::RequestLost,
+            2 => RequestFate::DeliveredLate,
+            _ => RequestFate::Answered,
         }
     }
 
@@ -80,22 +80,22 @@ impl LossyStore {
         loop {
             let next = self.late.lock().unwrap().pop_front();
             match next {
-                Some(Change::Write(key, value, expect, ttl)) => {
+                Some(LateChange::Write(key, value, expect, ttl)) => {
                     let _ = self.store.write(&key, &value, expect, ttl).await;
                 }
-                Some(Change::Delete(key, expect)) => drop(self.store.delete(&key, expect).await),
+                Some(LateChange::Delete(key, expect)) => drop(self.store.delete(&key, expect).await),
                 None => return,
             }
             self.delivered_late.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    async fn pass<T>(&self, change: Change, request: impl Future<Output = Result<T>>) -> Result<T> {
+    async fn pass<T>(&self, change: LateChange, request: impl Future<Output = Result<T>>) -> Result<T> {
         let fate = self.fate();
         let answer = match fate {
-            Fate::Answered | Fate::ReplyLost => Some(request.await),
-            Fate::RequestLost => None,
-            Fate::DeliveredLate => {
+            RequestFate::Answered | RequestFate::ReplyLost => Some(request.await),
+            RequestFate::RequestLost => None,
+            RequestFate::DeliveredLate => {
                 self.late.lock().unwrap().push_back(change);
                 return Err(Error::Unknown("no reply yet".into()));
             }
@@ -105,21 +105,21 @@ impl LossyStore {
             self.deliver().await;
         }
         match (fate, answer) {
-            (Fate::Answered, Some(answer)) => answer,
+            (RequestFate::Answered, Some(answer)) => answer,
             _ => Err(Error::Unknown("the reply was lost".into())),
         }
     }
 }
 
 crate::forward_locks!(LossyStore, {
-    async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
-        self.store.acquire(ask).await
+    async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
+        self.store.acquire(request).await
     }
-    async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
+    async fn renew(&self, grants: &[Grant]) -> Result<Vec<RenewOutcome>> {
         self.store.renew(grants).await
     }
-    async fn release(&self, claim: &Claim) -> Result<Release> {
-        self.store.release(claim).await
+    async fn release(&self, key: &RequestKey) -> Result<ReleaseOutcome> {
+        self.store.release(key).await
     }
 });
 
@@ -134,12 +134,12 @@ impl Records for LossyStore {
         value: &[u8],
         expect: Expect,
         ttl: Option<Duration>,
-    ) -> Result<Write> {
-        let change = Change::Write(key.clone(), value.to_vec(), expect, ttl);
+    ) -> Result<WriteOutcome> {
+        let change = LateChange::Write(key.clone(), value.to_vec(), expect, ttl);
         self.pass(change, self.store.write(key, value, expect, ttl)).await
     }
-    async fn delete(&self, key: &LockName, expect: Expect) -> Result<Delete> {
-        self.pass(Change::Delete(key.clone(), expect), self.store.delete(key, expect)).await
+    async fn delete(&self, key: &LockName, expect: Expect) -> Result<DeleteOutcome> {
+        self.pass(LateChange::Delete(key.clone(), expect), self.store.delete(key, expect)).await
     }
     async fn scan(&self, prefix: &str, page: &Page) -> Result<RecordPage> {
         self.store.scan(prefix, page).await

@@ -4,10 +4,12 @@
 use std::result::Result;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use lockkeeper::{Claim, Done, Error, Fence, OnFailure, Once, Stored, Turn};
+use lockkeeper::once::{Done, OnFailure, Once, OnceStart, RunPermit, Stored};
+
+use lockkeeper::{Error, Fence};
 
 use super::lossy::{self, LossyStore};
-use super::outage::{self, First, Outage};
+use super::outage::{self, FirstLoss, OutageStore};
 use super::register::has_records;
 use super::*;
 
@@ -26,18 +28,18 @@ fn stored(bytes: &[u8]) -> Stored {
 }
 
 /// It must be our turn.
-async fn turn(once: Once) -> Box<Turn> {
+async fn turn(once: Once) -> Box<RunPermit> {
     match soon("a claim is answered", once.claim()).await.unwrap() {
-        Claim::Turn(turn) => turn,
-        Claim::Done(done) => panic!("it was to be our turn, but is done: {:?}", done.fence),
+        OnceStart::Run(turn) => turn,
+        OnceStart::Done(done) => panic!("it was to be our turn, but is done: {:?}", done.fence),
     }
 }
 
 /// It must be done.
 async fn done(once: Once) -> Done<Stored> {
     match soon("a claim is answered", once.claim()).await.unwrap() {
-        Claim::Done(done) => done,
-        Claim::Turn(turn) => panic!("it was to be done, but it is our turn: {turn:?}"),
+        OnceStart::Done(done) => done,
+        OnceStart::Run(turn) => panic!("it was to be done, but it is our turn: {turn:?}"),
     }
 }
 
@@ -54,7 +56,8 @@ pub async fn it_is_run_once_and_then_replayed<H: Harness>(h: H) {
     assert_eq!((first.result.clone(), first.replayed), (Ok(first.fence.get()), false));
     for keeper in [&a, &b, &a] {
         let again = keeper.once("k").run(works).await.unwrap();
-        assert_eq!((&again.result, again.fence, again.replayed), (&first.result, first.fence, true));
+        let told = (&again.result, again.fence, again.replayed);
+        assert_eq!(told, (&first.result, first.fence, true), "it was run again");
     }
     let other = b.once("other").run(works).await.unwrap();
     assert!(!other.replayed && other.fence > first.fence, "another key is another thing");
@@ -79,9 +82,10 @@ pub async fn all_who_ask_at_once_share_one_run<H: Harness>(h: H) {
     }
     let mut results = Vec::new();
     for caller in callers {
-        results.push(soon("everybody is answered", while_time_passes(&h, caller)).await.unwrap().unwrap());
+        results.push(soon("every caller is answered", while_time_passes(&h, caller)).await.unwrap());
     }
     assert_eq!(runs.load(Ordering::SeqCst), 1, "it was run more than once");
+    let results: Vec<_> = results.into_iter().map(|answer| answer.unwrap()).collect();
     assert!(results.iter().all(|done| done.result == results[0].result && done.fence == results[0].fence));
     assert_eq!(results.iter().filter(|done| !done.replayed).count(), 1);
 }
@@ -94,7 +98,7 @@ pub async fn who_does_not_wait_is_told_who_runs<H: Harness>(h: H) {
     let running = turn(a.once("k").ttl(LONG)).await;
     match b.once("k").wait(Duration::ZERO).claim().await {
         Err(Error::Busy(busy)) => assert_eq!(busy.held[0].fence, running.fence()),
-        other => panic!("somebody runs: {other:?}"),
+        other => panic!("another caller runs: {other:?}"),
     }
     let patience = b.once("k").wait(Duration::from_millis(300)).claim();
     let told = soon("patience ends", while_time_passes(&h, patience)).await;
@@ -106,10 +110,10 @@ pub async fn who_does_not_wait_is_told_who_runs<H: Harness>(h: H) {
 /// A runner that has begun and is never heard of again: its page is there, and a lease that ends.
 async fn crash<H: Harness>(h: &H, key: &str) -> Fence {
     let store = h.client().await;
-    let taken = take(&store, &with(ask(&format!("once/{key}")), |ask| ask.ttl = SHORT)).await;
+    let taken = take(&store, &with(request(&format!("once/{key}")), |request| request.ttl = SHORT)).await;
     let (page, key) = (format!("{{\"fence\":{}}}\n", taken.fence), name(&format!("once/{key}")));
     let written = store.write(&key, page.as_bytes(), lockkeeper_core::Expect::Absent, None).await.unwrap();
-    assert!(matches!(written, lockkeeper_core::Write::Written(_)));
+    assert!(matches!(written, lockkeeper_core::WriteOutcome::Written(_)));
     taken.fence
 }
 
@@ -126,7 +130,7 @@ pub async fn a_silent_runner_is_taken_over<H: Harness>(h: H) {
 }
 
 /// A turn whose lease is over, and who does not know it.
-async fn late_turn<H: Harness>(h: &H, keeper: &Lockkeeper) -> Box<Turn> {
+async fn late_turn<H: Harness>(h: &H, keeper: &Lockkeeper) -> Box<RunPermit> {
     let late = while_time_passes(h, turn(keeper.once("k").ttl(LONG))).await;
     h.client().await.break_lock(&name("once/k"), "a law").await.unwrap();
     late
@@ -156,7 +160,7 @@ pub async fn a_late_result_counts_if_nobody_took_over<H: Harness>(h: H) {
     if !has(&a).await {
         return;
     }
-    // The work is done, and nobody else has begun: to throw it away would mean to do it twice.
+    // The work is done, and no other runner has begun: to discard the result would mean to do the work twice.
     let late = late_turn(&h, &a).await;
     let fence = late.fence();
     late.finish(stored(b"late")).await.unwrap();
@@ -193,7 +197,8 @@ pub async fn a_failure_is_retried_or_kept<H: Harness>(h: H) {
     let kept = |keeper: &Lockkeeper| keeper.once("kept").on_failure(OnFailure::Keep);
     let failed = kept(&a).run(fails).await.unwrap();
     let again = kept(&b).run(works).await.unwrap();
-    assert_eq!((again.result, again.fence, again.replayed), (Err("no".into()), failed.fence, true));
+    let told = (again.result, again.fence, again.replayed);
+    assert_eq!(told, (Err("no".into()), failed.fence, true), "a failure was not kept");
 }
 
 pub async fn a_result_goes_when_its_time_is_over<H: Harness>(h: H) {
@@ -216,8 +221,12 @@ pub async fn large_results_come_back_byte_for_byte<H: Harness>(h: H) {
     for (key, size) in [("k", 1000), ("key", 70_000), ("k2", 2_100_000)] {
         let bytes: Vec<u8> = (0..size).map(|i| (i * 31 + i / 251) as u8).collect();
         turn(a.once(key).ttl(LONG)).await.finish(stored(&bytes)).await.unwrap();
-        let found = done(b.once(key)).await;
-        assert!(found.result.bytes == bytes, "{size} bytes came back as {}", found.result.bytes.len());
+        match soon("a claim is answered", b.once(key).claim()).await {
+            Ok(OnceStart::Done(found)) => {
+                assert!(found.result.bytes == bytes, "{size} bytes came back as others")
+            }
+            other => panic!("{size} bytes did not come back: {other:?}"),
+        }
     }
 }
 
@@ -259,25 +268,25 @@ pub async fn a_result_whose_answer_is_lost_is_kept_once<H: Harness>(h: H) {
         delivered_late += network.delivered_late();
     }
     assert!(delivered_late > 0, "no request came late: the law shows nothing");
-    // Somebody else in between is not taken for our own write.
+    // A write of another runner in between is not taken for our own.
     let lossy = Lockkeeper::with_store(LossyStore::new(h.client().await, 1), h.clock());
     let late = late_turn(&h, &lossy).await;
     let newer = turn(calm.once("k").ttl(LONG)).await;
     let told = soon("it ends", while_time_passes(&h, late.finish(stored(b"late")))).await;
-    assert!(matches!(told, Err(Error::Stale { .. } | Error::Unknown(_))), "{told:?}");
+    assert!(matches!(told, Err(Error::Stale { .. } | Error::Unknown(_))), "a late result was kept: {told:?}");
     newer.finish(stored(b"right")).await.unwrap();
     assert_eq!(done(calm.once("k")).await.result, stored(b"right"));
 }
 
-/// The work is done when the connection fails for some seconds: its result is kept, and nobody does the work again.
+/// The work is done when the connection fails for some seconds: its result is kept, and no caller does the work again.
 pub async fn a_result_outlives_an_outage_of_the_store<H: Harness>(h: H) {
     let calm = h.keeper().await;
     if !has(&calm).await {
         return;
     }
     // Beside the page, and in parts, which are written before it.
-    for (first, size) in [(First::Applied, 10), (First::NotSent, 10), (First::Applied, 100_000)] {
-        let outage = Arc::new(Outage::new(h.client().await, h.clock(), first));
+    for (first, size) in [(FirstLoss::Applied, 10), (FirstLoss::NotSent, 10), (FirstLoss::Applied, 100_000)] {
+        let outage = Arc::new(OutageStore::new(h.client().await, h.clock(), first));
         let keeper = Lockkeeper::with_store(outage.clone(), h.clock());
         let key = format!("{first:?}/{size}");
         let running = turn(keeper.once(&key).ttl(outage::TTL)).await;
@@ -341,10 +350,10 @@ pub async fn bad_input_to_once_leaves_nothing<H: Harness>(h: H) {
     }
     is_free(&h.client().await, "once/k").await;
     assert!(keeper.registers("", &lockkeeper::Page::FIRST).await.unwrap().0.is_empty());
-    // A record of somebody else's under that name is told, and not overwritten.
+    // A record of another program under that name is reported, and not overwritten.
     keeper.register::<u64>("once/k").update(|_| 7).await.unwrap();
     let refused = keeper.once("k").claim().await;
-    assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
+    assert!(matches!(refused, Err(Error::Invalid(_))), "another's record was written over: {refused:?}");
     assert_eq!(keeper.register::<u64>("once/k").read().await.unwrap().unwrap().value, 7);
     let longest = "x".repeat(lockkeeper::KEY_BYTES);
     turn(keeper.once(&longest)).await.finish(stored(&vec![0; 100_000])).await.unwrap();

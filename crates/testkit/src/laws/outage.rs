@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use lockkeeper::Clock;
 use lockkeeper_core::{
-    Acquired, Ask, Claim, Error, Expect, Grant, LockName, Moment, Release, Renewal, Result, Store, Write,
+    AcquireOutcome, BootInstant, Error, Expect, Grant, LockName, LockRequest, ReleaseOutcome, RenewOutcome,
+    RequestKey, Result, Store, WriteOutcome,
 };
 
 /// Longer than a dozen quick retries, shorter than [`super::outage::TTL`].
@@ -16,7 +17,7 @@ pub const TTL: Duration = Duration::from_secs(30);
 
 /// What becomes of the write that begins the outage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum First {
+pub enum FirstLoss {
     /// The store applies it, and its reply is lost.
     Applied,
     /// It does not reach the store.
@@ -24,23 +25,23 @@ pub enum First {
 }
 
 /// One client whose connection fails in the write that says *done*, and for some seconds after it.
-pub struct Outage {
+pub struct OutageStore {
     store: Arc<dyn Store>,
     clock: Arc<dyn Clock>,
-    first: First,
+    first: FirstLoss,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    began: Option<Moment>,
+    began: Option<BootInstant>,
     refused: usize,
 }
 
-impl Outage {
+impl OutageStore {
     /// A client of `store` before its outage.
-    pub fn new(store: Arc<dyn Store>, clock: Arc<dyn Clock>, first: First) -> Self {
-        Outage { store, clock, first, state: Mutex::default() }
+    pub fn new(store: Arc<dyn Store>, clock: Arc<dyn Clock>, first: FirstLoss) -> Self {
+        OutageStore { store, clock, first, state: Mutex::default() }
     }
 
     /// The number of calls that the outage has refused.
@@ -78,31 +79,31 @@ impl Outage {
     }
 }
 
-crate::forward_locks!(Outage, {
-    async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
+crate::forward_locks!(OutageStore, {
+    async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
         self.check()?;
-        self.store.acquire(ask).await
+        self.store.acquire(request).await
     }
-    async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
+    async fn renew(&self, grants: &[Grant]) -> Result<Vec<RenewOutcome>> {
         self.check()?;
         self.store.renew(grants).await
     }
-    async fn release(&self, claim: &Claim) -> Result<Release> {
+    async fn release(&self, key: &RequestKey) -> Result<ReleaseOutcome> {
         self.check()?;
-        self.store.release(claim).await
+        self.store.release(key).await
     }
 });
 
-crate::forward_records!(Outage, {
+crate::forward_records!(OutageStore, {
     async fn write(
         &self,
         key: &LockName,
         value: &[u8],
         expect: Expect,
         ttl: Option<Duration>,
-    ) -> Result<Write> {
+    ) -> Result<WriteOutcome> {
         if self.begins(value) {
-            if self.first == First::Applied {
+            if self.first == FirstLoss::Applied {
                 self.store.write(key, value, expect, ttl).await?;
             }
             return Err(Error::Unknown("an outage".into()));

@@ -4,7 +4,8 @@
 use std::collections::BTreeSet;
 
 use futures_util::StreamExt;
-use lockkeeper::{Error, Fence, Page, Register, Swap, VALUE_BYTES};
+use lockkeeper::register::{Register, Swap, VALUE_BYTES};
+use lockkeeper::{Error, Fence, Page};
 
 use super::lossy::{self, LossyStore};
 use super::*;
@@ -28,7 +29,8 @@ async fn count(register: Register<u64>, times: u64) -> Vec<Fence> {
             std::thread::sleep(Duration::from_millis(1));
             old.unwrap_or(0) + 1
         };
-        fences.push(register.update(slowly).await.unwrap().fence);
+        let updated = register.update(slowly).await;
+        fences.push(updated.unwrap_or_else(|told| panic!("it is not known whether it counts: {told}")).fence);
     }
     fences
 }
@@ -102,12 +104,13 @@ pub async fn a_value_is_set_only_over_the_one_that_was_seen<H: Harness>(h: H) {
     };
     assert_eq!((found.value.as_str(), found.fence), ("us", one));
     let Swap::Swapped(two) = theirs.compare_and_set(Some(one), &"them".into()).await.unwrap() else {
-        panic!("nobody changed it")
+        panic!("no client changed it")
     };
     // The write is sent by one who does not read first: it must be the store that refuses it.
     let stale = lockkeeper_core::Expect::Version(lockkeeper_core::Version(one.get()));
     let late = keeper.store().write(&name("owner"), b"\"late\"", stale, None).await.unwrap();
-    assert!(matches!(late, lockkeeper_core::Write::Conflict(Some(_))), "{late:?}");
+    let refused = matches!(late, lockkeeper_core::WriteOutcome::Conflict(Some(_)));
+    assert!(refused, "written over a value that was not seen: {late:?}");
     assert!(matches!(ours.compare_and_set(Some(one), &"us".into()).await.unwrap(), Swap::Conflict(_)));
     assert!(matches!(ours.remove(Some(one)).await.unwrap(), Swap::Conflict(Some(_))));
     assert_eq!(ours.remove(Some(two)).await.unwrap(), Swap::Swapped(two));
@@ -128,14 +131,14 @@ pub async fn every_write_has_a_newer_fence<H: Harness>(h: H) {
     let mut last = None;
     for round in 0..6 {
         let done = register.update(|old| old.unwrap_or(0) + 1).await.unwrap();
-        assert!(Some(done.fence) > last, "{} after {last:?}", done.fence);
-        assert_eq!(register.read().await.unwrap().unwrap().fence, done.fence);
+        assert!(Some(done.fence) > last, "a write is not newer: {} after {last:?}", done.fence);
         last = Some(done.fence);
         if round == 2 {
             // A value that is made again does not begin again.
             register.remove(None).await.unwrap();
         }
     }
+    assert_eq!(register.read().await.unwrap().map(|entry| entry.fence), last);
 }
 
 pub async fn who_loses_too_often_is_told_so<H: Harness>(h: H) {
@@ -147,7 +150,7 @@ pub async fn who_loses_too_often_is_told_so<H: Harness>(h: H) {
     let mut calls = 0;
     let update = register.update(|old| {
         calls += 1;
-        // Somebody is quicker, each time.
+        // Another client is quicker, each time.
         let (other, n) = (other.clone(), calls);
         let rival = async move {
             let any = lockkeeper_core::Expect::Any;
@@ -157,7 +160,7 @@ pub async fn who_loses_too_often_is_told_so<H: Harness>(h: H) {
         old.unwrap_or(0) + 1
     });
     let told = soon("the update ends", while_time_passes(&h, update)).await;
-    assert!(matches!(told, Err(Error::Limited(_))), "{told:?}");
+    assert!(matches!(told, Err(Error::Limited(_))), "who loses too often is not told: {told:?}");
     assert_eq!(calls, 3, "two conflicts are allowed, so it is tried three times");
     assert_eq!(register.read().await.unwrap().unwrap().value, 300);
 }
@@ -200,7 +203,7 @@ pub async fn a_value_with_a_ttl_goes<H: Harness>(h: H) {
     keeper.register::<u64>("visits").ttl(SHORT).update(|_| 7).await.unwrap();
     assert_eq!(other.register::<u64>("visits").read().await.unwrap().map(|entry| entry.value), Some(7));
     h.pass(SHORT * 2).await;
-    assert_eq!(other.register::<u64>("visits").read().await.unwrap(), None);
+    assert_eq!(other.register::<u64>("visits").read().await.unwrap(), None, "a value outlived its ttl");
 }
 
 pub async fn bad_input_is_refused_and_leaves_nothing<H: Harness>(h: H) {
@@ -214,7 +217,7 @@ pub async fn bad_input_is_refused_and_leaves_nothing<H: Harness>(h: H) {
     }
     let short = Duration::from_millis(1);
     let refused = keeper.register::<u64>("r").ttl(short).update(|_| 1).await;
-    assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
+    assert!(matches!(refused, Err(Error::Invalid(_))), "bad input was taken: {refused:?}");
     let huge = keeper.register_bytes("r").update(|_| vec![0; VALUE_BYTES + 1]).await;
     assert!(matches!(huge, Err(Error::Limited(_))));
     let (left, next) = keeper.registers("", &Page::FIRST).await.unwrap();

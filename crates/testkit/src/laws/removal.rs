@@ -4,10 +4,11 @@
 use std::sync::Mutex;
 
 use async_trait::async_trait;
-use lockkeeper::{Entry, Error, Swap};
+use lockkeeper::Error;
+use lockkeeper::register::{Entry, Swap};
 use lockkeeper_core::{
-    Acquired, Ask, Claim, Delete, Expect, Grant, LockName, Page, Record, RecordPage, Records, Release,
-    Renewal, Result, Write,
+    AcquireOutcome, DeleteOutcome, Expect, Grant, LockName, LockRequest, Page, Record, RecordPage, Records,
+    ReleaseOutcome, RenewOutcome, RequestKey, Result, WriteOutcome,
 };
 
 use super::register::has_records;
@@ -15,7 +16,7 @@ use super::*;
 
 /// One request that changes a record.
 #[derive(Clone)]
-enum Change {
+enum NotedChange {
     Write(Vec<u8>, Expect, Option<Duration>),
     Delete,
 }
@@ -23,13 +24,13 @@ enum Change {
 /// A client that notes its changes, and that loses the reply to the next one if told so, after `meanwhile` was written.
 struct Noting {
     store: Arc<dyn Store>,
-    changes: Mutex<Vec<Change>>,
-    meanwhile: Mutex<Option<lockkeeper::Register<u64>>>,
+    changes: Mutex<Vec<NotedChange>>,
+    meanwhile: Mutex<Option<lockkeeper::register::Register<u64>>>,
 }
 
 impl Noting {
     /// The reply to a change, if it is not lost.
-    async fn reply<T>(&self, change: Change, answer: Result<T>) -> Result<T> {
+    async fn reply<T>(&self, change: NotedChange, answer: Result<T>) -> Result<T> {
         self.changes.lock().unwrap().push(change);
         let meanwhile = self.meanwhile.lock().unwrap().take();
         if let Some(register) = meanwhile {
@@ -41,14 +42,14 @@ impl Noting {
 }
 
 crate::forward_locks!(Noting, {
-    async fn acquire(&self, ask: &Ask) -> Result<Acquired> {
-        self.store.acquire(ask).await
+    async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
+        self.store.acquire(request).await
     }
-    async fn renew(&self, grants: &[Grant]) -> Result<Vec<Renewal>> {
+    async fn renew(&self, grants: &[Grant]) -> Result<Vec<RenewOutcome>> {
         self.store.renew(grants).await
     }
-    async fn release(&self, claim: &Claim) -> Result<Release> {
-        self.store.release(claim).await
+    async fn release(&self, key: &RequestKey) -> Result<ReleaseOutcome> {
+        self.store.release(key).await
     }
 });
 
@@ -63,20 +64,20 @@ impl Records for Noting {
         value: &[u8],
         expect: Expect,
         ttl: Option<Duration>,
-    ) -> Result<Write> {
+    ) -> Result<WriteOutcome> {
         let answer = self.store.write(key, value, expect, ttl).await;
-        self.reply(Change::Write(value.to_vec(), expect, ttl), answer).await
+        self.reply(NotedChange::Write(value.to_vec(), expect, ttl), answer).await
     }
-    async fn delete(&self, key: &LockName, expect: Expect) -> Result<Delete> {
+    async fn delete(&self, key: &LockName, expect: Expect) -> Result<DeleteOutcome> {
         let answer = self.store.delete(key, expect).await;
-        self.reply(Change::Delete, answer).await
+        self.reply(NotedChange::Delete, answer).await
     }
     async fn scan(&self, prefix: &str, page: &Page) -> Result<RecordPage> {
         self.store.scan(prefix, page).await
     }
 }
 
-async fn noting<H: Harness>(h: &H) -> (Arc<Noting>, lockkeeper::Register<u64>) {
+async fn noting<H: Harness>(h: &H) -> (Arc<Noting>, lockkeeper::register::Register<u64>) {
     let noting = Noting { store: h.client().await, changes: Mutex::default(), meanwhile: Mutex::default() };
     let noting = Arc::new(noting);
     (noting.clone(), Lockkeeper::with_store(noting, h.clock()).register("visits"))
@@ -109,7 +110,7 @@ pub async fn a_first_write_that_comes_late_does_not_revive_a_removed_value<H: Ha
     assert!(matches!(other.register::<u64>("visits").remove(None).await.unwrap(), Swap::Swapped(_)));
     // The first write once more, as the network delivers it when its reply was lost and it was sent twice.
     let late = store.changes.lock().unwrap()[0].clone();
-    let Change::Write(value, expect, ttl) = late else { panic!("a value begins with a write") };
+    let NotedChange::Write(value, expect, ttl) = late else { panic!("a value begins with a write") };
     assert_eq!(expect, Expect::Absent);
     let _ = h.client().await.write(&name("visits"), &value, expect, ttl).await.unwrap();
     let found = register.read().await.unwrap();

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use lockkeeper_core::{
-    Acquired, Ask, Attempt, Busy, Claim, Grant, Holder, LockName, Names, Owner, Result, Store, Wait, Waiting,
+    AcquireOutcome, Attempt, Busy, Grant, Holder, LockName, LockRequest, Names, Owner, RequestKey, Result,
+    Store, Wait, WaitOrder,
 };
 use lockkeeper_host::{host_name, random_128};
 use tokio::task::JoinHandle;
@@ -58,105 +59,125 @@ pub fn owner() -> Owner {
 }
 
 /// An exclusive ask for one name with a new attempt, a long ttl and no patience.
-pub fn ask(text: &str) -> Ask {
-    ask_all(&[text])
+pub fn request(text: &str) -> LockRequest {
+    request_all(&[text])
 }
 
 /// The same for several names.
-pub fn ask_all(texts: &[&str]) -> Ask {
+pub fn request_all(texts: &[&str]) -> LockRequest {
     let names = Names::new(texts.iter().map(|text| name(text))).expect("good names");
     let holder = Holder::new(host_name(), std::process::id(), Some("a law".into())).expect("a good holder");
-    Ask::new(Attempt::from_bytes(random_128()), names, LONG, Arc::new(holder))
+    LockRequest::new(Attempt::from_bytes(random_128()), names, LONG, Arc::new(holder))
 }
 
-/// Changes an ask on the way.
-pub fn with(mut ask: Ask, change: impl FnOnce(&mut Ask)) -> Ask {
-    change(&mut ask);
-    ask
+/// A request with a change.
+pub fn with(mut request: LockRequest, change: impl FnOnce(&mut LockRequest)) -> LockRequest {
+    change(&mut request);
+    request
 }
 
 /// Asks; it must be granted.
-pub async fn take(store: &Arc<dyn Store>, ask: &Ask) -> Grant {
-    match soon("a free lock is granted", store.acquire(ask)).await {
-        Ok(Acquired::Granted(grant)) => {
-            assert_eq!(grant.claim, ask.claim, "another grant than the one asked for");
+pub async fn take(store: &Arc<dyn Store>, request: &LockRequest) -> Grant {
+    match soon("a free lock is granted", store.acquire(request)).await {
+        Ok(AcquireOutcome::Granted(grant)) => {
+            assert_eq!(grant.key, request.key, "another grant than the one asked for");
             grant
         }
-        other => panic!("{:?} was to be granted: {other:?}", ask.claim.names),
+        other => panic!("{:?} was to be granted: {other:?}", request.key.names),
     }
 }
 
 /// Asks without patience; it must be busy.
-pub async fn refused(store: &Arc<dyn Store>, ask: &Ask) -> Busy {
-    let ask = with(ask.clone(), |ask| ask.wait = Wait::No);
-    match soon("an ask without patience is answered", store.acquire(&ask)).await {
-        Ok(Acquired::Busy(busy)) => busy,
-        other => panic!("{:?} was to be busy: {other:?}", ask.claim.names),
+pub async fn refused(store: &Arc<dyn Store>, request: &LockRequest) -> Busy {
+    let request = with(request.clone(), |request| request.wait = Wait::No);
+    match soon("a request without a wait is answered", store.acquire(&request)).await {
+        Ok(AcquireOutcome::Busy(busy)) => busy,
+        other => panic!("{:?} was to be busy: {other:?}", request.key.names),
     }
 }
 
 /// Gives back.
-pub async fn give_back(store: &Arc<dyn Store>, claim: &Claim) -> lockkeeper_core::Release {
-    soon("a release is answered", store.release(claim)).await.expect("a release works")
+pub async fn give_back(store: &Arc<dyn Store>, key: &RequestKey) -> lockkeeper_core::ReleaseOutcome {
+    soon("a release is answered", store.release(key)).await.expect("a release works")
 }
 
-/// Asks in the background, with patience for ever, and returns when it stands in line as number `place` for its first
+/// Requests in the background with an endless wait, and returns when the request is number `place` in the queue of its first
 /// name.
-pub async fn stand_in_line(store: &Arc<dyn Store>, ask: &Ask, place: usize) -> JoinHandle<Result<Acquired>> {
-    let ask = with(ask.clone(), |ask| {
-        if ask.wait == Wait::No {
-            ask.wait = Wait::Forever;
+pub async fn join_queue(
+    store: &Arc<dyn Store>,
+    request: &LockRequest,
+    place: usize,
+) -> JoinHandle<Result<AcquireOutcome>> {
+    let request = with(request.clone(), |request| {
+        if request.wait == Wait::No {
+            request.wait = Wait::Forever;
         }
     });
-    let (store2, first) = (store.clone(), ask.claim.names.first().clone());
-    let waiter = tokio::spawn(async move { store2.acquire(&ask).await });
-    in_line(store, &first, place).await;
+    let (store2, first) = (store.clone(), request.key.names.first().clone());
+    let waiter = tokio::spawn(async move { store2.acquire(&request).await });
+    queue_reaches(store, &first, place).await;
     waiter
 }
 
-/// Waits until exactly `count` stand in line. Where nobody stands in line, it gives them the time to begin.
-pub async fn in_line(store: &Arc<dyn Store>, name: &LockName, count: usize) {
+/// Waits until the queue has exactly `count` waiters. On a store without a queue it gives them time to begin.
+pub async fn queue_reaches(store: &Arc<dyn Store>, name: &LockName, count: usize) {
     if polls(store) {
         return tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    eventually(&format!("{count} stand in line for {name}"), || async {
+    eventually(&format!("{count} wait for {name}"), || async {
         let view = store.inspect(name).await.expect("inspect works");
         view.map_or(0, |view| view.waiting) == count
     })
     .await;
 }
 
-/// Whether there is no line: everybody tries again and again, and is served in any order.
+/// Waits until the queue has a waiter, or `waiter` has ended, which a law that needs the wait then notices.
+pub async fn waits_or_ends<T>(store: &Arc<dyn Store>, name: &LockName, waiter: &JoinHandle<T>) {
+    if polls(store) {
+        return tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    eventually("a request waits, or is answered", || async {
+        let view = store.inspect(name).await.expect("inspect works");
+        waiter.is_finished() || view.is_some_and(|view| view.waiting == 1)
+    })
+    .await;
+}
+
+/// Whether the store has no queue: waiters poll, and are granted in any order.
 pub fn polls(store: &Arc<dyn Store>) -> bool {
-    store.profile().waiting == Waiting::Poll
+    store.profile().waiting == WaitOrder::Poll
 }
 
 /// Gives back `held`, and whatever is granted to those who wait until all were served: in any order, never two at once.
-pub async fn serve_all(store: &Arc<dyn Store>, held: Grant, mut waiters: Vec<JoinHandle<Result<Acquired>>>) {
-    let (mut holds, mut last) = (held.claim, held.fence);
+pub async fn serve_all(
+    store: &Arc<dyn Store>,
+    held: Grant,
+    mut waiters: Vec<JoinHandle<Result<AcquireOutcome>>>,
+) {
+    let (mut holds, mut last) = (held.key, held.fence);
     while !waiters.is_empty() {
         give_back(store, &holds).await;
-        eventually("somebody is served", || async { waiters.iter().any(JoinHandle::is_finished) }).await;
-        let first = waiters.iter().position(JoinHandle::is_finished).expect("somebody was served");
+        eventually("a waiter is granted", || async { waiters.iter().any(JoinHandle::is_finished) }).await;
+        let first = waiters.iter().position(JoinHandle::is_finished).expect("a waiter was granted");
         let served = granted(waiters.swap_remove(first)).await;
         assert!(served.fence > last, "{served:?} is not newer than {last}");
-        // Long enough for a second one to be let in, if somebody does.
+        // Long enough for the store to grant a second one, if it does.
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert!(!waiters.iter().any(JoinHandle::is_finished), "two were served");
-        (holds, last) = (served.claim, served.fence);
+        (holds, last) = (served.key, served.fence);
     }
     give_back(store, &holds).await;
 }
 
 /// What a waiter in the background was granted.
-pub async fn granted(waiter: JoinHandle<Result<Acquired>>) -> Grant {
+pub async fn granted(waiter: JoinHandle<Result<AcquireOutcome>>) -> Grant {
     match soon("a waiter is served", waiter).await.expect("the waiter ends well") {
-        Ok(Acquired::Granted(grant)) => grant,
+        Ok(AcquireOutcome::Granted(grant)) => grant,
         other => panic!("a waiter was to be served: {other:?}"),
     }
 }
 
-/// Nobody holds it, waits for it or is kept from it.
+/// The lock has no holder, no waiter and no lock-delay.
 pub async fn is_free(store: &Arc<dyn Store>, text: &str) {
     let name = name(text);
     eventually(&format!("{text} is free"), || async {
@@ -165,7 +186,7 @@ pub async fn is_free(store: &Arc<dyn Store>, text: &str) {
     .await;
 }
 
-/// Does `work` while time passes: on a virtual clock nobody else would turn it.
+/// Does `work` while time passes: nothing else advances a virtual clock.
 pub async fn while_time_passes<H: super::Harness, F: Future>(h: &H, work: F) -> F::Output {
     let passing = async {
         loop {

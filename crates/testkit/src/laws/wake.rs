@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use lockkeeper_core::{Acquired, Moment, Result};
+use lockkeeper_core::{AcquireOutcome, BootInstant, Result};
 use tokio::task::JoinHandle;
 
 use super::*;
@@ -21,24 +21,24 @@ const PROCESSES: usize = 4;
 /// A lock becomes free by a release, by the end of a lease, or because the waiter in front leaves.
 pub async fn the_next_waiter_is_let_in_within_the_declared_time<H: Harness>(h: H) {
     let (a, b) = (h.client().await, h.client().await);
-    let held = take(&a, &ask("released")).await;
-    let waiter = stand_in_line(&b, &ask("released"), 1).await;
+    let held = take(&a, &request("released")).await;
+    let waiter = join_queue(&b, &request("released"), 1).await;
     let freed = h.clock().now();
-    give_back(&a, &held.claim).await;
+    give_back(&a, &held.key).await;
     within(&h, &a, "a release", freed, waiter).await;
 
-    let held = take(&a, &with(ask("expired"), |ask| ask.ttl = SHORT)).await;
-    let waiter = stand_in_line(&b, &ask("expired"), 1).await;
+    let held = take(&a, &with(request("expired"), |request| request.ttl = SHORT)).await;
+    let waiter = join_queue(&b, &request("expired"), 1).await;
     h.pass(SHORT).await;
     within(&h, &a, "the end of a lease", held.sent_at + SHORT, waiter).await;
 
-    let held = take(&a, &ask("left")).await;
-    let leaves = ask("left");
-    let left = stand_in_line(&a, &leaves, 1).await;
-    let waiter = stand_in_line(&b, &ask("left"), 2).await;
-    give_back(&a, &leaves.claim).await;
+    let held = take(&a, &request("left")).await;
+    let leaves = request("left");
+    let left = join_queue(&a, &leaves, 1).await;
+    let waiter = join_queue(&b, &request("left"), 2).await;
+    give_back(&a, &leaves.key).await;
     let freed = h.clock().now();
-    give_back(&a, &held.claim).await;
+    give_back(&a, &held.key).await;
     within(&h, &a, "a release, with a waiter that had left", freed, waiter).await;
     left.abort();
 }
@@ -47,16 +47,19 @@ async fn within<H: Harness>(
     h: &H,
     store: &Arc<dyn Store>,
     after: &str,
-    freed: Moment,
-    waiter: JoinHandle<Result<Acquired>>,
+    freed: BootInstant,
+    waiter: JoinHandle<Result<AcquireOutcome>>,
 ) {
-    let grant = granted(waiter).await;
+    let grant = match soon(&format!("the next waiter is let in after {after}"), waiter).await.unwrap() {
+        Ok(AcquireOutcome::Granted(grant)) => grant,
+        other => panic!("the next waiter was to be let in: {other:?}"),
+    };
     let (took, wake) = (h.clock().now().since(freed), store.profile().wake);
     assert!(
         took <= wake + MACHINE,
         "the next waiter was let in {took:?} after {after}: {wake:?} are declared"
     );
-    give_back(store, &grant.claim).await;
+    give_back(store, &grant.key).await;
 }
 
 /// Clients fall silent, as if their host had lost its power: their connections stay open, and nothing moves on them. The next waiter gets
@@ -94,19 +97,19 @@ pub async fn dead_clients_of_several_servers_cost_no_more_than_declared(
     };
 
     let (proxies, holder) = mortal().await;
-    take(&holder, &with(ask("holder"), |ask| ask.ttl = MORTAL)).await;
-    let waiter = stand_in_line(&live, &ask("holder"), 1).await;
+    take(&holder, &with(request("holder"), |request| request.ttl = MORTAL)).await;
+    let waiter = join_queue(&live, &request("holder"), 1).await;
     silence(&proxies);
     let dead = Instant::now();
     granted(waiter).await;
     check("after a dead holder, from its death", dead, MORTAL + wake);
 
     let (proxies, deaf) = mortal().await;
-    let held = take(&live, &ask("message")).await;
-    let waiter = stand_in_line(&deaf, &ask("message"), 1).await;
+    let held = take(&live, &request("message")).await;
+    let waiter = join_queue(&deaf, &request("message"), 1).await;
     proxies.iter().for_each(|proxy| proxy.hold(Direction::Replies));
     let freed = Instant::now();
-    give_back(&live, &held.claim).await;
+    give_back(&live, &held.key).await;
     for proxy in &proxies {
         proxy.cut(Pick::Any);
         proxy.heal();
@@ -116,7 +119,7 @@ pub async fn dead_clients_of_several_servers_cost_no_more_than_declared(
 
     let behind = async |count: usize, sample: usize| {
         let text = format!("waiters/{count}/{sample}");
-        let held = take(&live, &ask(&text)).await;
+        let held = take(&live, &request(&text)).await;
         let mut clients = Vec::new();
         for _ in 0..count.min(PROCESSES) {
             clients.push(mortal().await);
@@ -124,16 +127,16 @@ pub async fn dead_clients_of_several_servers_cost_no_more_than_declared(
         let mut dead = Vec::new();
         for place in 1..=count {
             let (_, store) = &clients[place % clients.len()];
-            dead.push(stand_in_line(store, &with(ask(&text), |ask| ask.ttl = MORTAL), place).await);
+            dead.push(join_queue(store, &with(request(&text), |request| request.ttl = MORTAL), place).await);
         }
-        let last = stand_in_line(&live, &ask(&text), count + 1).await;
+        let last = join_queue(&live, &request(&text), count + 1).await;
         clients.iter().for_each(|(proxies, _)| silence(proxies));
         let freed = Instant::now();
-        give_back(&live, &held.claim).await;
+        give_back(&live, &held.key).await;
         let grant = granted(last).await;
         let took = freed.elapsed();
         check(&format!("behind {count} dead waiters"), freed, wake);
-        give_back(&live, &grant.claim).await;
+        give_back(&live, &grant.key).await;
         dead.iter().for_each(JoinHandle::abort);
         took
     };
@@ -155,6 +158,33 @@ pub async fn dead_clients_of_several_servers_cost_no_more_than_declared(
             "the wait grows with the number of dead waiters: {many:?} behind {count}, {one:?} behind 1; {wake:?} are declared for any number"
         );
     }
+}
+
+/// A process with several waiters of a short ttl falls silent. The live waiter behind them gets the lock within `bound` after a release,
+/// which follows their ttl.
+pub async fn dead_waiters_of_a_short_ttl_cost_no_more_than(
+    bound: Duration,
+    server: SocketAddr,
+    framing: Framing,
+    open: impl AsyncFn(SocketAddr) -> Arc<dyn Store>,
+) {
+    let live = open(server).await;
+    let proxy = Proxy::start(server, framing);
+    let mortal = open(proxy.addr()).await;
+    let held = take(&live, &request("short")).await;
+    let mut dead = Vec::new();
+    for place in 1..=4 {
+        dead.push(join_queue(&mortal, &with(request("short"), |request| request.ttl = MORTAL), place).await);
+    }
+    let last = join_queue(&live, &request("short"), dead.len() + 1).await;
+    silence(&[proxy]);
+    let freed = Instant::now();
+    give_back(&live, &held.key).await;
+    granted(last).await;
+    let took = freed.elapsed();
+    println!("behind dead waiters with a ttl of {MORTAL:?}: {took:?}, of {bound:?}");
+    assert!(took <= bound + MACHINE, "the next waiter was let in after {took:?} instead of {bound:?}");
+    dead.iter().for_each(JoinHandle::abort);
 }
 
 fn silence(proxies: &[Proxy]) {

@@ -1,9 +1,11 @@
 //! One run per window of time.
 #![allow(missing_docs, reason = "a law's name is its sentence")]
 
-use lockkeeper::{Error, Guard, Run, Window};
+use lockkeeper::windows::{Window, WindowRun};
 
-use super::outage::{self, First, Outage};
+use lockkeeper::{Error, Guard};
+
+use super::outage::{self, FirstLoss, OutageStore};
 use super::register::has_records;
 use super::*;
 
@@ -17,7 +19,7 @@ async fn locked<H: Harness>(h: &H, keeper: &Lockkeeper) -> Guard {
 }
 
 /// It must be ours.
-async fn ours(keeper: &Lockkeeper, guard: &Guard, at_ms: u64) -> Run {
+async fn ours(keeper: &Lockkeeper, guard: &Guard, at_ms: u64) -> WindowRun {
     match keeper.windows("nightly").begin(guard, at_ms).await.unwrap() {
         Window::Ours(run) => *run,
         Window::Done(newest) => panic!("{at_ms} was to be ours, but {} is done", newest.at_ms),
@@ -85,14 +87,14 @@ pub async fn a_window_that_was_not_finished_is_taken_over<H: Harness>(h: H) {
     assert!(is_done(&b, &guard, TODAY).await);
 }
 
-/// The run has ended when the connection fails for some seconds: the window counts as run, and nobody runs it again.
+/// The run has ended when the connection fails for some seconds: the window counts as run, and no host runs it again.
 pub async fn a_window_that_ends_in_an_outage_is_done<H: Harness>(h: H) {
     let calm = h.keeper().await;
     if !has(&h, &calm).await {
         return;
     }
-    for (day, first) in [(0, First::Applied), (1, First::NotSent)] {
-        let outage = Arc::new(Outage::new(h.client().await, h.clock(), first));
+    for (day, first) in [(0, FirstLoss::Applied), (1, FirstLoss::NotSent)] {
+        let outage = Arc::new(OutageStore::new(h.client().await, h.clock(), first));
         let keeper = Lockkeeper::with_store(outage.clone(), h.clock());
         let lock = keeper.lock("nightly").ttl(outage::TTL).acquire();
         let guard = soon("the lock is free", while_time_passes(&h, lock)).await.unwrap();
@@ -134,7 +136,7 @@ pub async fn a_window_that_failed_is_told_and_run_again_as_often_as_it_may<H: Ha
     }
     let guard = locked(&h, &a).await;
     ours(&a, &guard, TODAY).await.finish(&guard, 7).await.unwrap();
-    let record = b.windows("nightly").record().await.unwrap().expect("it is kept");
+    let record = b.windows("nightly").record().await.unwrap().expect("a run that failed is told");
     assert_eq!(record.exit_code(), Some(7), "how the run ended is not kept");
     let run = record.ended.clone().expect("it has ended");
     assert_eq!((run.at_ms, run.fence, record.succeeded.is_none()), (TODAY, guard.fence(), true));

@@ -1,3 +1,5 @@
+//! The proxy's handle: cut, heal, hold and count.
+
 use std::fmt;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -7,17 +9,17 @@ use std::thread::JoinHandle;
 use rustix::net::{Shutdown, listen, shutdown};
 use tokio::sync::oneshot;
 
-use super::fault::{End, Fault, Pick};
+use super::fault::{ConnectionEnd, Fault, Pick};
+use super::fault_plan::{FaultPlan, locked};
 use super::framing::Framing;
-use super::script::{Script, locked};
-use super::{Count, Direction, Injected, Upstream, line};
+use super::{Count, Direction, Injected, Upstream, connection};
 use crate::servers::Port;
 
 const BACKLOG: i32 = 128;
 
 /// A running proxy. Dropping it closes everything.
 pub struct Proxy {
-    script: Arc<Script>,
+    script: Arc<FaultPlan>,
     addr: SocketAddr,
     listener: TcpListener,
     stop: Option<oneshot::Sender<()>>,
@@ -35,7 +37,7 @@ impl Proxy {
         let addr = listener.local_addr().expect("a listener has an address");
         let taking = listener.try_clone().expect("a listener can be shared");
         taking.set_nonblocking(true).expect("a listener need not block");
-        let script = Arc::new(Script::new(framing));
+        let script = Arc::new(FaultPlan::new(framing));
         let (stop, stopped) = oneshot::channel();
         let (upstream, shared) = (Arc::new(upstream.into()), script.clone());
         let thread = std::thread::Builder::new()
@@ -57,23 +59,23 @@ impl Proxy {
 
     /// Closes these connections now, and says how many they were. New ones are taken as before.
     pub fn cut(&self, which: Pick) -> usize {
-        self.script.end(&which, End::Close)
+        self.script.end(&which, ConnectionEnd::Close)
     }
 
     /// Like [`Proxy::cut`], with a RST to the client.
     pub fn reset(&self, which: Pick) -> usize {
-        self.script.end(&which, End::Reset)
+        self.script.end(&which, ConnectionEnd::Reset)
     }
 
     /// The server is gone: every connection is closed and new ones are refused until [`Proxy::heal`].
     pub fn cut_all(&self) {
         self.script.weather.send_modify(|weather| weather.refusing = true);
-        // Linux takes a listener that is shut down back to "bound": the port stays ours, and nobody gets in.
+        // Linux takes a listener that is shut down back to "bound": the port stays reserved, and no client connects.
         let _ = shutdown(&self.listener, Shutdown::Read);
         self.cut(Pick::Any);
     }
 
-    /// The one-way cut: nothing more goes this way, on no connection, until [`Proxy::heal`]. Nobody is told.
+    /// The one-way cut: nothing more goes this way, on no connection, until [`Proxy::heal`]. Neither end notices.
     pub fn hold(&self, direction: Direction) {
         self.script.weather.send_modify(|weather| weather.held[direction as usize] = true);
     }
@@ -96,7 +98,7 @@ impl Proxy {
         self.script.weather.send_modify(|weather| *weather = Default::default());
     }
 
-    /// What went through so far.
+    /// FaultAction went through so far.
     pub fn count(&self) -> Count {
         let [requests, replies] = [0, 1].map(|way: usize| self.script.messages[way].load(Ordering::Relaxed));
         Count {
@@ -113,7 +115,7 @@ impl Proxy {
         self.script.fired.load(Ordering::Relaxed)
     }
 
-    /// What the proxy could not understand, if anything: a connection that does not speak the protocol is closed.
+    /// FaultAction the proxy could not understand, if anything: a connection that does not speak the protocol is closed.
     pub fn trouble(&self) -> Option<String> {
         locked(&self.script.trouble).clone()
     }
@@ -134,7 +136,12 @@ impl Drop for Proxy {
     }
 }
 
-fn run(script: Arc<Script>, upstream: Arc<Upstream>, listener: TcpListener, stopped: oneshot::Receiver<()>) {
+fn run(
+    script: Arc<FaultPlan>,
+    upstream: Arc<Upstream>,
+    listener: TcpListener,
+    stopped: oneshot::Receiver<()>,
+) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime can be made").block_on(async {
         tokio::select! {
@@ -144,7 +151,7 @@ fn run(script: Arc<Script>, upstream: Arc<Upstream>, listener: TcpListener, stop
     });
 }
 
-async fn accept(script: Arc<Script>, upstream: Arc<Upstream>, listener: TcpListener) {
+async fn accept(script: Arc<FaultPlan>, upstream: Arc<Upstream>, listener: TcpListener) {
     let mut weather = script.weather.subscribe();
     loop {
         let _ = weather.wait_for(|weather| !weather.refusing).await;
@@ -153,7 +160,7 @@ async fn accept(script: Arc<Script>, upstream: Arc<Upstream>, listener: TcpListe
         let fresh = fresh.expect("a listener can be watched");
         tokio::select! {
             // The weather first: it changes before the listener is shut down, and one that was shut down and listens again
-            // is ready for ever in tokio's eyes, with nobody to take: it would try without end.
+            // is ready for ever in tokio's eyes, without a connection to accept: the task would spin.
             biased;
             _ = weather.changed() => {}
             () = take(&script, &upstream, &fresh) => {}
@@ -162,14 +169,14 @@ async fn accept(script: Arc<Script>, upstream: Arc<Upstream>, listener: TcpListe
 }
 
 /// Takes connections until that fails.
-async fn take(script: &Arc<Script>, upstream: &Arc<Upstream>, listener: &tokio::net::TcpListener) {
+async fn take(script: &Arc<FaultPlan>, upstream: &Arc<Upstream>, listener: &tokio::net::TcpListener) {
     while let Ok((client, _)) = listener.accept().await {
         let (script, upstream) = (script.clone(), upstream.clone());
         let line = script.open_line();
         tokio::spawn(async move {
             // One that came in just before the listener was shut down is not among those that `cut_all` closed.
             if !script.weather.borrow().refusing {
-                line::serve(&script, &line, client, &upstream).await;
+                connection::serve(&script, &line, client, &upstream).await;
             }
             script.close_line(&line);
         });

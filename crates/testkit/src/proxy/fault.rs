@@ -1,3 +1,5 @@
+//! The faults that a proxy can inject, and where.
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,7 +51,7 @@ impl fmt::Debug for Pick {
 
 /// How a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum ConnectionEnd {
     /// Both sides are closed.
     Close,
     /// The client is sent a RST; the server's side is closed.
@@ -57,13 +59,13 @@ pub(super) enum End {
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum What {
+pub(super) enum FaultAction {
     /// The message is not passed on.
-    EndBefore(End),
+    EndBefore(ConnectionEnd),
     /// The message is passed on, then the connection ends.
-    EndAfter(End),
+    EndAfter(ConnectionEnd),
     /// The message is passed on; the connection ends when the answer to it comes, which is not passed on.
-    EndAtReply(End),
+    EndAtReply(ConnectionEnd),
     /// The message and everything behind it stands still; for ever without a duration.
     Hold(Option<Duration>),
     /// The message vanishes.
@@ -77,7 +79,7 @@ pub(super) enum What {
 #[must_use = "a fault does nothing before it is injected"]
 pub struct Fault {
     pub(super) at: At,
-    pub(super) what: What,
+    pub(super) what: FaultAction,
 }
 
 impl Fault {
@@ -113,58 +115,58 @@ impl At {
         At { repeat: true, ..self }
     }
 
-    fn is(self, what: What) -> Fault {
+    fn is(self, what: FaultAction) -> Fault {
         Fault { at: self, what }
     }
 
     /// Both sides are closed; the message is not passed on.
     pub fn cut(self) -> Fault {
-        self.is(What::EndBefore(End::Close))
+        self.is(FaultAction::EndBefore(ConnectionEnd::Close))
     }
 
     /// The message is passed on, then both sides are closed.
     pub fn cut_after(self) -> Fault {
-        self.is(What::EndAfter(End::Close))
+        self.is(FaultAction::EndAfter(ConnectionEnd::Close))
     }
 
     /// The unknown outcome: the request is passed on and answered, and both sides are closed instead of passing on the
     /// answer. Answers to earlier requests and later requests pass as usual until then.
     pub fn cut_before_reply(self) -> Fault {
-        self.is(What::EndAtReply(End::Close))
+        self.is(FaultAction::EndAtReply(ConnectionEnd::Close))
     }
 
     /// Like [`At::cut`], with a RST to the client.
     pub fn reset(self) -> Fault {
-        self.is(What::EndBefore(End::Reset))
+        self.is(FaultAction::EndBefore(ConnectionEnd::Reset))
     }
 
     /// Like [`At::cut_after`], with a RST to the client.
     pub fn reset_after(self) -> Fault {
-        self.is(What::EndAfter(End::Reset))
+        self.is(FaultAction::EndAfter(ConnectionEnd::Reset))
     }
 
     /// Like [`At::cut_before_reply`], with a RST to the client.
     pub fn reset_before_reply(self) -> Fault {
-        self.is(What::EndAtReply(End::Reset))
+        self.is(FaultAction::EndAtReply(ConnectionEnd::Reset))
     }
 
     /// The message and everything behind it, in this direction of this connection, stands still until it is released.
     pub fn hold(self) -> Fault {
-        self.is(What::Hold(None))
+        self.is(FaultAction::Hold(None))
     }
 
     /// The message, and so everything behind it, comes this much later.
     pub fn delay(self, by: Duration) -> Fault {
-        self.is(What::Hold(Some(by)))
+        self.is(FaultAction::Hold(Some(by)))
     }
 
     /// The message vanishes.
     pub fn drop(self) -> Fault {
-        self.is(What::Drop)
+        self.is(FaultAction::Drop)
     }
 
     /// The message is sent twice.
     pub fn duplicate(self) -> Fault {
-        self.is(What::Duplicate)
+        self.is(FaultAction::Duplicate)
     }
 }

@@ -24,11 +24,11 @@
 //!
 //! The proxy runs on a thread and a clock of its own: a test that pauses time or blocks its runtime does not stop it.
 
+mod connection;
 mod control;
 mod fault;
+mod fault_plan;
 mod framing;
-mod line;
-mod script;
 mod sweep;
 
 use std::net::SocketAddr;
@@ -72,7 +72,7 @@ pub enum Direction {
     Replies = 1,
 }
 
-/// What went through the proxy since it was started.
+/// FaultAction went through the proxy since it was started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Count {
     /// Connections that were taken.
@@ -89,10 +89,10 @@ pub struct Count {
 
 /// A fault that was injected. Dropping this changes nothing: the fault stays until [`Proxy::heal`].
 #[derive(Clone, Debug, Default)]
-pub struct Injected(Arc<Signals>);
+pub struct Injected(Arc<InjectedSignals>);
 
 #[derive(Debug, Default)]
-struct Signals {
+struct InjectedSignals {
     fired: watch::Sender<u64>,
     released: watch::Sender<bool>,
 }

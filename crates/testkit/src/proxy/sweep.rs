@@ -1,3 +1,5 @@
+//! Repeats a test with the fault at the first message, the second, and so on, until the fault does not fire any more.
+
 /// Runs `test` with 1, 2, 3, … until its fault does not fire any more: then every point at which it can happen has been
 /// covered. Returns how many there were.
 ///

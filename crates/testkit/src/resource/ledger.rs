@@ -1,3 +1,5 @@
+//! A ledger file that checks fences: the protected resource of tests with real processes.
+
 use std::io;
 use std::path::PathBuf;
 
@@ -5,11 +7,11 @@ use lockkeeper_core::{Error, Fence, Result};
 
 use super::{Accepted, Log, append, unavailable};
 
-/// A book in which each key has a page of its own, and which checks the fence of whoever looks and of whoever enters.
+/// A ledger with an entry for each key, which checks the fence of every reader and every writer.
 ///
 /// It does not know that a key is to be entered once: it takes as many entries as it is given with a good fence. That there is
 /// one is up to those who look first, and enter only if there is nothing. Between the two anything may happen, so a look
-/// counts: from then on everybody with a lower fence is refused. Without that, one who looked and was then stopped
+/// counts: from then on every process with a lower fence is refused. Without that, a process that looked and was then stopped
 /// would enter what its successor has entered meanwhile.
 #[derive(Clone, Debug)]
 pub struct Ledger {
@@ -28,7 +30,7 @@ impl Ledger {
         Ledger { dir: dir.into(), fenced: false }
     }
 
-    /// What is entered under `key`, if anything is. Whoever has a lower fence can do nothing here any more.
+    /// The entry of `key`, if there is one. From here on the ledger refuses processes with a lower fence.
     ///
     /// # Errors
     /// [`Error::Stale`] if a higher fence was seen; [`Error::Unavailable`] if the file cannot be read or written.
@@ -54,7 +56,7 @@ impl Ledger {
 
     fn write(&self, key: &str, fence: Fence, value: &str) -> Result<()> {
         let log = Log(self.dir.join(key));
-        // Locked over both, so that nobody comes between the look at the highest fence and the writing.
+        // Locked over both, so that no process writes between the check of the highest fence and the write.
         let mut file = log.locked().map_err(unavailable)?;
         let seen = highest(&mut file).map_err(unavailable)?;
         match seen {

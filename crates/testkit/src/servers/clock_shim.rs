@@ -1,3 +1,5 @@
+//! A library that shifts the clock of a server, loaded with LD_PRELOAD.
+
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -19,10 +21,10 @@ use super::{Skip, TempDir, require};
 /// clock.jump(-3600 * ClockShim::SECOND); // an hour back, now
 /// ```
 #[derive(Clone, Debug)]
-pub struct ClockShim(Arc<Shared>);
+pub struct ClockShim(Arc<SharedOffset>);
 
 #[derive(Debug)]
-struct Shared {
+struct SharedOffset {
     dir: TempDir,
     offset: Mutex<(i64, File)>,
 }
@@ -49,7 +51,7 @@ impl ClockShim {
         assert!(output.status.success(), "cc: {}", String::from_utf8_lossy(&output.stderr));
         let file = File::create_new(dir.join("offset")).expect("a new directory can be written to");
         let offset = Mutex::new((0, file));
-        let shim = ClockShim(Arc::new(Shared { dir, offset }));
+        let shim = ClockShim(Arc::new(SharedOffset { dir, offset }));
         shim.jump(0);
         Ok(shim)
     }
@@ -61,7 +63,7 @@ impl ClockShim {
     pub fn jump(&self, nanoseconds: i64) {
         let mut offset = self.0.offset.lock().unwrap_or_else(PoisonError::into_inner);
         offset.0 = offset.0.checked_add(nanoseconds).expect("a clock does not go that far");
-        // One write of eight aligned bytes: nobody reads the half of it.
+        // One write of eight aligned bytes: no reader sees half of it.
         offset.1.write_all_at(&offset.0.to_ne_bytes(), 0).expect("the offset can be written");
     }
 

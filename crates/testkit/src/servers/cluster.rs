@@ -1,14 +1,16 @@
+//! What all clusters with a leader share: members that can be killed, stopped and restarted.
+
 use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 
 use super::wait::wait_for;
-use super::{Island, Program, Server};
+use super::{NetNamespace, Program, Server};
 
 /// Servers that choose a leader among themselves. Dropping it kills all of them.
 pub struct Cluster {
     nodes: Vec<Server>,
-    islands: Vec<Island>,
+    islands: Vec<NetNamespace>,
     leads: fn(SocketAddr) -> bool,
 }
 
@@ -16,7 +18,7 @@ impl Cluster {
     /// Starts all members at once: the first cannot answer before it has heard of the others.
     pub(super) fn start<P: Program + 'static>(
         members: impl Iterator<Item = P>,
-        islands: Vec<Island>,
+        islands: Vec<NetNamespace>,
         leads: fn(SocketAddr) -> bool,
     ) -> Cluster {
         let starting: Vec<_> =
@@ -44,7 +46,7 @@ impl Cluster {
     ///
     /// # Panics
     /// If they do not live on islands.
-    pub fn island(&self, nth: usize) -> &Island {
+    pub fn island(&self, nth: usize) -> &NetNamespace {
         &self.islands[nth]
     }
 
@@ -75,7 +77,7 @@ impl Cluster {
         let leads = |nth: &usize| (self.leads)(self.nodes[*nth].addr());
         wait_for("a leader of the cluster", || {
             let found = (0..self.nodes.len()).filter(running).find(leads);
-            found.ok_or_else(|| io::Error::other("nobody leads"))
+            found.ok_or_else(|| io::Error::other("there is no leader"))
         })
     }
 }
@@ -87,6 +89,6 @@ impl fmt::Debug for Cluster {
 }
 
 /// Where a member listens: on its island, or here if it has none.
-pub(super) fn host_of(islands: &[Island], nth: usize) -> Ipv4Addr {
-    islands.get(nth).map_or(Ipv4Addr::LOCALHOST, Island::addr)
+pub(super) fn host_of(islands: &[NetNamespace], nth: usize) -> Ipv4Addr {
+    islands.get(nth).map_or(Ipv4Addr::LOCALHOST, NetNamespace::addr)
 }

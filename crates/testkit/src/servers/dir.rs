@@ -1,3 +1,5 @@
+//! A temporary directory that is removed when it is dropped.
+
 use std::fs;
 use std::path::{Path, PathBuf};
 

@@ -1,3 +1,5 @@
+//! Starts one etcd server.
+
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
@@ -6,7 +8,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use super::process::Launch;
-use super::{Place, Program, Server, Skip, TlsFiles, require};
+use super::{Program, Server, ServerSite, Skip, TlsFiles, require};
 
 /// How to run an etcd server of one member.
 #[derive(Clone, Debug, Default)]
@@ -48,11 +50,11 @@ impl Program for Etcd {
         2 + usize::from(self.options.tls.is_some())
     }
 
-    fn prepare(&self, _place: &Place) -> io::Result<()> {
+    fn prepare(&self, _place: &ServerSite) -> io::Result<()> {
         Ok(())
     }
 
-    fn launch(&self, place: &Place) -> Launch {
+    fn launch(&self, place: &ServerSite) -> Launch {
         let peers = format!("http://{}", place.addr(1));
         let mut args = arguments(place, "one", &peers, &format!("one={peers}")).to_vec();
         if let Some(tls) = &self.options.tls {
@@ -68,13 +70,13 @@ impl Program for Etcd {
         Signal::TERM
     }
 
-    fn ping(&self, place: &Place, _pid: u32) -> io::Result<()> {
+    fn ping(&self, place: &ServerSite, _pid: u32) -> io::Result<()> {
         health(place.addr(0))
     }
 }
 
 /// What a member is told: its name, where its peers reach it, and who they are.
-pub(super) fn arguments(place: &Place, name: &str, peer: &str, all: &str) -> [String; 8] {
+pub(super) fn arguments(place: &ServerSite, name: &str, peer: &str, all: &str) -> [String; 8] {
     let clients = format!("http://{}", place.addr(0));
     [
         format!("--name={name}"),

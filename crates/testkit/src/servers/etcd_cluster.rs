@@ -1,3 +1,5 @@
+//! Starts etcd clusters.
+
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -8,7 +10,7 @@ use rustix::process::Signal;
 use super::cluster::{Cluster, host_of};
 use super::etcd::{arguments, etcd_get, health};
 use super::process::Launch;
-use super::{EtcdOptions, Island, Islands, Place, Port, Program, Skip, require};
+use super::{EtcdOptions, NetNamespace, NetNamespaces, Port, Program, ServerSite, Skip, require};
 
 /// Starts a cluster of so many members, and waits until all of them agree on a leader.
 ///
@@ -38,16 +40,16 @@ pub fn etcd_cluster(members: usize, options: EtcdOptions) -> Result<Cluster, Ski
 /// # Panics
 /// As [`etcd_cluster`].
 pub fn etcd_islands(members: usize, options: EtcdOptions) -> Result<Cluster, Skip> {
-    start(members, options, Islands::raise(members as u8)?)
+    start(members, options, NetNamespaces::raise(members as u8)?)
 }
 
-fn start(members: usize, options: EtcdOptions, islands: Vec<Island>) -> Result<Cluster, Skip> {
+fn start(members: usize, options: EtcdOptions, islands: Vec<NetNamespace>) -> Result<Cluster, Skip> {
     assert!(options.tls.is_none(), "a member of a cluster does not speak TLS here");
     assert!((1..=7).contains(&members), "a cluster has 1 to 7 members");
     let program = require("etcd", "etcd", "etcd-server")?;
     // Every member has to know all others before the first of them can answer.
     let peers: Arc<Vec<Port>> = Arc::new((0..members).map(|_| Port::claim()).collect());
-    let member = |nth| Member {
+    let member = |nth| EtcdMember {
         program: program.clone(),
         options: options.clone(),
         peers: peers.clone(),
@@ -62,15 +64,15 @@ fn leads(addr: SocketAddr) -> bool {
     told.lines().any(|line| line == "etcd_server_is_leader 1")
 }
 
-struct Member {
+struct EtcdMember {
     program: PathBuf,
     options: EtcdOptions,
     peers: Arc<Vec<Port>>,
-    islands: Vec<Island>,
+    islands: Vec<NetNamespace>,
     nth: usize,
 }
 
-impl Program for Member {
+impl Program for EtcdMember {
     fn name(&self) -> &str {
         "etcd-member"
     }
@@ -83,11 +85,11 @@ impl Program for Member {
         host_of(&self.islands, self.nth)
     }
 
-    fn prepare(&self, _place: &Place) -> io::Result<()> {
+    fn prepare(&self, _place: &ServerSite) -> io::Result<()> {
         Ok(())
     }
 
-    fn launch(&self, place: &Place) -> Launch {
+    fn launch(&self, place: &ServerSite) -> Launch {
         let peer =
             |nth: usize| format!("http://{}:{}", host_of(&self.islands, nth), self.peers[nth].number());
         let all: Vec<_> = (0..self.peers.len()).map(|nth| format!("m{nth}={}", peer(nth))).collect();
@@ -103,7 +105,7 @@ impl Program for Member {
         Signal::TERM
     }
 
-    fn ping(&self, place: &Place, _pid: u32) -> io::Result<()> {
+    fn ping(&self, place: &ServerSite, _pid: u32) -> io::Result<()> {
         health(place.addr(0))
     }
 }

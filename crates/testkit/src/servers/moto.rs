@@ -1,3 +1,5 @@
+//! Starts moto, the stand-in for DynamoDB and S3.
+
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
@@ -6,7 +8,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use super::process::Launch;
-use super::{Place, Program, Server, Skip, demand};
+use super::{Program, Server, ServerSite, Skip, demand};
 
 /// Starts moto, the stand-in for DynamoDB and S3: real HTTP, real conditions, everything in memory. It serves one request at a time,
 /// which it needs to be atomic (see `moto.py`); so it proves what *we* ask, not what Amazon answers under load. Any credentials will do.
@@ -39,11 +41,11 @@ impl Program for Moto {
         1
     }
 
-    fn prepare(&self, place: &Place) -> io::Result<()> {
+    fn prepare(&self, place: &ServerSite) -> io::Result<()> {
         std::fs::write(place.join("one_at_a_time.py"), include_str!("moto.py"))
     }
 
-    fn launch(&self, place: &Place) -> Launch {
+    fn launch(&self, place: &ServerSite) -> Launch {
         let addr = place.addr(0);
         let script = place.join("one_at_a_time.py").display().to_string();
         let [ip, port] = [addr.ip().to_string(), addr.port().to_string()];
@@ -54,7 +56,7 @@ impl Program for Moto {
         Signal::TERM
     }
 
-    fn ping(&self, place: &Place, _pid: u32) -> io::Result<()> {
+    fn ping(&self, place: &ServerSite, _pid: u32) -> io::Result<()> {
         let limit = Duration::from_secs(1);
         let mut stream = TcpStream::connect_timeout(&place.addr(0), limit)?;
         stream.set_read_timeout(Some(limit))?;

@@ -1,3 +1,5 @@
+//! Starts PgBouncer in front of a PostgreSQL server.
+
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
@@ -7,10 +9,10 @@ use rustix::process::Signal;
 
 use super::postgres::{hand_over, log_in, user};
 use super::process::Launch;
-use super::{Place, Program, Server, Skip, require};
+use super::{Program, Server, ServerSite, Skip, require};
 
 /// Starts a PgBouncer that pools transactions before a PostgreSQL server: each of them may come to another server process.
-/// Everybody gets in as `postgres`.
+/// Every client connects as `postgres`.
 ///
 /// # Errors
 /// [`Skip`] if the tests are to run without `pgbouncer`.
@@ -36,10 +38,10 @@ impl Program for PgBouncer {
         1
     }
 
-    fn prepare(&self, place: &Place) -> io::Result<()> {
+    fn prepare(&self, place: &ServerSite) -> io::Result<()> {
         hand_over(place.dir())?;
         let (server, port) = (self.server, place.addr(0).port());
-        // After a log-in that failed it would let everybody wait for 15 s, and for one that hangs as long.
+        // After a log-in that failed it would let every client wait for 15 s.
         let text = format!(
             "[databases]\n* = host={} port={} user=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\n\
              unix_socket_dir =\nauth_type = any\npool_mode = transaction\ndefault_pool_size = 8\nmax_client_conn = 1000\n\
@@ -50,17 +52,17 @@ impl Program for PgBouncer {
         fs::write(place.join("pgbouncer.ini"), text)
     }
 
-    fn launch(&self, place: &Place) -> Launch {
+    fn launch(&self, place: &ServerSite) -> Launch {
         let launch = Launch::new(&self.program, [place.join("pgbouncer.ini")]);
         Launch { user: user(), ..launch }
     }
 
-    fn ping(&self, place: &Place, _: u32) -> io::Result<()> {
+    fn ping(&self, place: &ServerSite, _: u32) -> io::Result<()> {
         log_in(place.addr(0))
     }
 
     fn stop_signal(&self) -> Signal {
-        // TERM waits for nobody in its version of today.
+        // In this version TERM waits for no client.
         Signal::TERM
     }
 }

@@ -1,3 +1,5 @@
+//! Reserves ports of 127.0.0.1 for the servers of tests.
+
 use std::fs::{self, File};
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
@@ -5,12 +7,12 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use rustix::fs::{FlockOperation, flock};
 
-/// Below the range from which the kernel hands out ports by itself: nobody gets one of these by chance while a server
+/// Below the range from which the kernel hands out ports by itself: no process gets one of these by chance while a server
 /// that it belongs to is down.
 const FIRST: u16 = 20_000;
 const COUNT: u16 = 12_000;
 
-/// A port of 127.0.0.1 that no other test takes while this lives, even when nobody listens on it.
+/// A port of 127.0.0.1 that no other test takes while this lives, even when no process listens on it.
 #[derive(Debug)]
 pub struct Port {
     number: u16,
@@ -19,7 +21,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// Claims a port on which nobody listens now.
+    /// Reserves a port on which no process listens now.
     ///
     /// # Panics
     /// If there is none, or the temporary directory cannot be written to.

@@ -1,3 +1,5 @@
+//! Starts PostgreSQL servers.
+
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -8,12 +10,12 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use super::process::Launch;
-use super::{ClockShim, Place, Program, Server, Skip, TlsFiles, require};
+use super::{ClockShim, Program, Server, ServerSite, Skip, TlsFiles, require};
 
 /// The user for which PostgreSQL runs when the test is root: it refuses to be root itself.
 const USER: &str = "postgres";
 
-/// How to run a PostgreSQL server. Everybody on this machine gets in as `postgres`, without a password.
+/// How to run a PostgreSQL server. Every user of this machine connects as `postgres`, without a password.
 #[derive(Clone, Debug, Default)]
 pub struct PostgresOptions {
     /// Settings, such as `("max_connections", "20")`.
@@ -22,7 +24,7 @@ pub struct PostgresOptions {
     pub clock: Option<ClockShim>,
     /// What it encrypts with, for those who want that.
     pub tls: Option<TlsFiles>,
-    /// Lines of `pg_hba.conf` before those that let everybody in, such as `host all app 127.0.0.1/32 scram-sha-256`.
+    /// Lines of `pg_hba.conf` before those that accept every client, such as `host all app 127.0.0.1/32 scram-sha-256`.
     pub hba: Vec<String>,
 }
 
@@ -84,7 +86,7 @@ impl Postgres {
     /// The data directory: a new one, or a copy.
     fn make(&self, data: &str) -> Launch {
         let Some(primary) = self.primary else {
-            // Nobody cuts the power while this runs: no need to sync.
+            // Tests do not cut the power here: no need to sync.
             let args = ["-D", data, "-U", USER, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"];
             return Launch::new(self.program.with_file_name("initdb"), args);
         };
@@ -118,7 +120,7 @@ impl Program for Postgres {
         1
     }
 
-    fn prepare(&self, place: &Place) -> io::Result<()> {
+    fn prepare(&self, place: &ServerSite) -> io::Result<()> {
         hand_over(place.dir())?;
         if let Some(tls) = &self.options.tls {
             // It refuses a key that others can read.
@@ -136,7 +138,7 @@ impl Program for Postgres {
         fs::write(path, format!("{}\n{usual}", self.options.hba.join("\n")))
     }
 
-    fn launch(&self, place: &Place) -> Launch {
+    fn launch(&self, place: &ServerSite) -> Launch {
         let mut settings = vec![
             ("listen_addresses".to_owned(), "127.0.0.1".to_owned()),
             ("port".to_owned(), place.addr(0).port().to_string()),
@@ -160,7 +162,7 @@ impl Program for Postgres {
         Signal::INT
     }
 
-    fn ping(&self, place: &Place, pid: u32) -> io::Result<()> {
+    fn ping(&self, place: &ServerSite, pid: u32) -> io::Result<()> {
         let file = fs::read_to_string(place.join("data").join("postmaster.pid"))?;
         let mine = file.lines().next() == Some(&pid.to_string());
         // The file of a server that was killed stays until the next one takes its place.

@@ -60,13 +60,13 @@ impl Launch {
     }
 }
 
-type Job = (Command, mpsc::Sender<io::Result<Child>>);
+type ServerProcess = (Command, mpsc::Sender<io::Result<Child>>);
 
 /// The death signal comes when the *thread* ends that started the child: so one thread that never ends starts all.
 fn spawn(command: Command) -> io::Result<Child> {
-    static SPAWNER: OnceLock<mpsc::Sender<Job>> = OnceLock::new();
+    static SPAWNER: OnceLock<mpsc::Sender<ServerProcess>> = OnceLock::new();
     let spawner = SPAWNER.get_or_init(|| {
-        let (jobs, queue) = mpsc::channel::<Job>();
+        let (jobs, queue) = mpsc::channel::<ServerProcess>();
         let work = move || {
             for (mut command, answer) in queue {
                 let _ = answer.send(command.spawn());

@@ -1,3 +1,5 @@
+//! Starts one Redis server.
+
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
@@ -6,7 +8,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use super::process::Launch;
-use super::{ClockShim, Place, Program, Server, Skip, TlsFiles, require};
+use super::{ClockShim, Program, Server, ServerSite, Skip, TlsFiles, require};
 
 /// When Redis makes its append-only file durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,7 +84,7 @@ struct Redis {
 }
 
 impl Redis {
-    fn settings(&self, place: &Place) -> Vec<(String, String)> {
+    fn settings(&self, place: &ServerSite) -> Vec<(String, String)> {
         let dir = place.dir().display().to_string();
         let mut all = vec![
             ("bind", "127.0.0.1".to_owned()),
@@ -130,11 +132,11 @@ impl Program for Redis {
         1 + usize::from(self.options.tls.is_some()) + usize::from(self.cluster)
     }
 
-    fn prepare(&self, _place: &Place) -> io::Result<()> {
+    fn prepare(&self, _place: &ServerSite) -> io::Result<()> {
         Ok(())
     }
 
-    fn launch(&self, place: &Place) -> Launch {
+    fn launch(&self, place: &ServerSite) -> Launch {
         let settings = self.settings(place).into_iter();
         let launch =
             Launch::new(&self.program, settings.flat_map(|(key, value)| [format!("--{key}"), value]));
@@ -146,7 +148,7 @@ impl Program for Redis {
         Signal::TERM
     }
 
-    fn ping(&self, place: &Place, pid: u32) -> io::Result<()> {
+    fn ping(&self, place: &ServerSite, pid: u32) -> io::Result<()> {
         let wanted = [format!("process_id:{pid}"), "loading:0".to_owned()];
         match redis_call(place.addr(0), &["INFO"]) {
             // Another server on this port would answer as well, and one that still reads its file answers nothing else.

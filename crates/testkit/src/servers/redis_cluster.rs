@@ -1,3 +1,5 @@
+//! Starts Redis clusters, and moves slots between their nodes.
+
 use std::io;
 use std::net::SocketAddr;
 
@@ -145,7 +147,7 @@ impl RedisCluster {
     pub fn finish_migration(&self, migration: Migration) {
         let Migration { slot, from, to } = migration;
         self.move_keys(slot, from, to);
-        // The target first again: between the two steps nobody would own the slot otherwise.
+        // The target first again: between the two steps the slot would have no owner otherwise.
         let others = (0..self.primaries).filter(|nth| *nth != to);
         for nth in std::iter::once(to).chain(others) {
             self.set_slot(nth, slot, &["NODE", &self.ids[to]]);

@@ -1,3 +1,5 @@
+//! Starts a Redis primary with a replica behind a proxy.
+
 use std::net::SocketAddr;
 
 use super::wait::{expect, field, wait_for};
@@ -35,7 +37,7 @@ pub struct RedisPair {
 /// If the program is missing or does not start, if the options say whose replica it is, or if they set a password: the
 /// pair is watched without one.
 pub fn redis_pair(options: RedisOptions) -> Result<RedisPair, Skip> {
-    assert!(options.replica_of.is_none(), "the pair's primary is nobody's replica");
+    assert!(options.replica_of.is_none(), "the pair's primary is no replica");
     let primary = redis(options.clone())?;
     let link = Proxy::start(primary.addr(), Framing::Bytes);
     let replica = redis(RedisOptions { replica_of: Some(link.addr()), ..options })?;
@@ -65,7 +67,7 @@ impl RedisPair {
         &mut self.replica
     }
 
-    /// Where the replica thinks that its primary is: the proxy's address, behind which the primary answers anybody.
+    /// Where the replica thinks that its primary is: the proxy's address, behind which the primary answers.
     pub fn primary_link(&self) -> SocketAddr {
         self.link.addr()
     }

@@ -1,3 +1,5 @@
+//! Starts Redis Sentinels in front of a primary and its replica.
+
 use std::fs;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -8,7 +10,7 @@ use rustix::process::Signal;
 use super::process::Launch;
 use super::redis::redis_server;
 use super::wait::{expect, field, wait_for};
-use super::{Place, Program, RedisOptions, RedisPair, Server, Skip, redis_call, redis_pair};
+use super::{Program, RedisOptions, RedisPair, Server, ServerSite, Skip, redis_call, redis_pair};
 
 const COUNT: usize = 3;
 
@@ -93,11 +95,11 @@ fn named_by(sentinel: SocketAddr) -> Option<SocketAddr> {
 
 /// A sentinel can take part in a failover when it reaches the others and has heard from the replica itself.
 fn wait_until_ready(sentinel: SocketAddr) {
-    let ask =
+    let request =
         |what: &str, good: fn(&str) -> bool| expect(sentinel, &["SENTINEL", what, RedisSentinel::NAME], good);
     wait_for("the sentinel knows the others and the replica", || {
-        ask("CKQUORUM", |said| said.starts_with("OK 3 usable"))?;
-        ask("REPLICAS", |said| {
+        request("CKQUORUM", |said| said.starts_with("OK 3 usable"))?;
+        request("REPLICAS", |said| {
             said.contains("\nmaster-link-status\nok\n") && said.contains("\nflags\nslave\n")
         })
     });
@@ -117,7 +119,7 @@ impl Program for Sentinel {
         1
     }
 
-    fn prepare(&self, place: &Place) -> io::Result<()> {
+    fn prepare(&self, place: &ServerSite) -> io::Result<()> {
         let (name, primary) = (RedisSentinel::NAME, self.primary);
         let lines = [
             "bind 127.0.0.1".to_owned(),
@@ -133,7 +135,7 @@ impl Program for Sentinel {
         fs::write(place.join("sentinel.conf"), lines.join("\n") + "\n")
     }
 
-    fn launch(&self, place: &Place) -> Launch {
+    fn launch(&self, place: &ServerSite) -> Launch {
         Launch::new(&self.program, [place.join("sentinel.conf").into_os_string(), "--sentinel".into()])
     }
 
@@ -141,7 +143,7 @@ impl Program for Sentinel {
         Signal::TERM
     }
 
-    fn ping(&self, place: &Place, pid: u32) -> io::Result<()> {
+    fn ping(&self, place: &ServerSite, pid: u32) -> io::Result<()> {
         let own = pid.to_string();
         expect(place.addr(0), &["INFO", "server"], |info| field(info, "process_id") == Some(&own)).map(drop)
     }

@@ -1,9 +1,11 @@
+//! Decides what happens when a server program is missing: fail, or skip loudly.
+
 use std::env;
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// The proof that somebody asked to run without this server, and that it was said aloud that nothing was tested.
+/// Proof that the user asked to run without this server, and that the output says that nothing was tested.
 #[derive(Clone, Debug)]
 #[must_use = "return from the test"]
 pub struct Skip(String);
@@ -36,7 +38,7 @@ impl Skip {
 /// [`Skip`], said aloud, if the tests are to run without it.
 ///
 /// # Panics
-/// If the program is missing and nobody asked to run without it.
+/// If the program is missing and the user did not ask to run without it.
 pub fn require(word: &str, program: &str, package: &str) -> Result<PathBuf, Skip> {
     if left_out(word) {
         return Err(Skip::say(word));
@@ -52,7 +54,7 @@ pub fn require(word: &str, program: &str, package: &str) -> Result<PathBuf, Skip
 /// [`Skip`], said aloud, if the tests are to run without it.
 ///
 /// # Panics
-/// If it is not `present` and nobody asked to run without it.
+/// If it is not `present` and the user did not ask to run without it.
 pub fn demand(word: &str, present: bool, what: &str) -> Result<(), Skip> {
     if left_out(word) {
         return Err(Skip::say(word));

@@ -1,3 +1,5 @@
+//! A server process of a test: start, wait until it answers, stop, kill, restart.
+
 use std::fmt;
 use std::fs;
 use std::io;
@@ -27,24 +29,24 @@ pub trait Program: Send + Sync {
         Ipv4Addr::LOCALHOST
     }
     /// Makes what has to be there before the first start: configuration files, a data directory.
-    fn prepare(&self, place: &Place) -> io::Result<()>;
+    fn prepare(&self, place: &ServerSite) -> io::Result<()>;
     /// What to run, in the foreground.
-    fn launch(&self, place: &Place) -> Launch;
+    fn launch(&self, place: &ServerSite) -> Launch;
     /// Really talks to it: `Ok` when it does what it is there for. Called again and again, so it must not wait long.
-    fn ping(&self, place: &Place, pid: u32) -> io::Result<()>;
+    fn ping(&self, place: &ServerSite, pid: u32) -> io::Result<()>;
     /// What asks it to end soon, without waiting for its clients to leave.
     fn stop_signal(&self) -> Signal;
 }
 
 /// Where a server lives: a directory and ports of its own.
 #[derive(Debug)]
-pub struct Place {
+pub struct ServerSite {
     dir: TempDir,
     host: Ipv4Addr,
     ports: Vec<Port>,
 }
 
-impl Place {
+impl ServerSite {
     /// Its directory.
     pub fn dir(&self) -> &Path {
         self.dir.path()
@@ -75,19 +77,19 @@ impl Place {
 /// Everything here blocks, for as long as a real server takes.
 pub struct Server {
     program: Box<dyn Program>,
-    place: Place,
+    place: ServerSite,
     child: Option<Child>,
 }
 
 impl Server {
-    /// Starts a server and waits until it answers. If somebody else took its port just then, it tries another.
+    /// Starts a server and waits until it answers. If another process took its port just then, it tries another.
     ///
     /// # Panics
     /// If it does not start; its log is in the message.
     pub fn start(program: impl Program + 'static) -> Server {
         let mut tries = 0..5;
         loop {
-            let place = Place {
+            let place = ServerSite {
                 dir: TempDir::new(program.name()),
                 host: program.host(),
                 ports: (0..program.ports()).map(|_| Port::claim()).collect(),
@@ -109,7 +111,7 @@ impl Server {
     }
 
     /// Its directory and all its ports.
-    pub fn place(&self) -> &Place {
+    pub fn place(&self) -> &ServerSite {
         &self.place
     }
 
@@ -150,7 +152,7 @@ impl Server {
         }
     }
 
-    /// Stops it in its tracks (SIGSTOP): the kernel still takes connections for it, and nobody answers.
+    /// Stops it in its tracks (SIGSTOP): the kernel still accepts connections for it, and no reply comes.
     pub fn pause(&self) {
         self.signal(Signal::STOP);
     }
@@ -199,7 +201,7 @@ fn end(mut child: Child) {
 }
 
 /// Starts it and waits until it answers.
-fn up(program: &dyn Program, place: &Place) -> io::Result<Child> {
+fn up(program: &dyn Program, place: &ServerSite) -> io::Result<Child> {
     let mut child = program.launch(place).spawn(&place.log())?;
     match answers(program, place, &mut child) {
         Ok(()) => Ok(child),
@@ -210,12 +212,12 @@ fn up(program: &dyn Program, place: &Place) -> io::Result<Child> {
     }
 }
 
-fn answers(program: &dyn Program, place: &Place, child: &mut Child) -> io::Result<()> {
+fn answers(program: &dyn Program, place: &ServerSite, child: &mut Child) -> io::Result<()> {
     let deadline = Instant::now() + START;
     loop {
         let answer = program.ping(place, child.id());
         // The waiting is for its end, so that a failed start is known at once. An answer of one that has ended came
-        // from somebody else on its port.
+        // from another process on its port.
         let pause = if answer.is_ok() { Duration::ZERO } else { POLL };
         if wait_for_end(child, pause)? {
             let status = child.wait()?;
@@ -231,15 +233,15 @@ fn answers(program: &dyn Program, place: &Place, child: &mut Child) -> io::Resul
     }
 }
 
-fn read_log(place: &Place) -> String {
+fn read_log(place: &ServerSite) -> String {
     String::from_utf8_lossy(&fs::read(place.log()).unwrap_or_default()).into_owned()
 }
 
-fn port_was_taken(place: &Place) -> bool {
+fn port_was_taken(place: &ServerSite) -> bool {
     read_log(place).to_lowercase().contains("address already in use")
 }
 
-fn report(program: &dyn Program, place: &Place, why: &io::Error) -> String {
+fn report(program: &dyn Program, place: &ServerSite, why: &io::Error) -> String {
     let log = read_log(place);
     let lines: Vec<&str> = log.lines().collect();
     let tail = lines[lines.len().saturating_sub(60)..].join("\n");

@@ -1,3 +1,5 @@
+//! Certificates for the servers of tests.
+
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;

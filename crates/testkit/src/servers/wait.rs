@@ -1,3 +1,5 @@
+//! Waits for a condition with a deadline.
+
 use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};

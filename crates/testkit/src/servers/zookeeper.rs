@@ -1,3 +1,5 @@
+//! Starts one ZooKeeper server.
+
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -7,7 +9,7 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use super::process::Launch;
-use super::{ClockShim, Place, Program, Server, Skip, TlsFiles, require, tls};
+use super::{ClockShim, Program, Server, ServerSite, Skip, TlsFiles, require, tls};
 
 pub(super) const JAR: &str = "/usr/share/java/zookeeper.jar";
 /// Without it the servers keep to themselves why they do not start. It comes with the other one.
@@ -71,11 +73,11 @@ impl Program for ZooKeeper {
         ports(&self.options)
     }
 
-    fn prepare(&self, place: &Place) -> io::Result<()> {
+    fn prepare(&self, place: &ServerSite) -> io::Result<()> {
         fs::write(place.join("zoo.cfg"), configuration(place, &self.options)?.join("\n") + "\n")
     }
 
-    fn launch(&self, place: &Place) -> Launch {
+    fn launch(&self, place: &ServerSite) -> Launch {
         launch(&self.java, place, &self.options)
     }
 
@@ -83,13 +85,13 @@ impl Program for ZooKeeper {
         Signal::TERM
     }
 
-    fn ping(&self, place: &Place, _pid: u32) -> io::Result<()> {
+    fn ping(&self, place: &ServerSite, _pid: u32) -> io::Result<()> {
         ready(place, &self.options)
     }
 }
 
 /// Whether it serves at all its ports: one opens after the other.
-pub(super) fn ready(place: &Place, options: &ZooKeeperOptions) -> io::Result<()> {
+pub(super) fn ready(place: &ServerSite, options: &ZooKeeperOptions) -> io::Result<()> {
     srvr(place.addr(0))?;
     match &options.tls {
         Some(files) => told(tls::connect(files, dial(place.addr(1))?)?).map(drop),
@@ -102,7 +104,7 @@ pub(super) fn ports(options: &ZooKeeperOptions) -> usize {
 }
 
 /// The lines that every server needs.
-pub(super) fn configuration(place: &Place, options: &ZooKeeperOptions) -> io::Result<Vec<String>> {
+pub(super) fn configuration(place: &ServerSite, options: &ZooKeeperOptions) -> io::Result<Vec<String>> {
     let mut lines = vec![
         format!("tickTime={}", options.tick.as_millis()),
         format!("dataDir={}", place.join("data").display()),
@@ -119,7 +121,7 @@ pub(super) fn configuration(place: &Place, options: &ZooKeeperOptions) -> io::Re
 }
 
 /// The lines for TLS. Certificate and key have to be in one file.
-fn encrypted(place: &Place, tls: &TlsFiles) -> io::Result<[String; 8]> {
+fn encrypted(place: &ServerSite, tls: &TlsFiles) -> io::Result<[String; 8]> {
     let identity = place.join("identity.pem");
     fs::write(&identity, fs::read_to_string(tls.cert_path())? + &fs::read_to_string(tls.key_path())?)?;
     Ok([
@@ -134,7 +136,7 @@ fn encrypted(place: &Place, tls: &TlsFiles) -> io::Result<[String; 8]> {
     ])
 }
 
-pub(super) fn launch(java: &Path, place: &Place, options: &ZooKeeperOptions) -> Launch {
+pub(super) fn launch(java: &Path, place: &ServerSite, options: &ZooKeeperOptions) -> Launch {
     let main = "org.apache.zookeeper.server.quorum.QuorumPeerMain";
     let config = place.join("zoo.cfg").display().to_string();
     let properties = options.properties.iter().map(|property| format!("-D{property}"));

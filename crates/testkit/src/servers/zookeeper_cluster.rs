@@ -1,3 +1,5 @@
+//! Starts ZooKeeper ensembles.
+
 use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -9,7 +11,7 @@ use rustix::process::Signal;
 use super::cluster::{Cluster, host_of};
 use super::process::Launch;
 use super::zookeeper::{JAR, configuration, launch, ports, ready, srvr};
-use super::{Island, Islands, Place, Port, Program, Skip, ZooKeeperOptions, require};
+use super::{NetNamespace, NetNamespaces, Port, Program, ServerSite, Skip, ZooKeeperOptions, require};
 
 /// Starts an ensemble of so many members, and waits until all of them serve.
 ///
@@ -39,16 +41,16 @@ pub fn zookeeper_cluster(members: usize, options: ZooKeeperOptions) -> Result<Cl
 /// # Panics
 /// As [`zookeeper_cluster`].
 pub fn zookeeper_islands(members: usize, options: ZooKeeperOptions) -> Result<Cluster, Skip> {
-    start(members, options, Islands::raise(members as u8)?)
+    start(members, options, NetNamespaces::raise(members as u8)?)
 }
 
-fn start(members: usize, options: ZooKeeperOptions, islands: Vec<Island>) -> Result<Cluster, Skip> {
+fn start(members: usize, options: ZooKeeperOptions, islands: Vec<NetNamespace>) -> Result<Cluster, Skip> {
     assert!((1..=7).contains(&members), "an ensemble has 1 to 7 members");
     require("zookeeper", JAR, "zookeeper")?;
     let java = require("zookeeper", "java", "default-jre-headless")?;
     // Every member has to know all others before the first of them can answer.
     let peers: Arc<Vec<[Port; 2]>> = Arc::new((0..members).map(|_| [Port::claim(), Port::claim()]).collect());
-    let member = |nth| Member {
+    let member = |nth| ZooKeeperMember {
         java: java.clone(),
         options: options.clone(),
         peers: peers.clone(),
@@ -62,15 +64,15 @@ fn leads(addr: SocketAddr) -> bool {
     srvr(addr).is_ok_and(|told| told.contains("Mode: leader"))
 }
 
-struct Member {
+struct ZooKeeperMember {
     java: PathBuf,
     options: ZooKeeperOptions,
     peers: Arc<Vec<[Port; 2]>>,
-    islands: Vec<Island>,
+    islands: Vec<NetNamespace>,
     nth: usize,
 }
 
-impl Program for Member {
+impl Program for ZooKeeperMember {
     fn name(&self) -> &str {
         "zookeeper-member"
     }
@@ -83,7 +85,7 @@ impl Program for Member {
         host_of(&self.islands, self.nth)
     }
 
-    fn prepare(&self, place: &Place) -> io::Result<()> {
+    fn prepare(&self, place: &ServerSite) -> io::Result<()> {
         let mut lines = configuration(place, &self.options)?;
         lines.extend(["initLimit=50".to_owned(), "syncLimit=10".to_owned()]);
         for (nth, [quorum, election]) in self.peers.iter().enumerate() {
@@ -95,7 +97,7 @@ impl Program for Member {
         fs::write(place.join("zoo.cfg"), lines.join("\n") + "\n")
     }
 
-    fn launch(&self, place: &Place) -> Launch {
+    fn launch(&self, place: &ServerSite) -> Launch {
         let launch = launch(&self.java, place, &self.options);
         match self.islands.get(self.nth) {
             Some(island) => island.launch(launch),
@@ -107,7 +109,7 @@ impl Program for Member {
         Signal::TERM
     }
 
-    fn ping(&self, place: &Place, _pid: u32) -> io::Result<()> {
+    fn ping(&self, place: &ServerSite, _pid: u32) -> io::Result<()> {
         ready(place, &self.options)
     }
 }

@@ -4,8 +4,10 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
-use lockkeeper_core::{Attempt, Fence, Mode, Moment, Outcome};
-use lockkeeper_testkit::history::{Event, History, Op, Rule, Violation, laws, resource, signals};
+use lockkeeper_core::{Attempt, BootInstant, Fence, Mode, Outcome};
+use lockkeeper_testkit::history::{
+    History, HistoryEvent, Operation, Rule, Violation, laws, resource, signals,
+};
 use lockkeeper_testkit::resource::Accepted;
 
 const TTL: u64 = 1_000;
@@ -19,7 +21,7 @@ pub enum Bug {
     DeadlineFromReply,
     FenceStartsAgain,
     FenceIsGivenTwice,
-    ReleasesForAnybody,
+    ReleasesForAnyClient,
     ReleasesTwice,
     TellsLate,
     NeverTells,
@@ -34,7 +36,7 @@ impl Bug {
         (Bug::DeadlineFromReply, Rule::Exclusion),
         (Bug::FenceStartsAgain, Rule::Fence),
         (Bug::FenceIsGivenTwice, Rule::Fence),
-        (Bug::ReleasesForAnybody, Rule::Owner),
+        (Bug::ReleasesForAnyClient, Rule::Owner),
         (Bug::ReleasesTwice, Rule::Owner),
         (Bug::TellsLate, Rule::Signal),
         (Bug::NeverTells, Rule::Signal),
@@ -96,7 +98,7 @@ struct World {
     attempts: u64,
     holders: Vec<Holder>,
     fence: u64,
-    events: Vec<Event>,
+    events: Vec<HistoryEvent>,
     accepted: Vec<Accepted>,
 }
 
@@ -148,21 +150,21 @@ impl World {
         self.queue.push(Reverse((at, self.scheduled, client, step)));
     }
 
-    fn record(&mut self, now: u64, client: u64, event: Event) {
+    fn record(&mut self, now: u64, client: u64, event: HistoryEvent) {
         let attempt = Attempt::from_bytes(u128::from(self.clients[client as usize].attempt).to_be_bytes());
         let event = event.attempt(&attempt).mode(self.mode);
-        self.events.push(Event { t: now, proc: format!("p{client}"), ..event });
+        self.events.push(HistoryEvent { t: now, proc: format!("p{client}"), ..event });
     }
 
     fn step(&mut self, now: u64, client: u64, step: Step) {
         let me = self.clients[client as usize];
         match step {
-            Step::Ask => self.ask(now, client),
+            Step::Ask => self.request(now, client),
             Step::AskArrives => self.ask_arrives(now, client),
             Step::Granted => self.granted(now, client),
             Step::Write => self.write(now, client),
             Step::Release => {
-                self.record(now, client, Event::invoke(Op::Release, "x"));
+                self.record(now, client, HistoryEvent::invoke(Operation::Release, "x"));
                 self.after(now, client, Step::ReleaseArrives, 1, 200);
             }
             Step::ReleaseArrives => {
@@ -173,18 +175,18 @@ impl World {
             Step::Lost if me.told => {}
             Step::Lost => {
                 self.clients[client as usize].told = true;
-                self.record(now, client, Event::signal("x"));
+                self.record(now, client, HistoryEvent::signal("x"));
             }
         }
     }
 
-    fn ask(&mut self, now: u64, client: u64) {
+    fn request(&mut self, now: u64, client: u64) {
         if self.attempts >= ROUNDS {
             return;
         }
         self.attempts += 1;
         self.clients[client as usize] = Client { attempt: self.attempts, sent: now, ..Client::default() };
-        self.record(now, client, Event::invoke(Op::Acquire, "x"));
+        self.record(now, client, HistoryEvent::invoke(Operation::Acquire, "x"));
         self.after(now, client, Step::AskArrives, 1, 200);
     }
 
@@ -195,7 +197,7 @@ impl World {
             _ => 1 + usize::from(self.is(Bug::GrantsWhatIsHeld)),
         };
         if self.holders.len() >= room {
-            self.record(now + 1, client, Event::refused(Op::Acquire, "x", Outcome::Busy));
+            self.record(now + 1, client, HistoryEvent::refused(Operation::Acquire, "x", Outcome::Busy));
             return self.after(now, client, Step::Ask, 2, 400);
         }
         let me = &mut self.clients[client as usize];
@@ -217,7 +219,9 @@ impl World {
         let me = &mut self.clients[client as usize];
         me.deadline = if from_reply { now } else { me.sent } + TTL;
         let (fence, deadline) = (Fence::new(me.fence).unwrap(), me.deadline);
-        let event = Event::ok(Op::Acquire, "x").fence(fence).deadline(Moment::from_nanos(deadline));
+        let event = HistoryEvent::ok(Operation::Acquire, "x")
+            .fence(fence)
+            .deadline(BootInstant::from_nanos(deadline));
         self.record(now, client, event);
         let late = if self.is(Bug::TellsLate) { 50 } else { 0 };
         if !self.is(Bug::NeverTells) {
@@ -232,17 +236,17 @@ impl World {
     fn write(&mut self, now: u64, client: u64) {
         let me = self.clients[client as usize];
         let (fence, value) = (Fence::new(me.fence).unwrap(), format!("by {}", me.attempt));
-        let event = |event: Event| event.fence(fence).value(&value);
-        self.record(now, client, event(Event::invoke(Op::Write, "x")));
+        let event = |event: HistoryEvent| event.fence(fence).value(&value);
+        self.record(now, client, event(HistoryEvent::invoke(Operation::Write, "x")));
         // What it takes, it takes in order: the last one is the highest.
         let seen = self.accepted.last().map(|write| write.fence);
         if seen.is_some_and(|seen| seen > fence) && !self.is(Bug::NoFenceCheck) {
-            self.record(now + 1, client, event(Event::refused(Op::Write, "x", Outcome::Stale)));
+            self.record(now + 1, client, event(HistoryEvent::refused(Operation::Write, "x", Outcome::Stale)));
         } else {
             if !self.is(Bug::LosesAWrite) || self.dice(0, 10) > 0 {
                 self.accepted.push(Accepted { fence, value: value.clone() });
             }
-            self.record(now + 1, client, event(Event::ok(Op::Write, "x")));
+            self.record(now + 1, client, event(HistoryEvent::ok(Operation::Write, "x")));
         }
         self.after(now, client, Step::Release, 2, 50);
     }
@@ -250,22 +254,22 @@ impl World {
     fn give_back(&mut self, now: u64, attempt: u64) -> bool {
         self.holders.retain(|holder| holder.expires > now);
         let before = self.holders.len();
-        let anybody = self.is(Bug::ReleasesForAnybody);
-        self.holders.retain(|holder| !anybody && holder.attempt != attempt);
+        let any_client = self.is(Bug::ReleasesForAnyClient);
+        self.holders.retain(|holder| !any_client && holder.attempt != attempt);
         self.holders.len() < before
     }
 
     fn released(&mut self, now: u64, client: u64, done: bool) {
-        // Released in time: nobody is told of a loss any more.
+        // Released in time: no loss is reported any more.
         self.clients[client as usize].told |= now < self.clients[client as usize].deadline;
         if done {
-            self.record(now, client, Event::ok(Op::Release, "x"));
+            self.record(now, client, HistoryEvent::ok(Operation::Release, "x"));
         } else {
-            self.record(now, client, Event::refused(Op::Release, "x", Outcome::Lost));
+            self.record(now, client, HistoryEvent::refused(Operation::Release, "x", Outcome::Lost));
         }
         if done && self.is(Bug::ReleasesTwice) {
-            self.record(now, client, Event::invoke(Op::Release, "x"));
-            self.record(now + 1, client, Event::ok(Op::Release, "x"));
+            self.record(now, client, HistoryEvent::invoke(Operation::Release, "x"));
+            self.record(now + 1, client, HistoryEvent::ok(Operation::Release, "x"));
         }
         self.after(now, client, Step::Ask, 2, 300);
     }

@@ -1,3 +1,5 @@
+//! Measures how slow the machine is while a test of recipes runs.
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -5,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use lockkeeper::Lockkeeper;
 
-/// Somebody who takes locks that nobody else wants, one after the other: how long that takes is how slow the machine is just now,
+/// A task that takes uncontended locks, one after the other: how long that takes is how slow the machine is just now,
 /// or for how long the store is away. No promise is quicker than that.
 pub struct Control {
     seen: Arc<Mutex<Seen>>,

@@ -1,3 +1,5 @@
+//! Many processes that use one recipe, and are killed at random.
+
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -59,7 +61,7 @@ impl Crowd {
         }
     }
 
-    /// Somebody else.
+    /// Another process.
     pub fn other_than(&self, pid: u32) -> u32 {
         let others: Vec<u32> = self.children.iter().map(Child::id).filter(|other| *other != pid).collect();
         others[below(others.len())]

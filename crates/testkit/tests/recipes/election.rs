@@ -1,20 +1,23 @@
+//! Elections among processes that are killed, stopped and restarted.
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use lockkeeper::{Clock, Lockkeeper, Proclamation, SystemClock};
-use lockkeeper_testkit::history::{self, Demand, Event, History, Op, Phase};
+use lockkeeper::election::Proclamation;
+use lockkeeper::{Clock, Lockkeeper, SystemClock};
+use lockkeeper_testkit::history::{self, Demand, History, HistoryEvent, Operation, OperationPhase};
 use lockkeeper_testkit::servers::{self, AppendOnly, EtcdOptions, RedisOptions, Server, TempDir};
 
 use super::control::Control;
 use super::crowd::{Crowd, below, times};
 
 const TTL: Duration = Duration::from_secs(1);
-/// Past the ttl. Not for ever: on a file, one that is stopped in the middle of a transaction holds up everybody.
+/// Past the ttl. Not for ever: on a file, a process that is stopped in the middle of a transaction blocks all others.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// Somebody believed to lead, at some moment between these.
+/// A process believed to lead, at some moment between these.
 #[derive(Clone, Copy, Debug)]
 struct Look {
     term: u64,
@@ -48,7 +51,7 @@ impl Looks {
             if let Some(look) = found.min_by_key(|look| look.before) {
                 return *look;
             }
-            assert!(Instant::now() < patience, "nobody was elected for two minutes");
+            assert!(Instant::now() < patience, "no leader was elected for two minutes");
             meanwhile();
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -73,14 +76,17 @@ fn assert_one_leader_at_a_time(looks: &[Look]) -> usize {
 /// The history, in which the dead believe nothing any more.
 fn history_of(path: PathBuf, killed: &[(u32, u64)]) -> History {
     let told = History::read(path).unwrap();
-    let elected = told.events().iter().filter(|event| event.op == Op::Acquire && event.phase == Phase::Ok);
+    let elected = told
+        .events()
+        .iter()
+        .filter(|event| event.op == Operation::Acquire && event.phase == OperationPhase::Ok);
     let deaths = elected.filter_map(|event| {
         let (_, t) = killed.iter().find(|(pid, t)| pid.to_string() == event.proc && *t >= event.t)?;
-        Some(Event {
+        Some(HistoryEvent {
             t: *t,
             proc: event.proc.clone(),
             attempt: event.attempt.clone(),
-            ..Event::signal(&event.lock)
+            ..HistoryEvent::signal(&event.lock)
         })
     });
     History::new(told.events().iter().cloned().chain(deaths.collect::<Vec<_>>()))
@@ -108,12 +114,12 @@ struct Ground {
     server: Option<Server>,
     /// How much longer than a ttl it keeps what a dead process had.
     lasts: Duration,
-    /// How much longer it takes if a first in line that is stopped has to be passed over.
+    /// How much longer it takes if the first waiter is stopped and has to be passed over.
     passed_over: Duration,
 }
 
-/// Five candidates. Round by round the leader is killed or stopped past its ttl, some of those in line as well, or the store is
-/// killed and started again; and each time somebody leads again within the bound.
+/// Five candidates. Round by round the leader is killed or stopped past its ttl, some of the waiters as well, or the store is
+/// killed and started again; and each time there is a leader again within the bound.
 async fn five_candidates(ground: Ground) {
     let Ground { store, mut server, lasts, passed_over } = ground;
     let (dir, started) = (TempDir::new("election"), Instant::now());
@@ -172,7 +178,7 @@ async fn five_candidates(ground: Ground) {
                 server.kill9();
                 server.restart();
                 restarts += 1;
-                // Whoever led may go on.
+                // The leader may go on.
                 0
             }
         };

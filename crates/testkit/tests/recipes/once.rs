@@ -1,3 +1,5 @@
+//! Keys that many processes do once, while some are killed.
+
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -7,7 +9,7 @@ use lockkeeper_testkit::servers::{self, EtcdOptions, RedisOptions, TempDir};
 
 use super::crowd::{Crowd, below, times};
 
-/// Somebody who has begun a run just now; or nobody, if all is done.
+/// A process that has begun a run just now; none, if all is done.
 fn next_runner(runs: &Path, seen: &mut usize) -> Option<u32> {
     let patience = Instant::now() + Duration::from_millis(300);
     while Instant::now() < patience {
@@ -67,7 +69,7 @@ fn twelve_do_each_key_once(store: &str) {
         std::fs::read_to_string(dir.join("ledger").join(name)).unwrap_or_default().lines().count()
     };
     let again = lines("runs") as u64 - keys;
-    assert!(again > 0, "nobody was killed in the middle of a run: the test shows nothing");
+    assert!(again > 0, "no process was killed in the middle of a run: the test shows nothing");
     println!(
         "{store}: {keys} keys, {kills} kills, {stops} stops, {} answers, {again} runs were taken over, {} late ones refused by \
          the ledger, {:?}",

@@ -1,3 +1,5 @@
+//! One register that many processes count in, while some are killed.
+
 use std::time::{Duration, Instant};
 
 use lockkeeper::Lockkeeper;
@@ -7,8 +9,8 @@ use lockkeeper_testkit::servers::{
 
 use super::crowd::{Crowd, below, times};
 
-/// Sixteen processes count together in one register, and are killed at random meanwhile. Whoever was killed goes on after the
-/// addition that it was at: that one is done or not, nobody knows. All others count, each once.
+/// Sixteen processes count together in one register, and are killed at random meanwhile. A killed process goes on after the
+/// addition that it was at: whether that one was done is unknown. All others count, each once.
 async fn sixteen_count(store: &str) {
     let (each, kills) = (times(1000, 50), times(100, 10));
     let (dir, started) = (TempDir::new("register"), Instant::now());

@@ -1,3 +1,5 @@
+//! Windows that many processes run, while clocks differ and some are killed.
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -26,7 +28,7 @@ fn stories(file: &Path) -> BTreeMap<u64, Story> {
     all
 }
 
-/// Who is in the middle of a window that takes its time, as soon as somebody is; nobody, if the last one is near.
+/// Who is in the middle of a window that takes its time, as soon as there is one; none, if the last window is near.
 fn in_the_middle(file: &Path, count: u64, seen: &mut usize) -> Option<u32> {
     loop {
         let text = std::fs::read_to_string(file).unwrap_or_default();

@@ -1,5 +1,4 @@
-//! A small real server in front of the stand-in, which says no to some requests before anybody has looked at them, as
-//! DynamoDB's own front does.
+//! An HTTP server in front of moto that rejects some requests before they are executed, as DynamoDB's request router does.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,13 +7,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// What it answers to an operation such as `PutItem` instead of passing it on: the code of an error. `CODE:REASON` is a cancelled transaction
-/// whose first part has that reason.
-pub type No = dyn Fn(&str) -> Option<&'static str> + Send + Sync;
+/// The error code with which an operation such as `PutItem` is rejected, or `None` to forward it. `CODE:REASON` is a cancelled
+/// transaction whose first part has that reason.
+pub type Rejection = dyn Fn(&str) -> Option<&'static str> + Send + Sync;
 
 pub struct Front {
     pub addr: SocketAddr,
-    /// How often it said no.
+    /// The number of rejected requests.
     pub refused: Arc<AtomicUsize>,
     task: tokio::task::JoinHandle<()>,
 }
@@ -26,7 +25,7 @@ impl Drop for Front {
 }
 
 impl Front {
-    pub async fn start(behind: SocketAddr, no: Arc<No>) -> Front {
+    pub async fn start(behind: SocketAddr, reject: Arc<Rejection>) -> Front {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let refused = Arc::new(AtomicUsize::new(0));
@@ -34,16 +33,21 @@ impl Front {
         let task = tokio::spawn(async move {
             loop {
                 let Ok((client, _)) = listener.accept().await else { return };
-                let (no, count) = (no.clone(), count.clone());
-                tokio::spawn(async move { serve(client, behind, &*no, &count).await });
+                let (reject, count) = (reject.clone(), count.clone());
+                tokio::spawn(async move { serve(client, behind, &*reject, &count).await });
             }
         });
         Front { addr, refused, task }
     }
 }
 
-/// One request on each connection: the stand-in works that way too.
-async fn serve(mut client: TcpStream, behind: SocketAddr, no: &No, count: &AtomicUsize) -> Option<()> {
+/// Serves one request on each connection, as moto does.
+async fn serve(
+    mut client: TcpStream,
+    behind: SocketAddr,
+    reject: &Rejection,
+    count: &AtomicUsize,
+) -> Option<()> {
     let mut request = Vec::new();
     let whole = loop {
         let head = request.windows(4).position(|four| four == b"\r\n\r\n");
@@ -63,7 +67,7 @@ async fn serve(mut client: TcpStream, behind: SocketAddr, no: &No, count: &Atomi
         }
     };
     let operation = whole.rsplit('.').next().unwrap_or_default();
-    if let Some(code) = no(operation) {
+    if let Some(code) = reject(operation) {
         count.fetch_add(1, Ordering::SeqCst);
         let (code, reason) = code.split_once(':').unwrap_or((code, ""));
         let reasons = match reason {

@@ -1,5 +1,5 @@
-//! A real server that takes DynamoDB's place, and what is needed to ask it.
-#![allow(dead_code, reason = "every test uses a part of it")]
+//! A moto server in place of DynamoDB, and helpers for its tables.
+#![allow(dead_code, reason = "every test program uses a part of it")]
 
 pub mod front;
 
@@ -11,7 +11,7 @@ use lockkeeper_core::{Result, Store};
 use lockkeeper_dynamodb::{DynamoStore, Init, Options, init};
 use lockkeeper_testkit::servers::{self, Server};
 
-/// The server of this test program: it lives for as long as a test uses it, because it takes seconds to start.
+/// The server of this test program. All tests share it, because it takes seconds to start.
 pub async fn moto() -> Option<Arc<Server>> {
     static SHARED: Mutex<Weak<Server>> = Mutex::new(Weak::new());
     let start = || {
@@ -26,7 +26,7 @@ pub async fn moto() -> Option<Arc<Server>> {
     tokio::task::spawn_blocking(start).await.unwrap()
 }
 
-/// The address of a table at a server. The machine may be busy, and the server is slow: its answers may take a while.
+/// The URL of a table at a server. The timeout is long, because the server is slow and the machine may be busy.
 pub fn url(at: SocketAddr, table: &str) -> String {
     format!("dynamodb://test:secret@eu-central-1/{table}?endpoint=http://{at}&timeout=10s&poll=100ms")
 }
@@ -48,7 +48,7 @@ pub async fn open(url: &str) -> Arc<dyn Store> {
     try_open(url).await.unwrap()
 }
 
-/// A client of our own, to look behind the store's back.
+/// A client of the SDK, to read and write items directly.
 pub async fn sdk(at: SocketAddr) -> aws_sdk_dynamodb::Client {
     use aws_sdk_dynamodb::config::{BehaviorVersion, Config, Credentials, Region};
     let config = Config::builder()
@@ -60,7 +60,7 @@ pub async fn sdk(at: SocketAddr) -> aws_sdk_dynamodb::Client {
     aws_sdk_dynamodb::Client::from_conf(config.build())
 }
 
-/// A table for something else.
+/// A table of another program.
 pub async fn foreign_table(client: &aws_sdk_dynamodb::Client, name: &str) {
     use aws_sdk_dynamodb::types::{
         AttributeDefinition, BillingMode, KeySchemaElement, KeyType, ScalarAttributeType,

@@ -1,4 +1,4 @@
-//! What the tests on real servers have in common.
+//! Helpers for the tests on real servers.
 #![allow(dead_code, reason = "every test uses a part of it")]
 
 use std::net::SocketAddr;
@@ -21,7 +21,7 @@ pub async fn try_open(url: &str) -> Result<Arc<dyn Store>> {
     Ok(Arc::new(EtcdStore::open(Options::from_url(url)?).await?))
 }
 
-/// Slow disks of a busy machine are not what the tests that use this are about.
+/// With a long timeout, because slow disks of a busy machine are not the subject of these tests.
 pub async fn open(hosts: impl std::fmt::Display) -> Arc<dyn Store> {
     try_open(&format!("etcd://{hosts}?timeout=20s")).await.expect("it opens")
 }
@@ -30,14 +30,14 @@ pub fn keeper(store: &Arc<dyn Store>) -> Lockkeeper {
     Lockkeeper::with_store(store.clone(), Arc::new(SystemClock))
 }
 
-/// The program, with everything it needs to find the server.
+/// The `etcdctl` command with the server's address.
 pub fn etcdctl(addr: impl std::fmt::Display) -> Command {
     let mut command = Command::new("etcdctl");
     command.env("ETCDCTL_API", "3").arg(format!("--endpoints={addr}"));
     command
 }
 
-/// Runs it, and returns what it says.
+/// Runs `etcdctl` and returns its output.
 pub fn ctl(addr: SocketAddr, args: &[&str]) -> String {
     let done = etcdctl(addr).args(args).stderr(Stdio::piped()).output().expect("etcdctl runs");
     let said = String::from_utf8_lossy(&done.stdout).into_owned();
@@ -45,7 +45,7 @@ pub fn ctl(addr: SocketAddr, args: &[&str]) -> String {
     said
 }
 
-/// How many requests of a kind the server has handled.
+/// How many requests of a method the server has handled.
 pub fn handled(addr: SocketAddr, method: &str) -> u64 {
     let metrics = etcd_get(addr, "/metrics").expect("metrics");
     let wanted = format!("grpc_method=\"{method}\"");
@@ -55,20 +55,24 @@ pub fn handled(addr: SocketAddr, method: &str) -> u64 {
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as u64
 }
 
-/// Lets somebody go on until it waits for an answer, and returns when that is there: it has not been looked at yet.
-pub async fn until_answered<T>(asks: Pin<&mut impl Future<Output = T>>) {
-    struct Ring(Notify);
-    impl Wake for Ring {
+/// Polls a future until it waits for a reply, and returns when the reply has arrived: the future has not processed it
+/// yet.
+pub async fn until_reply<T>(requests: Pin<&mut impl Future<Output = T>>) {
+    struct WakeFlag(Notify);
+    impl Wake for WakeFlag {
         fn wake(self: Arc<Self>) {
             self.0.notify_one();
         }
     }
-    let ring = Arc::new(Ring(Notify::new()));
-    assert!(asks.poll(&mut Context::from_waker(&ring.clone().into())).is_pending(), "it has its answer");
-    soon("an answer comes", ring.0.notified()).await;
+    let wake = Arc::new(WakeFlag(Notify::new()));
+    assert!(
+        requests.poll(&mut Context::from_waker(&wake.clone().into())).is_pending(),
+        "it waits for a reply"
+    );
+    soon("a reply arrives", wake.0.notified()).await;
 }
 
-/// A file with a number in it that is read, and written one higher a moment later: two at once lose a count.
+/// A file with a number that is read, and written one higher a moment later: two concurrent holders lose a count.
 pub struct Counter(PathBuf);
 
 impl Counter {

@@ -1,4 +1,4 @@
-//! What the tests on real servers share.
+//! Helpers of the tests on real servers.
 #![allow(dead_code, reason = "every test uses some of it")]
 
 use std::process::{Command, Stdio};
@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper::{Lockkeeper, SystemClock};
-use lockkeeper_core::{Ask, Error, Outcome, Result, Store};
+use lockkeeper_core::{Error, LockRequest, Outcome, Result, Store};
 use lockkeeper_postgres::{Options, PostgresStore};
-use lockkeeper_testkit::laws::{ask, soon, with};
+use lockkeeper_testkit::laws::{request, soon, with};
 use lockkeeper_testkit::servers::Server;
 
 /// One client: a store with connections of its own.
@@ -24,7 +24,7 @@ pub async fn open(url: &str) -> Client {
     try_open(url).await.unwrap_or_else(|e| panic!("{url} was to open: {e:?}"))
 }
 
-/// What `open` says if it refuses.
+/// The error of `open`, which must refuse.
 pub async fn refused_at_open(url: &str) -> Error {
     match try_open(url).await {
         Ok(store) => panic!("{url} was not to open: {:?}", store.profile()),
@@ -44,7 +44,7 @@ pub fn keeper(store: &Client) -> Lockkeeper {
     Lockkeeper::with_store(store.clone(), Arc::new(SystemClock))
 }
 
-/// What somebody who runs the server says: it must work. Returns the answer, a line for each row.
+/// Runs SQL as the superuser, which must succeed. Returns a line for each row.
 pub fn sql(server: &Server, text: &str) -> String {
     sql_in(server, "postgres", text)
 }
@@ -92,7 +92,7 @@ fn psql(server: &Server, role: &str, database: &str, text: &str) -> String {
     try_psql(server, role, database, text).unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
-/// What PostgreSQL says to this; the error's text if it refuses.
+/// Runs SQL; returns the text of the error if PostgreSQL rejects it.
 pub fn try_sql(server: &Server, text: &str) -> std::result::Result<String, String> {
     try_psql(server, "postgres", "postgres", text)
 }
@@ -116,15 +116,15 @@ fn try_psql(server: &Server, role: &str, database: &str, text: &str) -> std::res
 }
 
 pub fn number(server: &Server, text: &str) -> i64 {
-    let told = sql(server, text);
-    told.parse().unwrap_or_else(|_| panic!("{text} was to be a number: {told:?}"))
+    let value = sql(server, text);
+    value.parse().unwrap_or_else(|_| panic!("{text} must return a number: {value:?}"))
 }
 
-pub fn ask_for(text: &str, ttl: Duration) -> Ask {
-    with(ask(text), |ask| ask.ttl = ttl)
+pub fn ask_for(text: &str, ttl: Duration) -> LockRequest {
+    with(request(text), |request| request.ttl = ttl)
 }
 
-/// The error is of this kind, and its text has all of these words in it.
+/// Asserts that the error has this outcome, and that its text contains all of these words.
 #[track_caller]
 pub fn says(error: &Error, outcome: Outcome, words: &[&str]) {
     let text = error.to_string();
@@ -132,4 +132,23 @@ pub fn says(error: &Error, outcome: Outcome, words: &[&str]) {
     for word in words {
         assert!(text.contains(word), "{word:?} is missing in: {text}");
     }
+}
+
+/// Loads a golden fixture: the tables of one version with their rows, moved to the present.
+pub fn load_golden(server: &Server, fixture: &str) {
+    sql(server, fixture);
+    let written_at = fixture.lines().find_map(|line| line.strip_prefix("-- written_at ")).expect("a time");
+    let six = fixture.contains("place bigint");
+    let (free_at, alive_until) = if six { ("free", "gone") } else { ("free_at", "alive_until") };
+    let shift = format!("(date_part('epoch', clock_timestamp()) * 1000000)::bigint - {written_at}");
+    sql(
+        server,
+        &format!(
+            "UPDATE lockkeeper.lock SET since = since + {shift} WHERE since > 0; \
+             UPDATE lockkeeper.lock SET expires = expires + {shift}, {free_at} = {free_at} + {shift} WHERE expires > 0; \
+             UPDATE lockkeeper.hold SET since = since + {shift}, expires = expires + {shift}; \
+             UPDATE lockkeeper.waiter SET since = since + {shift}; \
+             UPDATE lockkeeper.client SET {alive_until} = {alive_until} + {shift} + 60000000"
+        ),
+    );
 }

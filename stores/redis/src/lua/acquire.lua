@@ -29,9 +29,11 @@ local function again(keys, attempt, wanted)
     local h = find(load(key), attempt)
     if h.reason then return { TO_END + 10, h.reason } end
     fence = h.fence
-    -- A server that has forgotten what this client has seen let it in: the fence may be too low.
+    -- A server that has forgotten what this client has seen may have let it in: then the fence is too low. The counter need
+    -- not tell, because another client may have raised it since. But one of several that share a lock must not pass the
+    -- others, who came after it and know their fences.
     if h.flags == PENDING and h.fence <= floor and not reported(load(key), h) then
-      raise = tonumber(redis.call('GET', COUNTER) or '0') < floor
+      raise = raise or h.mode == 0 or tonumber(redis.call('GET', COUNTER) or '0') < floor
     end
   end
   press_on()
@@ -54,7 +56,7 @@ end
 local function is_queued(keys, attempt)
   if redis.call('HEXISTS', CLIENT, attempt) == 0 then return false end
   for _, key in ipairs(keys) do
-    if not redis.call('ZSCORE', BASE .. 'line:' .. key, attempt .. client) then
+    if not redis.call('ZSCORE', BASE .. 'queue:' .. key, attempt .. client) then
       redis.call('HDEL', CLIENT, attempt)
       return false
     end
@@ -66,7 +68,7 @@ local function enqueue(keys, attempt, terms, mark, min_hold, info)
   local ticket = next_fence(floor)
   if not ticket then return false end
   for _, key in ipairs(keys) do
-    redis.call('ZADD', BASE .. 'line:' .. key, ticket, attempt .. client)
+    redis.call('ZADD', BASE .. 'queue:' .. key, ticket, attempt .. client)
     tell('waiting', key, 0, info)
   end
   redis.call('HSET', CLIENT, attempt, struct.pack('>c1ddc0c0', mark, now_us, min_hold, attempt, terms))
@@ -86,7 +88,7 @@ local function shown(key)
   return { unpack(holds, 1, math.min(#holds, 3)) }
 end
 
-local function ask(keys, attempt, terms)
+local function acquire(keys, attempt, terms)
   local mark, waits, _, min_hold, wanted = struct.unpack('>c1BBI4d', head)
   local owner, ttl, delay, mode, names, info = struct.unpack('>c32I4I4I4I4c0I2c0', terms)
   waits = waits > 0
@@ -105,7 +107,7 @@ local function ask(keys, attempt, terms)
   local v, what = verdict(keys, owner, mode, queued and attempt .. client or nil)
   if v == FREE or v == REENTER then
     if queued then
-      for _, key in ipairs(keys) do redis.call('ZREM', load(key).line, attempt .. client) end
+      for _, key in ipairs(keys) do redis.call('ZREM', load(key).queue, attempt .. client) end
       redis.call('HDEL', CLIENT, attempt)
     end
     local fence = what
@@ -128,20 +130,21 @@ local function ask(keys, attempt, terms)
   else
     if not queued and not enqueue(keys, attempt, terms, mark, min_hold, info) then return { FULL + 10 } end
     -- Queue entries go with the process that waits; its polls keep them.
-    redis.call('PEXPIRE', CLIENT, CLAIM)
+    redis.call('PEXPIRE', CLIENT, (struct.unpack('>I4', head, 17)))
     stay(keys)
   end
   flush()
-  return { waits and 2 or 0, what, waits and {} or shown(what), redis.call('PTTL', what), redis.call('ZCARD', BASE .. 'line:' .. what), now,
+  return { waits and 2 or 0, what, waits and {} or shown(what), redis.call('PTTL', what), redis.call('ZCARD', BASE .. 'queue:' .. what), now,
     highest or tonumber(redis.call('GET', COUNTER) or '0') }
 end
 
-for _, one in ipairs(rest) do load_all(names_at(one[2], count)) end
+for _, one in ipairs(rest) do one[3] = readable(names_at(one[2], count)) end
 for _, one in ipairs(rest) do
-  local i, start = unpack(one)
+  local i, start, known = unpack(one)
   local attempt, terms = ARGV[i + 7], common
   if #attempt > 32 then attempt, terms = string.sub(attempt, 1, 32), string.sub(attempt, 33) end
-  answers[i] = ask(names_at(start, count), attempt, terms)
+  -- Other requests of this script may have been granted already: one lock does not fail them.
+  answers[i] = known and acquire(names_at(start, count), attempt, terms) or { UNREADABLE }
 end
 flush()
 return answers

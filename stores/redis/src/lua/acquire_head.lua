@@ -2,11 +2,11 @@
 -- L of each name of each request. ARGV: the highest fence seen, the client, the base, the claim; what the requests have in
 -- common: how long their keys are to live (ttl and delay), their head ('P' if the hold will be a plain one, 0 if they do not
 -- wait, 1 if they do, 2 if they waited and were notified, how many names each has, the minimum hold, the fence to raise to,
--- the generation), and their terms (see HOLD) from the owner on; and then the attempt of each, with terms of its own behind
+-- the generation, how long a queue entry is to last), and their terms (see HOLD) from the owner on; and then the attempt of each, with terms of its own behind
 -- it if it has others.
 local COUNTER, WATCHED, WAITED, FORCED = KEYS[1], KEYS[2], KEYS[3], false
 local floor, BASE, client = tonumber(ARGV[1]), ARGV[3], ARGV[2]
-local answers, rest, RELEASED = {}, {}, 17
+local answers, rest, RELEASED, UNREADABLE = {}, {}, 17, 19
 
 -- First those that find their one lock free, and no queue before it: the plain pattern, and the fence with it.
 local known = redis.call('MGET', COUNTER, WATCHED, WAITED, BASE .. 'released')
@@ -28,14 +28,15 @@ for i = 1, #ARGV - 7 do
     answer = { RELEASED }
   elseif simple and stage == 2 then
     -- A waiter was told that it has been let in, and confirms: from here on it has the whole of its ttl.
-    local value = last >= floor and redis.pcall('GET', KEYS[at])
-    if type(value) == 'string' and string.sub(value, 1, 33) == attempt .. '\1' then
+    -- A fence that is not above all that the client has seen is raised below.
+    local value = redis.pcall('GET', KEYS[at])
+    if type(value) == 'string' and string.sub(value, 1, 33) == attempt .. '\1' and struct.unpack('>d', value, 34) > floor then
       redis.call('SET', KEYS[at], attempt .. '\0' .. string.sub(value, 34, 41) .. struct.pack('>d', ends)
         .. string.sub(value, 50), 'PX', px)
-      redis.call('SREM', BASE .. 'in:' .. client, attempt)
+      redis.call('SREM', BASE .. 'unconfirmed:' .. client, attempt)
       answer = struct.unpack('>d', value, 34)
     end
-  elseif simple and not (waited and redis.call('EXISTS', BASE .. 'line:' .. KEYS[at]) == 1) then
+  elseif simple and not (waited and redis.call('EXISTS', BASE .. 'queue:' .. KEYS[at]) == 1) then
     -- A server that is full refuses this, and who holds the lock, if it is taken, is found out below.
     local value = attempt .. '\0' .. struct.pack('>d', fence + 1) .. first .. terms
     local set = redis.pcall('SET', KEYS[at], value, 'NX', 'PX', px)

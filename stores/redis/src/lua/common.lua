@@ -6,7 +6,7 @@
 --   * MARK: the holds are in a hash (a HOLD by id, the counts under '#', an index of owners) and a sorted set (ids by the end
 --     of their lease) of this lock, so that the cost of one hold does not grow with their number;
 --   * any other value belongs to another client.
--- Without L nobody holds, whatever else is stored. All keys of a lock expire together.
+-- Without L no client holds the lock, whatever else is stored. All keys of a lock expire together.
 
 local MARK, NONE = 'lockkeeper', string.rep('-', 32)
 -- Attempt, flags, fence, end (ms), start (us), end of the minimum hold (ms), and then the terms of the lock request: owner,
@@ -14,12 +14,15 @@ local MARK, NONE = 'lockkeeper', string.rep('-', 32)
 -- read and written with the hold, ends with it, and no fast path that compares the flags takes it for an unmarked one.
 local HOLD = '>c32Bddddc32I4I4I4I4c0I2c0'
 -- A queue entry: 'P' if the hold will be a plain one, start of the wait (us), minimum hold (ms), attempt, terms.
-local ASK = '>c1ddc32c32I4I4I4I4c0I2c0'
+local ENTRY = '>c1ddc32c32I4I4I4I4c0I2c0'
 -- Flags of a hold: not confirmed by its waiter yet; released, but within its minimum hold; a lock delay.
 local PENDING, LINGERING, DELAY, REVOKED = 1, 2, 4, 8
 local FREE, REENTER, UPGRADE, BLOCKED, MIXED, ODD, FULL, TO_END = 0, 1, 2, 3, 4, 5, 6, 8
 -- How many arguments one command takes: Lua's stack is limited.
 local CHUNK = 1000
+-- For how long at least, in ms, holds that ended without a release stay on record while a client watches: the next client that
+-- looks at the lock tells of their end.
+local REPORTED_WITHIN = 600000
 
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
@@ -183,7 +186,7 @@ local function ids_of(slot)
   return ids
 end
 
--- What follows a hold that ended without a release: nobody is let in until `ends`.
+-- The lock-delay behind a hold that ended without a release: no request is granted until `ends`.
 local function hold_back(slot, h, ends)
   add(slot, { attempt = h.attempt, owner = NONE, fence = h.fence, expires = ends, since = h.since, stays = 0,
     ttl = h.delay, delay = 0, mode = 0, flags = DELAY, names = '', info = '' })
@@ -255,7 +258,7 @@ end
 
 -- A lock of which nothing is known yet.
 local function new_slot(key)
-  return { key = key, line = BASE .. 'line:' .. key, holds = BASE .. 'holds:' .. key, ends = BASE .. 'ends:' .. key,
+  return { key = key, queue = BASE .. 'queue:' .. key, holds = BASE .. 'holds:' .. key, ends = BASE .. 'ends:' .. key,
     known = {}, changed = {}, fields = {}, changed_fields = {}, size = 0, slack = 0,
     counts = { delays = 0, exclusive = 0, shared = 0, permits = 0, modes = {} } }
 end
@@ -264,18 +267,19 @@ end
 local function load(key)
   if slots[key] then return slots[key] end
   local slot = new_slot(key)
-  slots[key] = slot
   local value = redis.pcall('GET', key)
+  if value == MARK then load_stored(slot) end
+  slots[key] = slot
   if type(value) == 'table' then
     -- Something that is no lock is kept under this name.
     slot.foreign, slot.odd = true, true
     return slot
   elseif value == MARK then
-    load_stored(slot)
     return slot
   end
   if watched and redis.call('EXISTS', slot.ends) == 1 then report_expired(slot) end
-  if value and #value > 114 and string.sub(value, 66, 97) == NONE then
+  -- A hold of a newer format has a number in the upper bits of its flags, and counts as another client's.
+  if value and #value > 114 and string.sub(value, 66, 97) == NONE and string.byte(value, 33) < 16 then
     local h = read_hold(value)
     slot.known[h.attempt], slot.newest = h, h.attempt
     tally(slot, h, 1)
@@ -285,6 +289,18 @@ local function load(key)
     slot.foreign = value and true
   end
   return slot
+end
+
+-- Whether it is known who holds these locks.
+local function readable(keys)
+  for _, key in ipairs(keys) do
+    local read, why = pcall(load, key)
+    -- Redis makes a text of the error that it passes on here.
+    local text = type(why) == 'table' and why.err or tostring(why)
+    if not read and string.find(text, 'TRYAGAIN', 1, true) then return false end
+    if not read then error({ err = text }) end
+  end
+  return true
 end
 
 local function save_stored(slot)
@@ -316,7 +332,7 @@ local function save_stored(slot)
   -- A hold with a delay stays on record behind its end, so that the delay can follow.
   local last = tonumber(redis.call('ZREVRANGE', slot.ends, 0, 0, 'WITHSCORES')[2]) + slot.slack - now
   redis.call('SET', slot.key, MARK, 'PX', last)
-  local kept = watched and 2 * last or last
+  local kept = watched and last + math.max(last, REPORTED_WITHIN) or last
   redis.call('PEXPIRE', slot.holds, kept)
   redis.call('PEXPIRE', slot.ends, kept)
 end
@@ -361,7 +377,7 @@ local function flush()
 end
 
 local function note(list, who, attempt)
-  local key = BASE .. 'in:' .. who
+  local key = BASE .. 'unconfirmed:' .. who
   list[key] = list[key] or {}
   list[key][#list[key] + 1] = attempt
 end
@@ -395,11 +411,11 @@ end
 -- The first entry of a queue whose process is still there.
 local function front(slot)
   while true do
-    local member = redis.call('ZRANGE', slot.line, 0, 0)[1]
+    local member = redis.call('ZRANGE', slot.queue, 0, 0)[1]
     if not member then return nil end
     local ask = redis.call('HGET', BASE .. 'client:' .. string.sub(member, 33), string.sub(member, 1, 32))
     if ask then return member, ask end
-    redis.call('ZREM', slot.line, member)
+    redis.call('ZREM', slot.queue, member)
   end
 end
 
@@ -449,15 +465,16 @@ local function serve(keys)
     local again = false
     local member, packed = front(load(keys[i]))
     if member then
-      local _, _, hold, _, owner, ttl, delay, mode, names, info = struct.unpack(ASK, packed)
+      local _, _, hold, _, owner, ttl, delay, mode, names, info = struct.unpack(ENTRY, packed)
       local all = names == '' and { keys[i] } or split(names)
-      local v, fence = verdict(all, owner, mode, member)
+      local v, fence = BLOCKED, nil
+      if readable(all) then v, fence = verdict(all, owner, mode, member) end
       if v == FREE or v == REENTER then
         press_on()
         if v == FREE then fence = next_fence(0) end
         local attempt, client = string.sub(member, 1, 32), string.sub(member, 33)
         for _, key in ipairs(all) do
-          redis.call('ZREM', load(key).line, member)
+          redis.call('ZREM', load(key).queue, member)
           if key ~= keys[i] then keys[#keys + 1] = key end
         end
         redis.call('HDEL', BASE .. 'client:' .. client, attempt)
@@ -479,8 +496,8 @@ end
 -- not look for queues where there are none. Another client of the queue may have a longer claim: only ever prolong.
 local function stay(keys)
   for _, key in ipairs(keys) do
-    local line = BASE .. 'line:' .. key
-    if redis.call('PTTL', line) < CLAIM * 2 then redis.call('PEXPIRE', line, CLAIM * 2) end
+    local queue = BASE .. 'queue:' .. key
+    if redis.call('PTTL', queue) < CLAIM * 2 then redis.call('PEXPIRE', queue, CLAIM * 2) end
   end
   if redis.call('PTTL', WAITED) < CLAIM * 2 then redis.call('SET', WAITED, '1', 'PX', CLAIM * 3) end
 end
@@ -488,7 +505,7 @@ end
 -- Takes a lock request out of its queues.
 local function leave(keys, attempt, client, info)
   for _, key in ipairs(keys) do
-    redis.call('ZREM', BASE .. 'line:' .. key, attempt .. client)
+    redis.call('ZREM', BASE .. 'queue:' .. key, attempt .. client)
     tell('left', key, 0, info)
   end
   redis.call('HDEL', BASE .. 'client:' .. client, attempt)

@@ -1,8 +1,8 @@
 -- One lock as it is. KEYS: Q, L; ARGV: base, how much of the queue is wanted.
 local time = redis.call('TIME')
-local line, holds = {}, {}
+local queue, holds = {}, {}
 for i, member in ipairs(redis.call('ZRANGE', KEYS[1], 0, ARGV[2] - 1)) do
-  line[i] = redis.call('HGET', ARGV[1] .. 'client:' .. string.sub(member, 33), string.sub(member, 1, 32)) or ''
+  queue[i] = redis.call('HGET', ARGV[1] .. 'client:' .. string.sub(member, 33), string.sub(member, 1, 32)) or ''
 end
 local value = redis.call('GET', KEYS[2])
 if value == 'lockkeeper' then
@@ -14,4 +14,4 @@ if value == 'lockkeeper' then
 elseif value then
   holds[1] = value
 end
-return { time[1] * 1000000 + time[2], redis.call('PTTL', KEYS[2]), holds, redis.call('ZCARD', KEYS[1]), line }
+return { time[1] * 1000000 + time[2], redis.call('PTTL', KEYS[2]), holds, redis.call('ZCARD', KEYS[1]), queue }

@@ -17,7 +17,6 @@ end
 local function release_hold(slot, h, flags)
   tell('released', slot.key, h.fence, h.info)
   remove(slot, h.attempt)
-  if h.flags == PENDING then note(confirmed, client, h.attempt) end
   -- The clock was set back: a minimum hold lasts no longer from now on than it was to last from the start.
   local since = math.floor(h.since / 1000)
   local stays = math.min(h.stays, now + math.max(h.stays - since, 0))
@@ -35,11 +34,11 @@ local function meant(number, limit)
 end
 
 local function release(keys, attempt, flags, generation, limit)
-  local gone = 0
+  local gone, stays = 0, false
   if has(flags, UNANSWERED) then leave_tombstone(attempt, generation) end
   local packed = redis.call('HGET', CLIENT, attempt)
-  if packed and meant(redis.call('ZSCORE', BASE .. 'line:' .. keys[1], attempt .. client), limit) then
-    local _, _, _, _, _, _, _, _, _, info = struct.unpack(ASK, packed)
+  if packed and meant(redis.call('ZSCORE', BASE .. 'queue:' .. keys[1], attempt .. client), limit) then
+    local _, _, _, _, _, _, _, _, _, info = struct.unpack(ENTRY, packed)
     leave(keys, attempt, client, info)
     gone = 1
   end
@@ -49,8 +48,12 @@ local function release(keys, attempt, flags, generation, limit)
     if h and not (has(flags, UNCONFIRMED) and h.flags == 0) and meant(h.fence, limit) then
       release_hold(slot, h, flags)
       gone = 1
+    elseif h then
+      stays = true
     end
   end
+  -- Nothing is left of it for the poll of its process to find, also if its hold was over before.
+  if not stays then note(confirmed, client, attempt) end
   if gone == 1 then serve({ unpack(keys) }) end
   return gone
 end

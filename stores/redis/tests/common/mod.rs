@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper::{Lockkeeper, SystemClock};
-use lockkeeper_core::{Ask, Error, Fence, Grant, Outcome, Purpose, Renewal, Result, Store};
+use lockkeeper_core::{Error, Fence, Grant, LockRequest, Outcome, Purpose, RenewOutcome, Result, Store};
 use lockkeeper_redis::{Options, RedisStore};
-use lockkeeper_testkit::laws::{ask, soon, with};
+use lockkeeper_testkit::laws::{request, soon, with};
 use lockkeeper_testkit::servers::{Server, redis_call};
 
 /// One client: a store with connections of its own.
@@ -45,7 +45,7 @@ pub fn keeper(store: &Client) -> Lockkeeper {
     Lockkeeper::with_store(store.clone(), Arc::new(SystemClock))
 }
 
-/// A command of somebody who runs the server: it must work.
+/// A command of a client who runs the server: it must work.
 pub fn tell(addr: SocketAddr, command: &[&str]) -> String {
     redis_call(addr, command).unwrap_or_else(|e| panic!("{addr} refuses {command:?}: {e}"))
 }
@@ -55,15 +55,15 @@ pub fn pttl(addr: SocketAddr, key: &str) -> i64 {
     tell(addr, &["PTTL", key]).parse().expect("PTTL is a number")
 }
 
-pub fn ask_for(text: &str, ttl: Duration) -> Ask {
-    with(ask(text), |ask| ask.ttl = ttl)
+pub fn ask_for(text: &str, ttl: Duration) -> LockRequest {
+    with(request(text), |request| request.ttl = ttl)
 }
 
-/// The error with which an ask ends.
-pub async fn failed(store: &Client, ask: &Ask) -> Error {
-    match soon("the ask ends", store.acquire(ask)).await {
+/// The error with which a request ends.
+pub async fn failed(store: &Client, request: &LockRequest) -> Error {
+    match soon("the request ends", store.acquire(request)).await {
         Err(error) => error,
-        Ok(answer) => panic!("the ask was to fail: {answer:?}"),
+        Ok(answer) => panic!("the request was to fail: {answer:?}"),
     }
 }
 
@@ -84,7 +84,7 @@ pub fn not_for_correctness(store: &Client, words: &[&str]) {
     says(&refused.expect_err("it is not for correctness"), Outcome::Unsupported, words);
 }
 
-pub async fn renew(store: &Client, grant: &Grant) -> Renewal {
+pub async fn renew(store: &Client, grant: &Grant) -> RenewOutcome {
     let answer = soon("a renewal is answered", store.renew(std::slice::from_ref(grant))).await;
     answer.expect("a renewal works").remove(0)
 }

@@ -4,7 +4,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
-mod doors;
+mod endpoints;
 mod settings;
 mod trouble;
 mod waiters;

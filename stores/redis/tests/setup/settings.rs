@@ -1,8 +1,10 @@
 //! What the store finds out about a server when it opens, and what that is worth.
 
-use lockkeeper_core::{Acquired, Error, Mode, Outcome, Promise, Purpose, Release, Renewal};
+use lockkeeper_core::{
+    AcquireOutcome, Error, Guarantee, Mode, Outcome, Purpose, ReleaseOutcome, RenewOutcome,
+};
 use lockkeeper_testkit::laws::{
-    ask, eventually, give_back, granted, name, refused, soon, stand_in_line, take, with,
+    eventually, give_back, granted, join_queue, name, refused, request, soon, take, with,
 };
 use lockkeeper_testkit::servers::{self, AppendOnly, RedisOptions, Server};
 
@@ -21,13 +23,13 @@ async fn a_server_that_evicts_keys_is_not_for_correctness_and_is_told_why() {
         let Some(server) = server_with(AppendOnly::Always, &cache) else { return };
         let store = client_of(&server).await;
         let profile = store.profile();
-        assert_eq!(profile.durable, Promise::No);
+        assert_eq!(profile.durable, Guarantee::No);
         assert!(profile.notes[0].contains(policy), "the gravest comes first: {:?}", profile.notes);
         not_for_correctness(&store, &[policy, "noeviction"]);
         let refusal = keeper(&store).lock("jobs").for_correctness().acquire().await.unwrap_err();
         says(&refusal, Outcome::Unsupported, &[policy]);
         // Twice would be a waste, no more: then it will do.
-        take(&store, &ask("jobs")).await;
+        take(&store, &request("jobs")).await;
     }
 }
 
@@ -40,7 +42,7 @@ async fn one_server_that_syncs_and_keeps_everything_is_for_correctness() {
         let Some(server) = server_with(AppendOnly::Always, settings) else { return };
         let store = client_of(&server).await;
         let profile = store.profile();
-        assert_eq!((profile.fence, profile.durable), (Promise::Kept, Promise::Kept));
+        assert_eq!((profile.fence, profile.durable), (Guarantee::Kept, Guarantee::Kept));
         profile.allows(Purpose::Correctness).unwrap();
         let guard = keeper(&store).lock("jobs").for_correctness().acquire().await.unwrap();
         guard.release().await.unwrap();
@@ -55,6 +57,16 @@ async fn a_server_that_may_forget_after_a_crash_is_not_for_correctness() {
         let Some(server) = server_with(append_only, &[]) else { return };
         not_for_correctness(&client_of(&server).await, &[words]);
     }
+}
+
+/// Each setting was told by another attempt.
+#[tokio::test(flavor = "multi_thread")]
+async fn all_settings_to_change_are_told_at_once() {
+    let bad =
+        [("no-appendfsync-on-rewrite", "yes"), ("maxmemory", "100mb"), ("maxmemory-policy", "allkeys-lru")];
+    let Some(server) = server_with(AppendOnly::Off, &bad) else { return };
+    let all = ["appendonly yes", "appendfsync always", "no-appendfsync-on-rewrite no", "Set noeviction"];
+    not_for_correctness(&client_of(&server).await, &all);
 }
 
 /// `appendfsync always` is suspended while the server saves or rewrites, if it is told so.
@@ -118,55 +130,56 @@ fn fill(server: &Server) {
 }
 
 async fn shared(store: &Client, name: &str) -> lockkeeper_core::Grant {
-    take(store, &with(ask(name), |ask| ask.mode = Mode::Shared)).await
+    take(store, &with(request(name), |request| request.mode = Mode::Shared)).await
 }
 
-/// A full server takes no new lock. What is held goes on, ends, and is handed on: whoever has a lock must not lose it
+/// A full server takes no new lock. What is held goes on, ends, and is handed on: the client that has a lock must not lose it
 /// because others have filled the memory.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_server_takes_no_new_locks_and_goes_on_with_those_that_are_held() {
     let Some(server) = server_with(AppendOnly::Off, &[("maxmemory-policy", "noeviction")]) else { return };
     let (one, two) = (client_of(&server).await, client_of(&server).await);
-    let held = take(&one, &ask("held")).await;
+    let held = take(&one, &request("held")).await;
     let (reader, other) = (shared(&one, "read").await, shared(&two, "read").await);
     let lingering =
-        take(&one, &with(ask("brief"), |ask| ask.min_hold = std::time::Duration::from_secs(600))).await;
-    let waiter = stand_in_line(&two, &ask("held"), 1).await;
+        take(&one, &with(request("brief"), |request| request.min_hold = std::time::Duration::from_secs(600)))
+            .await;
+    let waiter = join_queue(&two, &request("held"), 1).await;
     fill(&server);
 
-    let asked = ask("new");
+    let asked = request("new");
     says(&failed(&two, &asked).await, Outcome::Limited, &["out of memory", "maxmemory"]);
-    assert_eq!(give_back(&two, &asked.claim).await, Release::AlreadyGone);
-    assert_eq!(renew(&one, &held).await, Renewal::Renewed);
-    assert_eq!(renew(&one, &reader).await, Renewal::Renewed);
-    assert_eq!(give_back(&one, &reader.claim).await, Release::Released, "one of two readers");
-    assert_eq!(renew(&two, &other).await, Renewal::Renewed);
-    assert_eq!(give_back(&one, &lingering.claim).await, Release::Released, "one that lingers");
-    refused(&two, &ask("brief")).await;
-    assert_eq!(give_back(&one, &held.claim).await, Release::Released);
+    assert_eq!(give_back(&two, &asked.key).await, ReleaseOutcome::AlreadyGone);
+    assert_eq!(renew(&one, &held).await, RenewOutcome::Renewed);
+    assert_eq!(renew(&one, &reader).await, RenewOutcome::Renewed);
+    assert_eq!(give_back(&one, &reader.key).await, ReleaseOutcome::Released, "one of two readers");
+    assert_eq!(renew(&two, &other).await, RenewOutcome::Renewed);
+    assert_eq!(give_back(&one, &lingering.key).await, ReleaseOutcome::Released, "one that lingers");
+    refused(&two, &request("brief")).await;
+    assert_eq!(give_back(&one, &held.key).await, ReleaseOutcome::Released);
     let next = granted(waiter).await;
     assert!(next.fence > held.fence);
     one.break_lock(&lockkeeper_testkit::laws::name("read"), "it is in the way").await.unwrap();
-    assert_eq!(renew(&two, &other).await, Renewal::Lost);
+    assert_eq!(renew(&two, &other).await, RenewOutcome::Lost);
 
     tell(server.addr(), &["CONFIG", "SET", "maxmemory", "0"]);
     take(&two, &asked).await;
 }
 
 /// A server without a scratch of memory may be full in the middle of a wait, too: the waiter is told or served, never
-/// left hanging with a lock that nobody knows of.
+/// left hanging with a lock that no client knows of.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_ask_that_would_wait_is_told_that_the_server_is_full() {
     let Some(server) = server_with(AppendOnly::Off, &[("maxmemory-policy", "noeviction")]) else { return };
     let store = client_of(&server).await;
-    take(&store, &ask("held")).await;
+    take(&store, &request("held")).await;
     fill(&server);
-    let waiting = with(ask("held"), |ask| ask.wait = lockkeeper_core::Wait::Forever);
-    match soon("the ask ends", store.acquire(&waiting)).await {
+    let waiting = with(request("held"), |request| request.wait = lockkeeper_core::Wait::Forever);
+    match soon("the request ends", store.acquire(&waiting)).await {
         Err(Error::Limited(_)) => {}
         other => panic!("{other:?}"),
     }
-    assert_eq!(store.inspect(waiting.claim.names.first()).await.unwrap().unwrap().waiting, 0);
+    assert_eq!(store.inspect(waiting.key.names.first()).await.unwrap().unwrap().waiting, 0);
 }
 
 /// Redis 7 refuses writes while fewer replicas are there than it was told to want.
@@ -175,11 +188,11 @@ async fn a_server_that_misses_its_replicas_says_so_and_recovers() {
     let Some(server) = server_with(AppendOnly::Off, &[]) else { return };
     let store = open(&url(&server)).await;
     tell(server.addr(), &["CONFIG", "SET", "min-replicas-to-write", "1"]);
-    says(&failed(&store, &ask("jobs")).await, Outcome::Unavailable, &["NOREPLICAS"]);
+    says(&failed(&store, &request("jobs")).await, Outcome::Unavailable, &["NOREPLICAS"]);
     tell(server.addr(), &["CONFIG", "SET", "min-replicas-to-write", "0"]);
-    let asked = ask("jobs");
+    let asked = request("jobs");
     eventually("the store works again", || async {
-        matches!(store.acquire(&asked).await, Ok(Acquired::Granted(_)))
+        matches!(store.acquire(&asked).await, Ok(AcquireOutcome::Granted(_)))
     })
     .await;
 }

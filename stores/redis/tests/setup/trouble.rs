@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Acquired, Error, Outcome, Release};
-use lockkeeper_testkit::laws::{ask, eventually, give_back, name, refused, soon, take, with};
+use lockkeeper_core::{AcquireOutcome, Error, Outcome, ReleaseOutcome};
+use lockkeeper_testkit::laws::{eventually, give_back, name, refused, request, soon, take, with};
 use lockkeeper_testkit::servers::{self, AppendOnly, RedisOptions, Server};
 
 use crate::common::{client_of, failed, grow, open, says, tell, url};
@@ -17,7 +17,7 @@ fn server() -> Option<Server> {
 async fn a_server_that_becomes_a_replica_says_so_and_is_good_again_later() {
     let (Some(server), Some(other)) = (server(), server()) else { return };
     let store = client_of(&server).await;
-    let before = take(&store, &ask("before")).await;
+    let before = take(&store, &request("before")).await;
     let port = other.addr().port().to_string();
     tell(server.addr(), &["REPLICAOF", "127.0.0.1", &port]);
     eventually("it follows", || async {
@@ -25,11 +25,15 @@ async fn a_server_that_becomes_a_replica_says_so_and_is_good_again_later() {
     })
     .await;
     for _ in 0..3 {
-        says(&failed(&store, &ask("jobs")).await, Outcome::Unavailable, &["READONLY", "This is a replica"]);
+        says(
+            &failed(&store, &request("jobs")).await,
+            Outcome::Unavailable,
+            &["READONLY", "This is a replica"],
+        );
     }
     tell(server.addr(), &["REPLICAOF", "NO", "ONE"]);
     // It has lost everything: it was made the same as the other, which is empty.
-    grow(&[before.fence, take(&store, &ask("jobs")).await.fence]);
+    grow(&[before.fence, take(&store, &request("jobs")).await.fence]);
 }
 
 /// A server with much data answers before it has read all of it.
@@ -40,7 +44,7 @@ async fn a_server_that_still_loads_is_unavailable_and_then_works() {
     let extra = slow.map(|(key, value)| (key.to_owned(), value.to_owned())).to_vec();
     let Ok(mut server) = servers::redis(RedisOptions { extra, ..RedisOptions::default() }) else { return };
     let store = client_of(&server).await;
-    let held = take(&store, &ask("held")).await;
+    let held = take(&store, &request("held")).await;
     let many = "for i = 1, 1500 do redis.call('SET', 'data:' .. i, string.rep('x', 100)) end";
     tell(server.addr(), &["EVAL", many, "0"]);
     tell(server.addr(), &["SAVE"]);
@@ -49,7 +53,7 @@ async fn a_server_that_still_loads_is_unavailable_and_then_works() {
         server.restart();
         server
     });
-    let asked = ask("jobs");
+    let asked = request("jobs");
     eventually("the server says that it loads", || async {
         match store.acquire(&asked).await {
             Err(Error::Unavailable(text)) => {
@@ -63,43 +67,43 @@ async fn a_server_that_still_loads_is_unavailable_and_then_works() {
     let _server = soon("it is loaded", restarted).await.unwrap();
     let after = take(&store, &asked).await;
     grow(&[held.fence, after.fence]);
-    refused(&store, &ask("held")).await;
+    refused(&store, &request("held")).await;
 }
 
-/// SIGSTOP: the kernel takes connections and requests, and nobody answers. What was sent may have happened.
+/// SIGSTOP: the kernel takes connections and requests, and no client answers. What was sent may have happened.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_server_ends_calls_within_the_timeout_and_works_again_later() {
     let Some(server) = server() else { return };
     let store = open(&format!("{}?timeout=300ms", url(&server))).await;
-    let held = take(&store, &ask("held")).await;
+    let held = take(&store, &request("held")).await;
     server.pause();
-    let asked = ask("jobs");
+    let asked = request("jobs");
     says(&failed(&store, &asked).await, Outcome::Unknown, &["the connection to"]);
-    let error = soon("a release ends", store.release(&held.claim)).await.unwrap_err();
+    let error = soon("a release ends", store.release(&held.key)).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable(_) | Error::Unknown(_)), "{error:?}");
     says(&failed(&store, &asked).await, Outcome::Unavailable, &["did not answer within 300ms"]);
     server.resume();
     // Asked again with the same attempt, it is the same ask, whether the first one was heard or not.
     eventually("the store works again", || async {
         match store.acquire(&asked).await {
-            Ok(Acquired::Granted(_)) => true,
+            Ok(AcquireOutcome::Granted(_)) => true,
             Ok(busy) => panic!("in its own way: {busy:?}"),
             Err(_) => false,
         }
     })
     .await;
     assert_eq!(store.inspect(&name("jobs")).await.unwrap().unwrap().held.len(), 1);
-    give_back(&store, &held.claim).await;
+    give_back(&store, &held.key).await;
     assert_eq!(store.inspect(&name("held")).await.unwrap(), None);
 }
 
-/// A caller that gives up used to count as one that was answered: while callers kept coming and going, nobody noticed that the
+/// A caller that gives up used to count as one that was answered: while callers kept coming and going, no client noticed that the
 /// server had stopped, and requests without a time limit of their own hung for as long.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_server_is_noticed_while_callers_come_and_go() {
     let Some(server) = server() else { return };
     let store = open(&format!("{}?timeout=500ms", url(&server))).await;
-    take(&store, &ask("held")).await;
+    take(&store, &request("held")).await;
     server.pause();
     let impatient = store.clone();
     let impatient = tokio::spawn(async move {
@@ -108,7 +112,7 @@ async fn a_silent_server_is_noticed_while_callers_come_and_go() {
         }
     });
     let begun = Instant::now();
-    let error = failed(&store, &ask("jobs")).await;
+    let error = failed(&store, &request("jobs")).await;
     // Twice the timeout at most; the rest is for a machine that is busy with other things.
     assert!(begun.elapsed() < Duration::from_secs(4), "after {:?}: {error}", begun.elapsed());
     server.resume();
@@ -116,7 +120,7 @@ async fn a_silent_server_is_noticed_while_callers_come_and_go() {
     eventually("the store works again", || async { store.inspect(&name("held")).await.is_ok() }).await;
 }
 
-/// A caller that gives up costs nobody else the connection, as long as the server replies.
+/// A caller that gives up costs no other client the connection, as long as the server replies.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_outlives_the_callers_that_gave_up() {
     let Some(server) = server() else { return };
@@ -150,11 +154,11 @@ async fn scripts_that_the_server_forgot_are_told_to_it_again() {
             0 => drop(tell(server.addr(), &["SCRIPT", "FLUSH"])),
             _ => server.restart(),
         };
-        let asked = ask(&format!("jobs/{}", round / 2));
+        let asked = request(&format!("jobs/{}", round / 2));
         flush(&mut server);
         let granted = loop {
-            match soon("an ask ends", store.acquire(&asked)).await {
-                Ok(Acquired::Granted(grant)) => break grant,
+            match soon("an request ends", store.acquire(&asked)).await {
+                Ok(AcquireOutcome::Granted(grant)) => break grant,
                 // The connection that the restart ended may be noticed by this very call.
                 Err(Error::Unknown(_) | Error::Unavailable(_)) if round % 2 == 1 => {}
                 other => panic!("round {round}: {other:?}"),
@@ -162,28 +166,28 @@ async fn scripts_that_the_server_forgot_are_told_to_it_again() {
         };
         fences.push(granted.fence);
         tell(server.addr(), &["SCRIPT", "FLUSH"]);
-        assert_eq!(crate::common::renew(&store, &granted).await, lockkeeper_core::Renewal::Renewed);
+        assert_eq!(crate::common::renew(&store, &granted).await, lockkeeper_core::RenewOutcome::Renewed);
         tell(server.addr(), &["SCRIPT", "FLUSH"]);
-        give_back(&store, &granted.claim).await;
+        give_back(&store, &granted.key).await;
     }
     grow(&fences);
 }
 
-/// Somebody keeps a list under the very key. It is not ours to overwrite.
+/// a client keeps a list under the very key. It is not ours to overwrite.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_that_is_no_lock_is_left_alone() {
     let Some(server) = server() else { return };
     let store = client_of(&server).await;
     tell(server.addr(), &["RPUSH", "lock:jobs", "dear", "data"]);
     for wait in [lockkeeper_core::Wait::No, lockkeeper_core::Wait::Forever] {
-        let asked = with(ask("jobs"), |ask| ask.wait = wait);
+        let asked = with(request("jobs"), |request| request.wait = wait);
         says(&failed(&store, &asked).await, Outcome::Invalid, &["WRONGTYPE", "?prefix="]);
-        assert_eq!(give_back(&store, &asked.claim).await, Release::AlreadyGone);
+        assert_eq!(give_back(&store, &asked.key).await, ReleaseOutcome::AlreadyGone);
     }
     let error = soon("a break ends", store.break_lock(&name("jobs"), "it is in the way")).await.unwrap_err();
     says(&error, Outcome::Invalid, &["WRONGTYPE"]);
     assert_eq!(tell(server.addr(), &["LRANGE", "lock:jobs", "0", "-1"]), "dear\ndata");
     // Others are not disturbed by it, and a prefix of its own is the way out.
-    take(&store, &ask("other")).await;
-    take(&open(&format!("{}?prefix=mine:", url(&server))).await, &ask("jobs")).await;
+    take(&store, &request("other")).await;
+    take(&open(&format!("{}?prefix=mine:", url(&server))).await, &request("jobs")).await;
 }

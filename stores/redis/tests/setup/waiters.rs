@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::future::join_all;
-use lockkeeper_core::{EventKind, Mode, Renewal};
+use lockkeeper_core::{EventKind, Mode, RenewOutcome};
 use lockkeeper_testkit::laws::{
-    ask, eventually, give_back, granted, name, refused, soon, stand_in_line, take, with,
+    eventually, give_back, granted, join_queue, name, refused, request, soon, take, with,
 };
 use lockkeeper_testkit::servers::{self, AppendOnly, RedisOptions, Server};
 
 use crate::common::{ask_for, client_of, grow, keeper, open, renew, tell, url};
 
-/// One failed renewal has ended the watchdog of more than one lock client, and nobody noticed until the ttl was over.
+/// One failed renewal has ended the watchdog of more than one lock client, and no client noticed until the ttl was over.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_guard_survives_a_restart_of_the_server_and_is_renewed_afterwards() {
     let options = RedisOptions { append_only: AppendOnly::Always, ..RedisOptions::default() };
@@ -23,13 +23,13 @@ async fn a_guard_survives_a_restart_of_the_server_and_is_renewed_afterwards() {
     let guard = keeper.lock("jobs").ttl(ttl).acquire().await.unwrap();
     server.kill9();
     server.restart();
-    // The ttl is over three times before anybody looks.
+    // The ttl is over three times before any client looks.
     tokio::time::sleep(3 * ttl).await;
     assert!(guard.is_held());
-    let busy = refused(&two, &ask("jobs")).await;
+    let busy = refused(&two, &request("jobs")).await;
     assert_eq!(busy.held[0].fence, guard.fence());
     guard.release().await.unwrap();
-    take(&two, &ask("jobs")).await;
+    take(&two, &request("jobs")).await;
 }
 
 /// Ends all connections but the one that says so.
@@ -46,12 +46,12 @@ async fn a_guard_and_a_waiter_survive_the_end_of_their_connections() {
     let ttl = Duration::from_secs(3);
     let keeper = keeper(&client_of(&server).await);
     let guard = keeper.lock("jobs").ttl(ttl).acquire().await.unwrap();
-    let waiter = stand_in_line(&two, &ask("jobs"), 1).await;
+    let waiter = join_queue(&two, &request("jobs"), 1).await;
     for _ in 0..5 {
         assert!(cut_all(&server) >= 2, "there was nothing to cut");
-        // In line all the same, and once: the ask is not lost, and not doubled.
-        eventually("it is in line", || async {
-            // Whoever looks may be the one to notice that its own connection is gone.
+        // In the queue all the same, and once: the request is not lost, and not doubled.
+        eventually("it is in the queue", || async {
+            // A client that looks may be the one to notice that its own connection is gone.
             let view = keeper.store().inspect(&name("jobs")).await;
             view.is_ok_and(|view| view.is_some_and(|view| view.waiting == 1))
         })
@@ -70,17 +70,17 @@ async fn a_waiter_whose_connection_is_cut_at_its_turn_is_served_by_its_poll() {
     let Ok(server) = servers::redis(RedisOptions::default()) else { return };
     let (one, two) = (client_of(&server).await, client_of(&server).await);
     for round in 0..5 {
-        let held = take(&one, &ask("jobs")).await;
-        let waiter = stand_in_line(&two, &ask("jobs"), 1).await;
+        let held = take(&one, &request("jobs")).await;
+        let waiter = join_queue(&two, &request("jobs"), 1).await;
         cut_all(&server);
-        let mut given = one.release(&held.claim).await;
+        let mut given = one.release(&held.key).await;
         while given.is_err() {
-            given = one.release(&held.claim).await;
+            given = one.release(&held.key).await;
         }
         cut_all(&server);
         let next = granted(waiter).await;
         assert!(next.fence > held.fence, "round {round}");
-        eventually("the store works", || async { two.release(&next.claim).await.is_ok() }).await;
+        eventually("the store works", || async { two.release(&next.key).await.is_ok() }).await;
         eventually("the other works", || async { one.inspect(&name("jobs")).await.is_ok() }).await;
     }
 }
@@ -90,15 +90,15 @@ async fn a_waiter_whose_connection_is_cut_at_its_turn_is_served_by_its_poll() {
 async fn a_waiter_outlives_a_server_that_forgets_everything() {
     let Ok(mut server) = servers::redis(RedisOptions::default()) else { return };
     let (one, two) = (client_of(&server).await, client_of(&server).await);
-    let held = take(&one, &ask("jobs")).await;
-    let waiter = stand_in_line(&two, &ask("jobs"), 1).await;
+    let held = take(&one, &request("jobs")).await;
+    let waiter = join_queue(&two, &request("jobs"), 1).await;
     server.kill9();
     server.restart();
     // Nothing is in the way any more. That the first was forgotten is what the profile warns of.
     let next = granted(waiter).await;
     grow(&[held.fence, next.fence]);
     eventually("the first client finds the server", || async { one.inspect(&name("x")).await.is_ok() }).await;
-    assert_eq!(renew(&one, &held).await, Renewal::Lost);
+    assert_eq!(renew(&one, &held).await, RenewOutcome::Lost);
 }
 
 /// A fence per name would stay for ever. There is one counter for all.
@@ -114,7 +114,7 @@ async fn twenty_thousand_names_leave_one_key_behind() {
                 let grant = take(store, &ask_for(&format!("job/{number}"), ttl)).await;
                 // The other half just ends.
                 if number % 2 == 0 {
-                    give_back(store, &grant.claim).await;
+                    give_back(store, &grant.key).await;
                 }
             }
         });
@@ -131,10 +131,11 @@ async fn a_lock_that_expired_is_told_to_watchers() {
     let store = client_of(&server).await;
     let mut events = store.watch("").await.unwrap();
     for mode in [Mode::Exclusive, Mode::Shared] {
-        let brief = with(ask("jobs"), |ask| (ask.ttl, ask.mode) = (Duration::from_secs(1), mode));
+        let brief =
+            with(request("jobs"), |request| (request.ttl, request.mode) = (Duration::from_secs(1), mode));
         let dead = take(&store, &brief).await;
         eventually("its lease ends", || async { tell(server.addr(), &["EXISTS", "lock:jobs"]) == "0" }).await;
-        let next = take(&store, &ask("jobs")).await;
+        let next = take(&store, &request("jobs")).await;
         let mut seen = Vec::new();
         while seen.last() != Some(&EventKind::Granted { fence: next.fence }) {
             seen.push(soon("an event", events.next()).await.expect("the watch goes on").unwrap().kind);
@@ -145,7 +146,7 @@ async fn a_lock_that_expired_is_told_to_watchers() {
             EventKind::Granted { fence: next.fence },
         ];
         assert_eq!(seen, kinds);
-        give_back(&store, &next.claim).await;
+        give_back(&store, &next.key).await;
         soon("the release", events.next()).await;
     }
 }

@@ -1,9 +1,10 @@
--- Takes the lock at this node. KEYS: L, V, counter; ARGV: attempt, round, ttl in ms, the age in ms from which the node
--- counts, who.
+-- Locks this node. KEYS: L, V, counter; ARGV: attempt, round, ttl in ms, the age in ms from which the node votes, the holder.
+-- Returns 0 and the view of another holder; 1, the counter, the clock and the attempt's fence; 2 if the node is too young; 3 if
+-- the round is over; 4 and the reason if the attempt was revoked.
 local attempt, round, ttl, age = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4])
 local known = redis.call('MGET', KEYS[3], TOMBSTONE .. attempt)
 local now, counter = now_us(), tonumber(known[1] or '0')
--- The request was released before it arrived: no caller waits for it.
+-- The request was released before it arrived, so no caller waits for it.
 if round <= tonumber(known[2] or '-1') then return { 3 } end
 local value = redis.call('GET', KEYS[1])
 if value and value ~= attempt then
@@ -17,10 +18,10 @@ if value and value ~= attempt then
 end
 local v = { round = round, fence = 0, since = now, ttl = tonumber(ttl), info = ARGV[5] }
 if value then
-  -- The same ask once more: it keeps its fence and counts its lease anew. A later round of it has the last word.
+  -- The same attempt again keeps its fence, and its lease restarts. A later round of the attempt takes precedence.
   local known = vote(KEYS[2], attempt)
   if known then
-    -- A holder that is to stop does not begin anew. A vote without a fence was never a grant.
+    -- A revoked holder cannot resume its attempt. A vote without a fence was never a grant.
     if known.reason and known.fence > 0 then return { 4, known.reason } end
     if known.round > round then return { 3 } end
     v.fence, v.since = known.fence, known.since
@@ -28,9 +29,9 @@ if value then
   redis.call('SET', KEYS[1], attempt, 'PX', ttl)
 else
   if age > 0 then
-    -- A node that came back empty may have forgotten a lock that is still held: it says nothing until every lock that
-    -- it can have known is over. Its seconds are cut off at both ends, so one of them may be missing.
-    -- It is below zero where the clock was set back to before the start.
+    -- A node that restarted empty may have lost a lock that is still held, so it does not vote until every such lock has
+    -- expired. Both ends of the uptime are rounded down to seconds, so one second may be missing. The uptime is negative if
+    -- the clock was set back to before the start.
     local up = tonumber(string.match(redis.call('INFO', 'server'), 'uptime_in_seconds:(-?%d+)')) - 1
     if up * 1000 < age then return { 2, up } end
   end

@@ -1,3 +1,3 @@
--- Moves the counter on. KEYS: counter; ARGV: fence.
+-- Raises the fence counter. KEYS: counter; ARGV: fence.
 raise(KEYS[1], tonumber(ARGV[1]))
 return 1

@@ -1,5 +1,5 @@
 -- Renews many. KEYS: counter, then L and V of each; ARGV: for each its attempt, ttl in ms and fence.
--- Answers for each: 1 renewed, 0 another holder's, 2 nobody's, or the reason if it was revoked, and then it is not renewed.
+-- Returns for each: 1 renewed, 0 locked by another holder, 2 not locked, or the reason if it was revoked and not renewed.
 local answers = {}
 for i = 1, #ARGV / 3 do
   local lock, key = KEYS[2 * i], KEYS[2 * i + 1]
@@ -19,7 +19,7 @@ for i = 1, #ARGV / 3 do
   else
     answers[i] = value and 0 or 2
   end
-  -- A node that came back empty learns of the fence here, whoever has the lock there.
+  -- A node that restarted empty gets the fence by this, whichever client holds the lock.
   raise(KEYS[1], fence)
 end
 return answers

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Acquired, Ask, Attempt, Grant, Holder, LockName, Locks, Result};
+use lockkeeper_core::{AcquireOutcome, Attempt, Grant, Holder, LockName, LockRequest, Locks, Result};
 use lockkeeper_host::random_128;
 use lockkeeper_redlock::{Options, RedlockStore};
 use lockkeeper_testkit::proxy::{Framing, Proxy};
@@ -69,20 +69,20 @@ pub async fn eventually(what: &str, mut check: impl AsyncFnMut() -> bool) {
     }
 }
 
-pub fn ask(name: &str, ttl: Duration) -> Ask {
+pub fn request(name: &str, ttl: Duration) -> LockRequest {
     let holder = Holder::new("host", 1, Some("a test".into())).unwrap();
-    Ask::new(Attempt::from_bytes(random_128()), LockName::new(name).unwrap(), ttl, Arc::new(holder))
+    LockRequest::new(Attempt::from_bytes(random_128()), LockName::new(name).unwrap(), ttl, Arc::new(holder))
 }
 
-pub async fn take(store: &RedlockStore, ask: &Ask) -> Grant {
-    match store.acquire(ask).await {
-        Ok(Acquired::Granted(grant)) => grant,
+pub async fn take(store: &RedlockStore, request: &LockRequest) -> Grant {
+    match store.acquire(request).await {
+        Ok(AcquireOutcome::Granted(grant)) => grant,
         other => panic!("it was to be granted: {other:?}"),
     }
 }
 
-pub fn granted(answer: &Result<Acquired>) -> bool {
-    matches!(answer, Ok(Acquired::Granted(_)))
+pub fn granted(answer: &Result<AcquireOutcome>) -> bool {
+    matches!(answer, Ok(AcquireOutcome::Granted(_)))
 }
 
 /// Dice with a seed that is printed, so that a failure can be played again: `LOCKKEEPER_SEED=<it>`.

@@ -9,7 +9,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::{
-    Acquired, Ask, Attempt, Busy, Error, Grant, Holder, LockName, Locks, Names, Result, Wait,
+    AcquireOutcome, Attempt, Busy, Error, Grant, Holder, LockName, LockRequest, Locks, Names, Result, Wait,
 };
 use lockkeeper_host::{Clock, VirtualClock, random_128};
 use lockkeeper_sqlite::{Options, SqliteStore};
@@ -72,14 +72,14 @@ pub fn name(text: &str) -> LockName {
     LockName::new(text).unwrap()
 }
 
-pub fn ask(text: &str) -> Ask {
+pub fn request(text: &str) -> LockRequest {
     let holder = Holder::new("here", std::process::id(), None).unwrap();
     let names = Names::from(name(text));
-    Ask::new(Attempt::from_bytes(random_128()), names, TTL, Arc::new(holder))
+    LockRequest::new(Attempt::from_bytes(random_128()), names, TTL, Arc::new(holder))
 }
 
-pub fn waiting(text: &str) -> Ask {
-    Ask { wait: Wait::Forever, ..ask(text) }
+pub fn waiting(text: &str) -> LockRequest {
+    LockRequest { wait: Wait::Forever, ..request(text) }
 }
 
 pub fn open(path: &Path) -> SqliteStore {
@@ -91,16 +91,16 @@ pub fn open_by(path: &Path, clock: &VirtualClock) -> SqliteStore {
     SqliteStore::open(Options { clock, ..Options::new(path) }).unwrap()
 }
 
-pub async fn take(store: &SqliteStore, ask: &Ask) -> Grant {
-    match soon("a free lock is granted", store.acquire(ask)).await {
-        Ok(Acquired::Granted(grant)) => grant,
+pub async fn take(store: &SqliteStore, request: &LockRequest) -> Grant {
+    match soon("a free lock is granted", store.acquire(request)).await {
+        Ok(AcquireOutcome::Granted(grant)) => grant,
         other => panic!("it was to be granted: {other:?}"),
     }
 }
 
-pub async fn refused(store: &SqliteStore, ask: &Ask) -> Busy {
-    match soon("an ask is answered", store.acquire(ask)).await {
-        Ok(Acquired::Busy(busy)) => busy,
+pub async fn refused(store: &SqliteStore, request: &LockRequest) -> Busy {
+    match soon("a request is answered", store.acquire(request)).await {
+        Ok(AcquireOutcome::Busy(busy)) => busy,
         other => panic!("it was to be busy: {other:?}"),
     }
 }
@@ -109,14 +109,14 @@ pub async fn soon<F: Future>(what: &str, work: F) -> F::Output {
     tokio::time::timeout(PATIENCE, work).await.unwrap_or_else(|_| panic!("it did not happen: {what}"))
 }
 
-/// Waits until so many stand in line.
-pub async fn in_line(store: &SqliteStore, text: &str, count: usize) {
+/// Waits until the queue of a lock has `count` waiters.
+pub async fn wait_for_waiters(store: &SqliteStore, text: &str, count: usize) {
     let enough = async {
         while store.inspect(&name(text)).await.unwrap().map_or(0, |view| view.waiting) != count {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    soon("they stand in line", enough).await;
+    soon("the requests are queued", enough).await;
 }
 
 /// Another process with the file open, which does as it is told. It is killed when dropped.
@@ -199,7 +199,7 @@ impl Contender {
         writeln!(self.to, "{command}").unwrap();
     }
 
-    pub fn ask(&mut self, command: &str) -> String {
+    pub fn request(&mut self, command: &str) -> String {
         self.tell(command);
         self.hear()
     }
@@ -242,20 +242,21 @@ pub fn contender() {
         let words: Vec<&str> = line.split(' ').collect();
         match words[..] {
             ["take", text] => {
-                let ask = ask(text);
-                last = Some(ask.claim.clone());
-                println!("@{}", said(&runtime.block_on(store.acquire(&ask))));
+                let request = request(text);
+                last = Some(request.key.clone());
+                println!("@{}", said(&runtime.block_on(store.acquire(&request))));
             }
             ["take", text, ttl_ms] => {
-                let ask = Ask { ttl: Duration::from_millis(ttl_ms.parse().unwrap()), ..ask(text) };
-                last = Some(ask.claim.clone());
-                println!("@{}", said(&runtime.block_on(store.acquire(&ask))));
+                let request =
+                    LockRequest { ttl: Duration::from_millis(ttl_ms.parse().unwrap()), ..request(text) };
+                last = Some(request.key.clone());
+                println!("@{}", said(&runtime.block_on(store.acquire(&request))));
             }
             ["wait", text] => {
-                let ask = waiting(text);
-                last = Some(ask.claim.clone());
+                let request = waiting(text);
+                last = Some(request.key.clone());
                 let store = store.clone();
-                runtime.spawn(async move { println!("@{}", said(&store.acquire(&ask).await)) });
+                runtime.spawn(async move { println!("@{}", said(&store.acquire(&request).await)) });
             }
             ["release"] => {
                 let done = runtime.block_on(store.release(&last.take().unwrap()));
@@ -266,9 +267,9 @@ pub fn contender() {
                 let store = store.clone();
                 runtime.spawn(async move {
                     loop {
-                        let ask = ask("churn");
-                        store.acquire(&ask).await.unwrap();
-                        store.release(&ask.claim).await.unwrap();
+                        let request = request("churn");
+                        store.acquire(&request).await.unwrap();
+                        store.release(&request.key).await.unwrap();
                     }
                 });
             }
@@ -280,11 +281,11 @@ pub fn contender() {
     }
 }
 
-fn said(answer: &Result<Acquired, Error>) -> String {
+fn said(answer: &Result<AcquireOutcome, Error>) -> String {
     match answer {
-        Ok(Acquired::Granted(grant)) => format!("granted {}", grant.fence),
-        Ok(Acquired::Busy(_)) => "busy".into(),
-        Err(e) => format!("error {}: {e}", e.outcome().word()),
+        Ok(AcquireOutcome::Granted(grant)) => format!("granted {}", grant.fence),
+        Ok(AcquireOutcome::Busy(_)) => "busy".into(),
+        Err(e) => format!("error {}: {e}", e.outcome().as_str()),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What the tests on real servers have in common.
+//! What the tests on real servers share.
 #![allow(dead_code, reason = "every test uses a part of it")]
 
 use std::io::{Read, Write};
@@ -25,12 +25,12 @@ pub fn keeper(store: &Arc<dyn Store>) -> Lockkeeper {
     Lockkeeper::with_store(store.clone(), Arc::new(SystemClock))
 }
 
-/// Somebody who may do everything.
+/// A client without restrictions.
 pub async fn admin(addr: SocketAddr) -> Client {
     Client::connect(&addr.to_string()).await.expect("a session")
 }
 
-/// All nodes below a path, itself included, those above before those below.
+/// All nodes below a path and the path itself, parents first.
 pub async fn tree(admin: &Client, path: &str) -> Vec<String> {
     let (mut found, mut next) = (Vec::new(), vec![path.to_owned()]);
     while let Some(path) = next.pop() {
@@ -41,7 +41,7 @@ pub async fn tree(admin: &Client, path: &str) -> Vec<String> {
     found
 }
 
-/// Deletes everything below a path, and the path.
+/// Deletes a path and everything below it.
 pub async fn wipe(admin: &Client, path: &str) {
     while !tree(admin, path).await.is_empty() {
         for node in tree(admin, path).await.iter().rev() {
@@ -50,8 +50,8 @@ pub async fn wipe(admin: &Client, path: &str) {
     }
 }
 
-/// What a server says to one of the four-letter words.
-pub fn say(addr: SocketAddr, word: &str) -> String {
+/// The reply of a server to a four-letter word.
+pub fn four_letter(addr: SocketAddr, word: &str) -> String {
     let mut stream = TcpStream::connect(addr).expect("a connection");
     stream.write_all(word.as_bytes()).expect("a word");
     let mut answer = String::new();
@@ -59,7 +59,7 @@ pub fn say(addr: SocketAddr, word: &str) -> String {
     answer
 }
 
-/// A file with a number in it that is read, and written one higher a moment later: two at once lose a count.
+/// A number in a file. To add one, a test reads it, sleeps, and writes it: two holders at once lose a count.
 pub struct Counter(PathBuf);
 
 impl Counter {
@@ -84,7 +84,7 @@ impl Counter {
     }
 }
 
-/// Ends a session as an administrator can: with its number and its password, which the server makes from the number.
+/// Ends a session as an administrator can: with its id and its password, which the server derives from the id.
 pub fn close_session(addr: SocketAddr, id: i64) {
     let mut stream = TcpStream::connect(addr).expect("a connection");
     stream.set_read_timeout(Some(Duration::from_secs(1))).expect("a limit");
@@ -98,14 +98,14 @@ pub fn close_session(addr: SocketAddr, id: i64) {
     connect.push(0);
     let close = [1_i32.to_be_bytes(), (-11_i32).to_be_bytes()].concat();
     for message in [connect, close] {
-        // It may be closed on us: the session is gone then, or its client has it back.
+        // The server may close the connection: the session is gone then, or its client has resumed it.
         _ = stream.write_all(&(message.len() as i32).to_be_bytes());
         _ = stream.write_all(&message);
     }
     _ = stream.read_to_end(&mut Vec::new());
 }
 
-/// `new Random(id ^ 0xB3415C00L).nextBytes(16)`, as Java has it.
+/// Java's `new Random(id ^ 0xB3415C00L).nextBytes(16)`.
 fn password(id: i64) -> [u8; 16] {
     const MULTIPLIER: u64 = 0x5_DEEC_E66D;
     let mask = (1_u64 << 48) - 1;

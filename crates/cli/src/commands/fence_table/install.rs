@@ -1,18 +1,20 @@
+//! `lockkeeper fence install` and `uninstall`: the triggers of a PostgreSQL table that check fences.
+
 use clap::Args;
 use lockkeeper::{Error, Outcome};
 use lockkeeper_fenced::postgres::table::{self, Wish};
 use serde_json::json;
 
-use super::Database;
+use super::DatabaseArgs;
 use crate::args::utf8;
 use crate::exit::{Failure, OK};
 use crate::output;
 use crate::text::{plain, quoted};
 
 #[derive(Args, Debug)]
-pub struct Install {
+pub struct FenceInstallArgs {
     #[command(flatten)]
-    pub database: Database,
+    pub database: DatabaseArgs,
     /// The table, as in SQL: orders, sales.orders, '"Orders"'
     #[arg(long, value_parser = utf8("table"))]
     pub table: String,
@@ -31,16 +33,16 @@ pub struct Install {
 }
 
 #[derive(Args, Debug)]
-pub struct Uninstall {
+pub struct FenceUninstallArgs {
     #[command(flatten)]
-    pub database: Database,
+    pub database: DatabaseArgs,
     /// The table, as in SQL, or as `status` shows it
     #[arg(long, value_parser = utf8("table"))]
     pub table: String,
 }
 
-impl Install {
-    pub async fn go(self) -> Result<i32, Failure> {
+impl FenceInstallArgs {
+    pub async fn execute(self) -> Result<i32, Failure> {
         let mut client = self.database.open().await?;
         let (column, key) = (self.column, self.key);
         let wish = Wish { table: self.table, column, key, allow_unfenced: self.allow_unfenced };
@@ -76,8 +78,8 @@ fn denied(error: Error) -> Failure {
     }
 }
 
-impl Uninstall {
-    pub async fn go(self) -> Result<i32, Failure> {
+impl FenceUninstallArgs {
+    pub async fn execute(self) -> Result<i32, Failure> {
         let mut client = self.database.open().await?;
         if !table::uninstall(&mut client, &self.table).await? {
             let message = format!("{} is not guarded", quoted(&self.table));

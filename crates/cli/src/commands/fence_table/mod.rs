@@ -9,12 +9,12 @@ use lockkeeper::postgres::{Options, connect_to};
 
 use crate::args::{SecretUrl, secret_url};
 use crate::exit::Failure;
-pub use install::{Install, Uninstall};
-pub use status::Show;
+pub use install::{FenceInstallArgs, FenceUninstallArgs};
+pub use status::FenceStatusArgs;
 
 /// Which database.
 #[derive(Args, Debug)]
-pub struct Database {
+pub struct DatabaseArgs {
     /// The database: postgres://USER:PASSWORD@HOST/DATABASE, with the options of the store's address
     #[arg(long, value_name = "URL", env = "LOCKKEEPER_POSTGRES", hide_env_values = true, value_parser = secret_url())]
     pub postgres: SecretUrl,
@@ -23,7 +23,7 @@ pub struct Database {
     pub json: bool,
 }
 
-impl Database {
+impl DatabaseArgs {
     async fn open(&self) -> Result<Client, Failure> {
         Ok(connect_to(&Options::from_url(self.postgres.expose()?)?).await?)
     }

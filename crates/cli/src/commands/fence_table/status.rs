@@ -1,22 +1,24 @@
+//! `lockkeeper fence status`: which PostgreSQL tables check fences.
+
 use clap::Args;
 use lockkeeper_fenced::postgres::table::{State, Status, status};
 use serde_json::{Value, json};
 
-use super::Database;
+use super::DatabaseArgs;
 use crate::exit::{Failure, OK};
 use crate::output::{self, bold};
 use crate::text::{columns, plain};
 
 #[derive(Args, Debug)]
-pub struct Show {
+pub struct FenceStatusArgs {
     #[command(flatten)]
-    pub database: Database,
+    pub database: DatabaseArgs,
 }
 
 const HEAD: [&str; 6] = ["TABLE", "STATE", "COLUMN", "KEY", "UNFENCED WRITES", "MARKS OF DELETED ROWS"];
 
-impl Show {
-    pub async fn go(self) -> Result<i32, Failure> {
+impl FenceStatusArgs {
+    pub async fn execute(self) -> Result<i32, Failure> {
         let all = status(&mut self.database.open().await?).await?;
         if self.database.json {
             let tables: Vec<Value> = all.iter().map(shown).collect();

@@ -1,87 +1,90 @@
+//! `lockkeeper record`: small values that many processes change.
+
 mod read;
 mod write;
 
 use clap::{Args, Subcommand};
-use lockkeeper::{Entry, Fence, LockName, Outcome};
+use lockkeeper::register::Entry;
+use lockkeeper::{Fence, LockName, Outcome};
 use serde_json::json;
 
-use crate::args::{Common, lock_name};
+use crate::args::{CommonArgs, lock_name};
 use crate::exit::{Failure, OK};
 use crate::output;
 use crate::text::quoted;
-use read::{Get, Ls, Watch};
-use write::{Cas, Rm, Set};
+use read::{RecordGetArgs, RecordLsArgs, RecordWatchArgs};
+use write::{RecordCasArgs, RecordRmArgs, RecordSetArgs};
 
-/// Keep small values that many change: read, write, compare and set, watch.
+/// Keep small values that many processes change: read, write, compare and set, watch.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES, arg_required_else_help = true, subcommand_required = true)]
-pub struct Record {
+pub struct RecordArgs {
     #[command(subcommand)]
-    pub what: What,
+    pub what: RecordAction,
 }
 
 const EXAMPLES: &str = "\
 Examples:
   lockkeeper record set release/current v17
   lockkeeper record get release/current
-  lockkeeper record cas release/current v18 --fence 1794775452413713   only if nobody changed it
+  lockkeeper record cas release/current v18 --fence 1794775452413713   only if it is unchanged
   lockkeeper record cas leader me --absent                             only if there is none
   lockkeeper record set config --stdin < config.json
 
-Every write has a fence that is higher than that of every write before. Exit codes: 66 there is no
+Every write has a fence (a fencing token) that is higher than that of every write before. Exit codes: 66 there is no
 such record, 65 it was changed by others, 64 bad call, 78 the store has no records.";
 
 #[derive(Debug, Subcommand)]
-pub enum What {
+pub enum RecordAction {
     /// Print a value
-    Get(Get),
+    Get(RecordGetArgs),
     /// Write a value, whatever is there
-    Set(Set),
+    Set(RecordSetArgs),
     /// Write a value only over the one that was seen
-    Cas(Cas),
+    Cas(RecordCasArgs),
     /// Delete a value
-    Rm(Rm),
+    Rm(RecordRmArgs),
     /// List values
-    Ls(Ls),
+    Ls(RecordLsArgs),
     /// Print a value and then every change, until Ctrl-C
-    Watch(Watch),
+    Watch(RecordWatchArgs),
 }
 
 /// Which record, and where.
 #[derive(Args, Debug)]
-pub struct Key {
+pub struct RecordKeyArgs {
     /// Which record: any text of 1 to 512 bytes
     #[arg(value_parser = lock_name())]
     pub key: LockName,
     #[command(flatten)]
-    pub common: Common,
+    pub common: CommonArgs,
 }
 
-impl Record {
+impl RecordArgs {
     pub fn json(&self) -> bool {
         match &self.what {
-            What::Get(get) => get.key.common.json,
-            What::Set(set) => set.key.common.json,
-            What::Cas(cas) => cas.key.common.json,
-            What::Rm(rm) => rm.key.common.json,
-            What::Ls(ls) => ls.common.json,
-            What::Watch(watch) => watch.key.common.json,
+            RecordAction::Get(get) => get.key.common.json,
+            RecordAction::Set(set) => set.key.common.json,
+            RecordAction::Cas(cas) => cas.key.common.json,
+            RecordAction::Rm(rm) => rm.key.common.json,
+            RecordAction::Ls(ls) => ls.common.json,
+            RecordAction::Watch(watch) => watch.key.common.json,
         }
     }
 
-    pub async fn go(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, Failure> {
         match self.what {
-            What::Get(get) => get.go().await,
-            What::Set(set) => set.go().await,
-            What::Cas(cas) => cas.go().await,
-            What::Rm(rm) => rm.go().await,
-            What::Ls(ls) => ls.go().await,
-            What::Watch(watch) => watch.go().await,
+            RecordAction::Get(get) => get.execute().await,
+            RecordAction::Set(set) => set.execute().await,
+            RecordAction::Cas(cas) => cas.execute().await,
+            RecordAction::Rm(rm) => rm.execute().await,
+            RecordAction::Ls(ls) => ls.execute().await,
+            RecordAction::Watch(watch) => watch.execute().await,
         }
     }
 }
 
-impl Key {
+impl RecordKeyArgs {
     fn absent(&self) -> Failure {
         Failure::new(Outcome::Absent, format!("there is no record {}", quoted(self.key.as_str())))
     }

@@ -1,44 +1,47 @@
+//! `lockkeeper record get`, `ls` and `watch`: reads records.
+
 use std::time::Duration;
 
 use clap::Args;
 use futures_util::StreamExt;
-use lockkeeper::{Entry, LockName, Page};
+use lockkeeper::register::Entry;
+use lockkeeper::{LockName, Page};
 use serde_json::{Value, json};
 
-use super::Key;
-use crate::args::{Common, utf8};
+use super::RecordKeyArgs;
+use crate::args::{CommonArgs, utf8};
+use crate::duration;
 use crate::exit::{self, Failure, OK};
 use crate::output::{self, bold};
-use crate::signals::Signals;
-use crate::span;
+use crate::signals::SignalStream;
 use crate::text::{columns, cut, plain};
 
 #[derive(Args, Debug)]
-pub struct Get {
+pub struct RecordGetArgs {
     #[command(flatten)]
-    pub key: Key,
+    pub key: RecordKeyArgs,
 }
 
 #[derive(Args, Debug)]
-pub struct Ls {
+pub struct RecordLsArgs {
     /// Only keys that begin with this
     #[arg(default_value = "", hide_default_value = true, value_parser = utf8("prefix"))]
     pub prefix: String,
     #[command(flatten)]
-    pub common: Common,
+    pub common: CommonArgs,
 }
 
 #[derive(Args, Debug)]
-pub struct Watch {
+pub struct RecordWatchArgs {
     #[command(flatten)]
-    pub key: Key,
+    pub key: RecordKeyArgs,
     /// How often to look, give or take a quarter
-    #[arg(long, value_name = "SPAN", default_value = "500ms", value_parser = span::ttl, allow_hyphen_values = true)]
+    #[arg(long, value_name = "DURATION", default_value = "500ms", value_parser = duration::parse_ttl, allow_hyphen_values = true)]
     pub poll: Duration,
 }
 
-impl Get {
-    pub async fn go(self) -> Result<i32, Failure> {
+impl RecordGetArgs {
+    pub async fn execute(self) -> Result<i32, Failure> {
         let keeper = self.key.common.open().await?;
         let Some(entry) = keeper.register_bytes(&self.key.key).read().await? else {
             return Err(self.key.absent());
@@ -51,8 +54,8 @@ impl Get {
     }
 }
 
-impl Ls {
-    pub async fn go(self) -> Result<i32, Failure> {
+impl RecordLsArgs {
+    pub async fn execute(self) -> Result<i32, Failure> {
         let keeper = self.common.open().await?;
         let (mut all, mut next) = keeper.registers(&self.prefix, &Page::FIRST).await?;
         while let Some(after) = next {
@@ -86,15 +89,15 @@ fn row(key: &LockName, entry: &Entry<Vec<u8>>) -> Vec<String> {
     ]
 }
 
-impl Watch {
-    pub async fn go(self) -> Result<i32, Failure> {
-        let mut signals = Signals::ending()?;
+impl RecordWatchArgs {
+    pub async fn execute(self) -> Result<i32, Failure> {
+        let mut signals = SignalStream::ending()?;
         let keeper = self.key.common.open().await?;
         let mut changes = keeper.register_bytes(&self.key.key).poll(self.poll).watch();
         loop {
             tokio::select! {
                 biased;
-                signal = signals.end() => return Ok(exit::by_signal(signal.as_raw())),
+                signal = signals.next_ending() => return Ok(exit::by_signal(signal.as_raw())),
                 change = changes.next() => match change {
                     Some(change) => self.print(change?.as_ref())?,
                     None => return Ok(OK),

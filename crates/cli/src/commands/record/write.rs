@@ -1,17 +1,20 @@
+//! `lockkeeper record set`, `cas` and `rm`: writes and deletes records.
+
 use std::io::Read;
 use std::time::Duration;
 
 use clap::Args;
-use lockkeeper::{Fence, Outcome, Swap, VALUE_BYTES};
+use lockkeeper::register::{Swap, VALUE_BYTES};
+use lockkeeper::{Fence, Outcome};
 
-use super::Key;
+use super::RecordKeyArgs;
 use crate::args::{fence, utf8};
+use crate::duration;
 use crate::exit::Failure;
-use crate::span;
 
 /// What to write.
 #[derive(Args, Debug)]
-pub struct New {
+pub struct NewValueArgs {
     /// The new value, as text
     #[arg(value_parser = utf8("value"), required_unless_present = "stdin", conflicts_with = "stdin")]
     pub value: Option<String>,
@@ -19,24 +22,24 @@ pub struct New {
     #[arg(long)]
     pub stdin: bool,
     /// The value is gone this long after it was written [default: it stays]
-    #[arg(long, value_name = "SPAN", value_parser = span::long, allow_hyphen_values = true)]
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse_long, allow_hyphen_values = true)]
     pub ttl: Option<Duration>,
 }
 
 #[derive(Args, Debug)]
-pub struct Set {
+pub struct RecordSetArgs {
     #[command(flatten)]
-    pub key: Key,
+    pub key: RecordKeyArgs,
     #[command(flatten)]
-    pub new: New,
+    pub new: NewValueArgs,
 }
 
 #[derive(Args, Debug)]
-pub struct Cas {
+pub struct RecordCasArgs {
     #[command(flatten)]
-    pub key: Key,
+    pub key: RecordKeyArgs,
     #[command(flatten)]
-    pub new: New,
+    pub new: NewValueArgs,
     /// Only over the write with this fence
     #[arg(long, value_name = "N", value_parser = fence, required_unless_present = "absent")]
     pub fence: Option<Fence>,
@@ -46,15 +49,15 @@ pub struct Cas {
 }
 
 #[derive(Args, Debug)]
-pub struct Rm {
+pub struct RecordRmArgs {
     #[command(flatten)]
-    pub key: Key,
+    pub key: RecordKeyArgs,
     /// Only if the newest write has this fence
     #[arg(long, value_name = "N", value_parser = fence)]
     pub fence: Option<Fence>,
 }
 
-impl New {
+impl NewValueArgs {
     /// The bytes, read before any store is opened.
     fn bytes(&self) -> Result<Vec<u8>, Failure> {
         let Some(value) = &self.value else {
@@ -77,8 +80,8 @@ fn fits(bytes: Vec<u8>) -> Result<Vec<u8>, Failure> {
     Ok(bytes)
 }
 
-impl Set {
-    pub async fn go(self) -> Result<i32, Failure> {
+impl RecordSetArgs {
+    pub async fn execute(self) -> Result<i32, Failure> {
         let bytes = self.new.bytes()?;
         let keeper = self.key.common.open().await?;
         let mut register = keeper.register_bytes(&self.key.key);
@@ -90,8 +93,8 @@ impl Set {
     }
 }
 
-impl Cas {
-    pub async fn go(self) -> Result<i32, Failure> {
+impl RecordCasArgs {
+    pub async fn execute(self) -> Result<i32, Failure> {
         let bytes = self.new.bytes()?;
         let keeper = self.key.common.open().await?;
         let mut register = keeper.register_bytes(&self.key.key);
@@ -106,8 +109,8 @@ impl Cas {
     }
 }
 
-impl Rm {
-    pub async fn go(self) -> Result<i32, Failure> {
+impl RecordRmArgs {
+    pub async fn execute(self) -> Result<i32, Failure> {
         let keeper = self.key.common.open().await?;
         match keeper.register_bytes(&self.key.key).remove(self.fence).await? {
             Swap::Swapped(fence) => self.key.told("deleted", fence),

@@ -1,14 +1,16 @@
+//! The table to guard: its columns, its key, and what keeps it from being guarded.
+
 use lockkeeper_core::{Error, Result};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Row, Transaction};
 
 use super::registry::{Registered, place};
 use super::{Wish, one, own_path};
-use crate::postgres::fault::fault;
+use crate::postgres::error::to_error;
 
 /// A table that can be guarded. All names in it come from the catalogue of the database and are quoted by it.
 #[derive(Clone, Debug)]
-pub struct Guarded {
+pub struct GuardedTable {
     /// `schema.table`, quoted where that is needed.
     pub table: String,
     /// The column of the fence, likewise.
@@ -68,14 +70,14 @@ const KINDS: &str = "SELECT quote_ident(a.attname), t.typtype::text, CASE t.typt
 ///
 /// # Errors
 /// [`Error::Invalid`] or [`Error::Unsupported`] with what is in the way, and what to do.
-pub async fn find(client: &mut Client, wish: &Wish) -> Result<Guarded> {
-    let client = &client.transaction().await.map_err(|e| fault(&e, false))?;
+pub async fn find(client: &mut Client, wish: &Wish) -> Result<GuardedTable> {
+    let client = &client.transaction().await.map_err(|e| to_error(&e, false))?;
     // The name means what it means in this session. After that, no function of another role is to be found.
     let rows =
-        client.query_typed(RESOLVE, &[(&wish.table, Type::TEXT)]).await.map_err(|e| fault(&e, false))?;
+        client.query_typed(RESOLVE, &[(&wish.table, Type::TEXT)]).await.map_err(|e| to_error(&e, false))?;
     let oid: Option<u32> = rows.first().map(|row| get(row, 0)).transpose()?.flatten();
     own_path(client).await?;
-    let rows = client.query_typed(TABLE, &[(&oid, Type::OID)]).await.map_err(|e| fault(&e, false))?;
+    let rows = client.query_typed(TABLE, &[(&oid, Type::OID)]).await.map_err(|e| to_error(&e, false))?;
     let Some(found) = rows.first() else {
         return Err(Error::invalid(format!(
             "there is no table {}: name it as in SQL, with its schema",
@@ -91,7 +93,7 @@ pub async fn find(client: &mut Client, wish: &Wish) -> Result<Guarded> {
     }
     wanted.sort();
     wanted.dedup();
-    let rows = client.query_typed(KEYS, &[(&oid, Type::OID)]).await.map_err(|e| fault(&e, false))?;
+    let rows = client.query_typed(KEYS, &[(&oid, Type::OID)]).await.map_err(|e| to_error(&e, false))?;
     for row in &rows {
         let (primary, mut columns): (bool, Vec<String>) = (get(row, 0)?, get(row, 2)?);
         columns.sort();
@@ -99,7 +101,14 @@ pub async fn find(client: &mut Client, wish: &Wish) -> Result<Guarded> {
             fit(client, get(row, 1)?, &table).await?;
             let key = key_columns(client, get(row, 1)?).await?;
             let Registered { name, function, .. } = place(client, oid, &table).await?;
-            return Ok(Guarded { table, column, key, allow_unfenced: wish.allow_unfenced, name, function });
+            return Ok(GuardedTable {
+                table,
+                column,
+                key,
+                allow_unfenced: wish.allow_unfenced,
+                name,
+                function,
+            });
         }
     }
     Err(Error::invalid(match wanted.is_empty() {
@@ -112,7 +121,7 @@ pub async fn find(client: &mut Client, wish: &Wish) -> Result<Guarded> {
 }
 
 async fn key_columns(client: &Transaction<'_>, index: u32) -> Result<Vec<KeyColumn>> {
-    let rows = client.query_typed(KINDS, &[(&index, Type::OID)]).await.map_err(|e| fault(&e, false))?;
+    let rows = client.query_typed(KINDS, &[(&index, Type::OID)]).await.map_err(|e| to_error(&e, false))?;
     let each = rows.iter().map(|row| {
         let kind = match &*get::<String>(row, 1)? {
             "e" => KeyKind::Enum,
@@ -126,7 +135,7 @@ async fn key_columns(client: &Transaction<'_>, index: u32) -> Result<Vec<KeyColu
 
 /// The mark of a deleted row is found by its key as text: values that are equal must have one text.
 async fn fit(client: &Transaction<'_>, index: u32, table: &str) -> Result<()> {
-    let rows = client.query_typed(UNFIT, &[(&index, Type::OID)]).await.map_err(|e| fault(&e, false))?;
+    let rows = client.query_typed(UNFIT, &[(&index, Type::OID)]).await.map_err(|e| to_error(&e, false))?;
     let Some(row) = rows.first() else { return Ok(()) };
     let (column, kind): (String, String) = (get(row, 0)?, get(row, 1)?);
     let why = match &*get::<String>(row, 2)? {
@@ -177,7 +186,7 @@ async fn quoted(
     name: &str,
 ) -> Result<(String, String, bool)> {
     let rows = client.query_typed(COLUMN, &[(&oid, Type::OID), (&name, Type::TEXT)]).await;
-    let rows = rows.map_err(|e| fault(&e, false))?;
+    let rows = rows.map_err(|e| to_error(&e, false))?;
     let Some(row) = rows.first() else {
         return Err(Error::invalid(format!("{table} has no column {name:?}")));
     };

@@ -10,13 +10,13 @@ mod script;
 mod status;
 
 use find::KeyKind;
-pub use find::{Guarded, KeyColumn, find};
+pub use find::{GuardedTable, KeyColumn, find};
 pub use status::{State, Status, status};
 
 use lockkeeper_core::{Error, Result};
 use tokio_postgres::{Client, GenericClient, Transaction};
 
-use super::fault::fault;
+use super::error::to_error;
 
 /// What to guard.
 #[derive(Clone, Debug)]
@@ -31,8 +31,8 @@ pub struct Wish {
     pub allow_unfenced: bool,
 }
 
-/// What [`install`] runs, for somebody who may.
-pub fn install_sql(guarded: &Guarded) -> String {
+/// What [`install`] runs, for another process who may.
+pub fn install_sql(guarded: &GuardedTable) -> String {
     script::install(guarded)
 }
 
@@ -40,8 +40,8 @@ pub fn install_sql(guarded: &Guarded) -> String {
 ///
 /// # Errors
 /// [`Error::Invalid`] or [`Error::Unsupported`] if the table cannot be guarded, with what to do; [`Error::Denied`] if that takes more rights
-/// than the user has: then [`install_sql`] is for somebody who has them.
-pub async fn install(client: &mut Client, guarded: &Guarded) -> Result<()> {
+/// than the user has: then [`install_sql`] is for another process who has them.
+pub async fn install(client: &mut Client, guarded: &GuardedTable) -> Result<()> {
     run(client, &script::install(guarded)).await
 }
 
@@ -56,15 +56,15 @@ pub async fn uninstall(client: &mut Client, table: &str) -> Result<bool> {
 }
 
 async fn run(client: &mut Client, sql: &str) -> Result<()> {
-    let tx = client.transaction().await.map_err(|e| fault(&e, false))?;
-    tx.batch_execute(sql).await.map_err(|e| fault(&e, false))?;
-    tx.commit().await.map_err(|e| fault(&e, true))
+    let tx = client.transaction().await.map_err(|e| to_error(&e, false))?;
+    tx.batch_execute(sql).await.map_err(|e| to_error(&e, false))?;
+    tx.commit().await.map_err(|e| to_error(&e, true))
 }
 
 /// Leaves only PostgreSQL's own functions and operators to be found, until the end of the transaction: in a schema of the session's
 /// search_path another role may have made one that fits a call better.
 async fn own_path(client: &Transaction<'_>) -> Result<()> {
-    client.batch_execute("SET LOCAL search_path = pg_catalog, pg_temp").await.map_err(|e| fault(&e, false))
+    client.batch_execute("SET LOCAL search_path = pg_catalog, pg_temp").await.map_err(|e| to_error(&e, false))
 }
 
 /// One value of the first row.
@@ -73,7 +73,7 @@ where
     T: tokio_postgres::types::FromSqlOwned,
 {
     let rows = client.query_typed(sql, &[(&text, tokio_postgres::types::Type::TEXT)]).await;
-    let rows = rows.map_err(|e| fault(&e, false))?;
+    let rows = rows.map_err(|e| to_error(&e, false))?;
     let value = rows.first().map(|row| row.try_get::<_, Option<T>>(0)).transpose();
     Ok(value.map_err(|e| Error::Unavailable(e.to_string()))?.flatten())
 }

@@ -5,7 +5,7 @@ use tokio_postgres::{Client, Transaction};
 
 use super::find::get;
 use super::{one, own_path, script};
-use crate::postgres::fault::fault;
+use crate::postgres::error::to_error;
 
 /// One entry, and a table that has its function in a trigger now.
 #[derive(Clone, Debug)]
@@ -38,7 +38,7 @@ async fn all(client: &Transaction<'_>) -> Result<Vec<Registered>> {
     if !is_there(client).await? {
         return Ok(Vec::new());
     }
-    let rows = client.query_typed(ALL, &[]).await.map_err(|e| fault(&e, false))?;
+    let rows = client.query_typed(ALL, &[]).await.map_err(|e| to_error(&e, false))?;
     let each = rows
         .iter()
         .map(|row| Ok(Registered { name: get(row, 0)?, function: get(row, 1)?, table: get(row, 2)? }));
@@ -69,7 +69,7 @@ pub(super) async fn registered(client: &mut Client, table: &str) -> Result<Optio
     const RESOLVE: &str = "SELECT pg_catalog.to_regclass($1)::pg_catalog.oid";
     const NAME: &str = "SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname) FROM pg_class c \
         JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid::text = $1";
-    let client = &client.transaction().await.map_err(|e| fault(&e, false))?;
+    let client = &client.transaction().await.map_err(|e| to_error(&e, false))?;
     // Not the name of a table, but of an entry whose table is gone.
     let numbered = table.ends_with(')');
     let oid: Option<u32> = if numbered { None } else { one(client, RESOLVE, table).await? };

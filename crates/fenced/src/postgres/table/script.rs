@@ -1,6 +1,6 @@
 //! Exactly what we say to the database. Every name in it has been quoted by the database itself.
 
-use super::{Guarded, KeyColumn, KeyKind};
+use super::{GuardedTable, KeyColumn, KeyKind};
 
 /// What all guarded tables share.
 const SHARED: &str = include_str!("shared.sql");
@@ -18,8 +18,8 @@ const CHECK: &str = "zz_lockkeeper_fence_2";
 const EMPTY: &str = "zz_lockkeeper_fence_3";
 const CAME: &str = "zz_lockkeeper_fence_4";
 
-pub(super) fn install(guarded: &Guarded) -> String {
-    let Guarded { table, column, key, allow_unfenced, name, function } = guarded;
+pub(super) fn install(guarded: &GuardedTable) -> String {
+    let GuardedTable { table, column, key, allow_unfenced, name, function } = guarded;
     let (name, bare, table_text) = (literal(name), literal(function), literal(table));
     let function = format!("lockkeeper_fence.{function}");
     let body = body(guarded);
@@ -120,8 +120,8 @@ impl KeyColumn {
     }
 }
 
-fn body(guarded: &Guarded) -> String {
-    let Guarded { column, key, allow_unfenced, name, .. } = guarded;
+fn body(guarded: &GuardedTable) -> String {
+    let GuardedTable { column, key, allow_unfenced, name, .. } = guarded;
     let all = |each: &dyn Fn(&KeyColumn) -> String| key.iter().map(each).collect::<Vec<_>>().join(", ");
     let text = |row: &str| format!("jsonb_build_array({})::text", all(&|key| key.json(row)));
     let row = |row: &str| format!("ROW({})", all(&|key| format!("{row}.{}", key.name)));

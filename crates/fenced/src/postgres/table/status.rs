@@ -1,10 +1,12 @@
+//! The status of a guarded table.
+
 use lockkeeper_core::Result;
 use tokio_postgres::Client;
 
 use super::find::get;
 use super::own_path;
 use super::registry::is_there;
-use crate::postgres::fault::fault;
+use crate::postgres::error::to_error;
 
 /// Whether a table is really guarded now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +43,7 @@ pub struct Status {
 /// # Errors
 /// [`lockkeeper_core::Error::Denied`] or [`lockkeeper_core::Error::Unavailable`].
 pub async fn status(client: &mut Client) -> Result<Vec<Status>> {
-    let client = &client.transaction().await.map_err(|e| fault(&e, false))?;
+    let client = &client.transaction().await.map_err(|e| to_error(&e, false))?;
     own_path(client).await?;
     if !is_there(client).await? {
         return Ok(Vec::new());
@@ -56,7 +58,7 @@ pub async fn status(client: &mut Client) -> Result<Vec<Status>> {
         bool_or(EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = c.oid)) AS heirs FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid \
         JOIN pg_namespace s ON s.oid = p.pronamespace JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace \
         WHERE s.nspname = 'lockkeeper_fence' AND p.proname = g.function GROUP BY 1) now ON true ORDER BY 1";
-    let rows = client.query_typed(sql, &[]).await.map_err(|e| fault(&e, false))?;
+    let rows = client.query_typed(sql, &[]).await.map_err(|e| to_error(&e, false))?;
     let each = rows.iter().map(|row| {
         let state = match (get(row, 4)?, get(row, 5)?) {
             (false, _) => State::Gone,

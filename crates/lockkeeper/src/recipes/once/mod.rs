@@ -1,11 +1,11 @@
-//! A thing that is done once, however often it is asked for: absent → running → done, with the result kept.
+//! Work that is done once, however often it is requested: absent → running → done, with the result stored.
 
-mod claim;
+mod chunks;
 pub(crate) mod nested;
-mod page;
-mod parts;
+mod permit;
+mod record;
 mod run;
-mod turn;
+mod start;
 
 use std::time::Duration;
 
@@ -13,22 +13,23 @@ use lockkeeper_core::Fence;
 use sha2::{Digest, Sha256};
 
 use crate::keeper::Lockkeeper;
-pub use turn::Turn;
+pub use permit::RunPermit;
 
-/// What is to become of a run that failed.
+/// What a failed run leaves behind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnFailure {
-    /// It is as if it had not been tried: the next caller runs again. The default.
+    /// Nothing: the next caller runs the work again. The default.
     #[default]
     Retry,
-    /// The failure is the result: later callers get it, and nobody runs again.
+    /// The failure is the result: later callers receive it, and the work is not run again.
     Keep,
 }
 
-/// The longest that a result is kept. Stores count times in their own units, and longer ones are beyond some of them.
+/// The longest time for which a result is stored. Stores count times in their own units, and some cannot
+/// represent longer ones.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
-/// A key under which something is done once. Nothing happens before [`Once::run`] or [`Once::claim`].
+/// A key under which work is done once. Nothing happens before [`Once::run`] or [`Once::claim`].
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -43,9 +44,9 @@ const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 /// # }
 /// ```
 ///
-/// The result is kept exactly once: a runner that lost its lease to another is refused. What `work` itself does is done
-/// exactly once only where it is done with the fence, at a resource that refuses older ones: a runner that crashed in the
-/// middle may have done it already, and one that was paused may still try.
+/// The result is stored exactly once: a runner that lost its lease to another is refused. The effects of
+/// `work` happen exactly once only if `work` sends the fence (the fencing token) to a resource that refuses
+/// older ones: a runner that crashed may have done the work already, and one that was paused may still try.
 #[must_use = "nothing happens before run() or claim()"]
 #[derive(Clone, Debug)]
 pub struct Once {
@@ -60,38 +61,38 @@ pub struct Once {
     for_correctness: bool,
 }
 
-/// A result, stored now or found.
+/// A result, stored by this call or found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Done<T> {
-    /// What it came to.
+    /// The result.
     pub result: T,
-    /// The fence of the run that it came from.
+    /// The fence of the run that produced the result.
     pub fence: Fence,
-    /// It was there already; nothing was run.
+    /// Whether the result was found, and nothing was run.
     pub replayed: bool,
 }
 
 /// A result as bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored {
-    /// Whether the run went well.
+    /// Whether the run succeeded.
     pub ok: bool,
-    /// What it left.
+    /// The bytes of the result.
     pub bytes: Vec<u8>,
 }
 
-/// The answer to a claim.
+/// The answer of [`Once::claim`].
 #[derive(Debug)]
-pub enum Claim {
-    /// It is done; this is the result.
+pub enum OnceStart {
+    /// The work is done; this is the result.
     Done(Done<Stored>),
-    /// It is ours to do.
-    Turn(Box<Turn>),
+    /// The caller has to do the work.
+    Run(Box<RunPermit>),
 }
 
 impl Lockkeeper {
-    /// What is done once under `key`, which has 1 to [`KEY_BYTES`](crate::KEY_BYTES) bytes. A bad key is told by the
-    /// first call.
+    /// The work that is done once under `key`, which has 1 to [`KEY_BYTES`](crate::KEY_BYTES) bytes. The
+    /// first call reports an invalid key.
     pub fn once(&self, key: impl Into<String>) -> Once {
         Once {
             keeper: self.clone(),
@@ -108,45 +109,50 @@ impl Lockkeeper {
 }
 
 impl Once {
-    /// What is asked for under the key: a body, a command. The same key with something else is [`Error::Invalid`], as it
-    /// is a mistake of the caller's. Only a hash of it is kept. By default nothing is compared.
+    /// What the key stands for: a request's body, a command. The same key with another fingerprint returns
+    /// [`Error::Invalid`](crate::Error::Invalid), because the caller made a mistake. Only a hash is stored. By default nothing is
+    /// compared.
     pub fn fingerprint(mut self, request: impl AsRef<[u8]>) -> Self {
         let hash = Sha256::digest(request.as_ref());
         self.print = Some(hash.iter().map(|byte| format!("{byte:02x}")).collect());
         self
     }
 
-    /// How long a runner's silence may last before another takes over: 100 ms to 24 h, 30 s by default.
+    /// How long the store waits for a renewal of the runner before another caller takes over: 100 ms to 24
+    /// h, 30 s by default.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
     }
 
-    /// How long the result is kept; after that the key is as good as new. A day by default, and a hundred years at most.
+    /// How long the result is stored; after that the key can be used again. A day by default, a hundred
+    /// years at most.
     pub fn keep(mut self, keep: Duration) -> Self {
         self.keep = keep.min(LONGEST);
         self
     }
 
-    /// How long to wait for somebody else's run before [`Error::Busy`]; zero: not at all. By default for ever.
+    /// How long to wait for another caller's run before [`Error::Busy`](crate::Error::Busy); zero means not at all. By default
+    /// without a limit.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait = Some(wait);
         self
     }
 
-    /// What is to become of a run that fails: by default it is tried again by the next caller.
+    /// What a failed run leaves behind: by default the next caller tries again.
     pub fn on_failure(mut self, what: OnFailure) -> Self {
         self.on_failure = what;
         self
     }
 
-    /// How often a caller that waits looks for the result, beside standing in line. Every 500 ms by default.
+    /// How often a waiting caller polls for the result, beside its place in the queue. Every 500 ms by
+    /// default.
     pub fn poll(mut self, every: Duration) -> Self {
         self.poll = every;
         self
     }
 
-    /// Refuses a store that can forget what is done.
+    /// Refuses a store that can forget a record.
     pub fn for_correctness(mut self) -> Self {
         self.for_correctness = true;
         self

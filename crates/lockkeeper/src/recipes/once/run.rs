@@ -1,44 +1,48 @@
+//! [`Once::run`]: claims the key, runs the work under its lock, and stores the result as JSON.
+
 use std::future::Future;
 
 use lockkeeper_core::{Error, Fence, Result};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::{Claim, Done, Once, Stored, nested};
+use super::{Done, Once, OnceStart, Stored, nested};
 
 impl Once {
-    /// The result, from now or from before. `work` is called only if it is our turn, and dropped before the deadline if
-    /// the lease cannot be kept: then the answer is [`Error::Lost`] and the next caller takes over. [`Error::Stale`] if
-    /// somebody took over while we finished: our result was not kept, and theirs counts.
+    /// Returns the stored result, or runs `work` and stores its result. `work` is called only if this
+    /// caller has the permit, and dropped before the deadline if the lease cannot be renewed: then the
+    /// answer is [`Error::Lost`] and the next caller takes over. [`Error::Stale`] if another caller took
+    /// over during the write: its result counts, and this one is not stored.
     ///
-    /// A result that JSON cannot give back (a NaN, a map whose keys are no text), or that is too large, is [`Error::Unknown`] for
-    /// every caller: the work was done, and is not done again under this key. [`Error::Deadlock`] if `work` itself asks for
-    /// its own key, in the same task.
+    /// A result that JSON cannot represent (a NaN, a map whose keys are not text), or that is too large, is
+    /// [`Error::Unknown`] for every caller: the work was done, and is not done again under this key.
+    /// [`Error::Deadlock`] if `work` requests its own key in the same task.
     ///
-    /// Dropping the future gives the turn back; so does a panic. The next caller runs then, with a newer fence.
+    /// Dropping the future gives the permit back; so does a panic. The next caller then runs with a newer
+    /// fence.
     pub async fn run<T, E, W>(self, work: impl FnOnce(Fence) -> W) -> Result<Done<Result<T, E>>>
     where
         T: Serialize + DeserializeOwned,
         E: Serialize + DeserializeOwned,
         W: Future<Output = Result<T, E>>,
     {
-        let turn = match self.claim().await? {
-            Claim::Done(Done { result, fence, .. }) => {
+        let permit = match self.claim().await? {
+            OnceStart::Done(Done { result, fence, .. }) => {
                 return Ok(Done { result: of_stored(result)?, fence, replayed: true });
             }
-            Claim::Turn(turn) => turn,
+            OnceStart::Run(permit) => permit,
         };
-        let fence = turn.fence();
-        let result = turn.guard().run(nested::scope(turn.cell(), work(fence))).await?;
+        let fence = permit.fence();
+        let result = permit.guard().run(nested::scope(permit.cas_record(), work(fence))).await?;
         match to_stored(&result) {
-            Ok(stored) => turn.finish(stored).await?,
-            Err(why) => turn.finish_unkept(result.is_ok(), &why).await?,
+            Ok(stored) => permit.finish(stored).await?,
+            Err(why) => permit.finish_without_result(result.is_ok(), &why).await?,
         }
         Ok(Done { result, fence, replayed: false })
     }
 }
 
-/// The result as bytes that give it back; or why there are none.
+/// The result as bytes from which it can be read again; or why there are none.
 fn to_stored<T, E>(result: &Result<T, E>) -> Result<Stored, String>
 where
     T: Serialize + DeserializeOwned,
@@ -50,10 +54,10 @@ where
     };
     let bytes = bytes.map_err(|e| format!("it cannot be written as JSON: {e}"))?;
     let stored = Stored { ok: result.is_ok(), bytes };
-    // JSON has no NaN, and writes null instead: what cannot be read again is no result.
+    // JSON has no NaN and writes null instead, so check that the bytes can be read.
     match of_stored::<T, E>(stored.clone()) {
         Ok(_) => Ok(stored),
-        Err(error) => Err(format!("JSON does not give it back: {error}")),
+        Err(error) => Err(format!("it cannot be read again from JSON: {error}")),
     }
 }
 

@@ -1,5 +1,5 @@
-//! One run per window of time, by the host that comes first: the record remembers the newest window, so clocks that differ
-//! by seconds do no harm.
+//! One run per window of time, by the first host that begins it. The record holds the newest window, so
+//! hosts whose clocks differ by seconds do not run a window twice.
 
 mod record;
 
@@ -8,27 +8,28 @@ use std::time::Duration;
 use lockkeeper_core::{Error, Fence, Result};
 use lockkeeper_host::host_name;
 
-use super::cell::{Cell, Retry, Seen};
+use super::cas_record::{CasRecord, Retry, Snapshot};
 use super::{name_of, need_records};
 use crate::guard::Guard;
 use crate::keeper::Lockkeeper;
 pub use record::{EndedRun, WindowRecord};
 
-/// A window that begins so much later than now, by our clock, tells that a clock is wrong: ours, or that of its runner.
-const ABSURD: Duration = Duration::from_secs(60 * 60);
+/// If the newest window begins this much later than now, a clock is wrong: this host's, or the runner's.
+const CLOCK_ERROR: Duration = Duration::from_secs(60 * 60);
 
-/// The windows of a job. They are begun under a lock of the caller's choice, which must be the same for all.
+/// The windows of a job. A run begins under a lock of the caller's choice, which must be the same on all
+/// hosts.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> lockkeeper::Result<()> {
-/// # use lockkeeper::Window;
+/// # use lockkeeper::windows::Window;
 /// # let keeper = lockkeeper::Lockkeeper::open("memory:").await?;
 /// let guard = keeper.lock("nightly").acquire().await?;
 /// let today = 20_500 * 86_400_000;                            // when the window begins, in ms since 1970
 /// match keeper.windows("nightly").begin(&guard, today).await? {
 ///     Window::Ours(run) => run.finish(&guard, 0).await?,      // run it first, with run.fence()
-///     Window::Done(_) => unreachable!("nobody else is here"),
+///     Window::Done(_) => unreachable!("no other host runs here"),
 /// }
 /// assert!(matches!(keeper.windows("nightly").begin(&guard, today).await?, Window::Done(_)));
 /// # Ok(())
@@ -42,25 +43,26 @@ pub struct Windows {
     retries: u32,
 }
 
-/// Whose a window is.
+/// The answer of [`Windows::begin`].
 #[derive(Debug)]
 pub enum Window {
-    /// It is ours to run.
-    Ours(Box<Run>),
-    /// It has been run, or a later one has been begun: this is the newest.
+    /// The caller has to run the window.
+    Ours(Box<WindowRun>),
+    /// The window has been run, or a later one has begun: this is the newest.
     Done(Box<WindowRecord>),
 }
 
-/// The right to run a window. Dropped without [`Run::finish`], the window is taken over by the next holder of the lock.
+/// The right to run a window. If it is dropped without [`WindowRun::finish`], the next holder of the lock
+/// takes the window over.
 #[must_use = "a window counts as run only when it is finished"]
 #[derive(Debug)]
-pub struct Run {
-    cell: Cell,
-    begun: Seen,
+pub struct WindowRun {
+    cas_record: CasRecord,
+    begun: Snapshot,
     record: WindowRecord,
-    /// A run of this window was begun before, and did not end.
+    /// Whether an earlier run of this window began and did not end.
     pub taken_over: bool,
-    /// The newest window before this one, if its newest run did not end: its host died, or lost the lock.
+    /// The newest window before this one, if its last run did not end: its host died, or lost the lock.
     pub unfinished: Option<Box<WindowRecord>>,
 }
 
@@ -72,49 +74,51 @@ impl Lockkeeper {
 }
 
 impl Windows {
-    /// The time zone that the caller counts the windows in. It is kept in the record, and a caller with another one is
-    /// refused: two hosts that count in two zones would run every night twice. By default nothing is compared.
+    /// The time zone of the windows. The record holds it, and a caller with another zone is refused: two
+    /// hosts with two zones would run every night twice. By default nothing is compared.
     #[must_use]
     pub fn zone(mut self, zone: impl Into<String>) -> Self {
         self.zone = Some(zone.into());
         self
     }
 
-    /// A window whose run fails is run up to `times` times more, each time by the next holder of the lock. By default a run
-    /// that fails is a run.
+    /// Runs a failed window up to `times` times more, each time by the next holder of the lock. By default
+    /// a failed run counts as run.
     #[must_use]
     pub fn retry_failed(mut self, times: u32) -> Self {
         self.retries = times;
         self
     }
 
-    fn cell(&self) -> Result<Cell> {
+    fn cas_record(&self) -> Result<CasRecord> {
         need_records(&self.keeper, "a window")?;
-        Ok(Cell::new(&self.keeper, name_of("window/", &self.name)?))
+        Ok(CasRecord::new(&self.keeper, name_of("window/", &self.name)?))
     }
 
-    /// What can be wrong with the name or the store, before anything is locked.
+    /// Checks the name and the store, before the caller takes a lock.
     pub fn check(&self) -> Result<()> {
-        self.cell().map(drop)
+        self.cas_record().map(drop)
     }
 
-    /// The newest window and its last runs; `None` if no window was begun.
+    /// The newest window and its last runs; `None` if no window has begun.
     pub async fn record(&self) -> Result<Option<WindowRecord>> {
-        match self.cell()?.read().await? {
-            Some(seen) => WindowRecord::parse(&self.name, &seen.value).map(Some),
+        match self.cas_record()?.read().await? {
+            Some(snapshot) => WindowRecord::parse(&self.name, &snapshot.value).map(Some),
             None => Ok(None),
         }
     }
 
-    /// Begins the window that begins at `at_ms` (milliseconds since 1970), unless it has been run.
+    /// Begins the window of `at_ms` (milliseconds since 1970), unless it has been run.
     ///
-    /// [`Error::Unavailable`] if the newest window lies far in the future: a clock is wrong, and skipping everything until
-    /// then would be silent. [`Error::Invalid`] if the windows are counted in another [zone](Windows::zone).
+    /// [`Error::Unavailable`] if the newest window lies far in the future: a clock is wrong, and all
+    /// windows until then would be skipped silently. [`Error::Invalid`] if the record has another
+    /// [zone](Windows::zone).
     pub async fn begin(&self, guard: &Guard, at_ms: u64) -> Result<Window> {
-        let cell = self.cell()?;
+        let cas_record = self.cas_record()?;
         loop {
-            let old = cell.read().await?;
-            let before = old.as_ref().map(|seen| WindowRecord::parse(&self.name, &seen.value)).transpose()?;
+            let old = cas_record.read().await?;
+            let before =
+                old.as_ref().map(|snapshot| WindowRecord::parse(&self.name, &snapshot.value)).transpose()?;
             if let Some(newest) = &before {
                 self.check_clocks(newest)?;
                 self.check_zone(newest)?;
@@ -130,12 +134,20 @@ impl Windows {
                 Some(newest) => (newest.at_ms == at_ms, Some(newest).filter(|newest| !newest.done)),
                 None => (false, None),
             };
-            // A late runner may have been quicker: then look again.
+            // A late runner may have written first: then read again.
             let bytes = record.bytes();
-            if let Ok(begun) = guard.run(cell.swap(old.as_ref(), &bytes, None, Retry::Briefly)).await?? {
+            if let Ok(begun) =
+                guard.run(cas_record.swap(old.as_ref(), &bytes, None, Retry::Briefly)).await??
+            {
                 let taken_over = same && unfinished.is_some();
                 let unfinished = unfinished.filter(|_| !same).map(Box::new);
-                return Ok(Window::Ours(Box::new(Run { cell, begun, record, taken_over, unfinished })));
+                return Ok(Window::Ours(Box::new(WindowRun {
+                    cas_record,
+                    begun,
+                    record,
+                    taken_over,
+                    unfinished,
+                })));
             }
         }
     }
@@ -164,7 +176,8 @@ impl Windows {
         match (&newest.zone, &self.zone) {
             (Some(theirs), Some(ours)) if theirs != ours => Err(Error::invalid(format!(
                 "the windows of {:?} are counted in {theirs}, and this call counts in {ours}: some windows would be run \
-                 twice. Give the same zone on all hosts; to change it, stop all of them and delete the record window/{}",
+                 twice. Give the same zone on all hosts; to change it, stop all of them and delete the record window/{} \
+                 (lockkeeper record rm)",
                 self.name, self.name
             ))),
             _ => Ok(()),
@@ -173,12 +186,12 @@ impl Windows {
 
     fn check_clocks(&self, newest: &WindowRecord) -> Result<()> {
         let ahead = Duration::from_millis(newest.at_ms.saturating_sub(now_ms(&self.keeper)));
-        if ahead <= ABSURD {
+        if ahead <= CLOCK_ERROR {
             return Ok(());
         }
         Err(Error::Unavailable(format!(
             "the newest run of {:?} was for a window that begins {} minutes from now: a clock is wrong. Correct it; if it was \
-             another host's, delete the record window/{}",
+             another host's, delete the record window/{} (lockkeeper record rm)",
             self.name,
             ahead.as_secs() / 60,
             self.name
@@ -190,8 +203,8 @@ fn now_ms(keeper: &Lockkeeper) -> u64 {
     keeper.0.clock.wall().as_micros() / 1000
 }
 
-impl Run {
-    /// The number to send along with every write.
+impl WindowRun {
+    /// The fence (the fencing token): the number to send with every write.
     pub fn fence(&self) -> Fence {
         self.record.fence
     }
@@ -206,12 +219,12 @@ impl Run {
         self.record.failures
     }
 
-    /// Writes down that the run has ended, and its exit code: 0 means that it went well. `guard` is the one that the window
-    /// was begun with.
+    /// Records that the run has ended, with its exit code: 0 means success. `guard` is the guard with which
+    /// the window began.
     ///
-    /// While the store is unreachable the write is tried again for as long as the guard is held: giving up would have the
-    /// next holder run the window again. [`Error::Stale`] if another holder took the window over, or began a later one;
-    /// [`Error::Unknown`] if the lease ended before the store answered.
+    /// While the store is unreachable the write is retried for as long as the guard is held: giving up
+    /// would make the next holder run the window again. [`Error::Stale`] if another holder took the window
+    /// over, or began a later one; [`Error::Unknown`] if the lease ended before the store answered.
     pub async fn finish(self, guard: &Guard, exit_code: i32) -> Result<()> {
         let mut record = self.record;
         let ended = EndedRun {
@@ -220,7 +233,7 @@ impl Run {
             exit_code,
             host: record.host.clone().unwrap_or_default(),
             started_ms: record.started_ms.unwrap_or_default(),
-            ended_ms: now_ms(&self.cell.keeper),
+            ended_ms: now_ms(&self.cas_record.keeper),
         };
         record.done = true;
         match exit_code {
@@ -229,7 +242,7 @@ impl Run {
         }
         record.ended = Some(ended);
         let retry = Retry::WhileHeld(guard);
-        match self.cell.swap(Some(&self.begun), &record.bytes(), None, retry).await? {
+        match self.cas_record.swap(Some(&self.begun), &record.bytes(), None, retry).await? {
             Ok(_) => Ok(()),
             Err(Some(found)) => {
                 let seen = WindowRecord::parse("", &found.value).map_or(found.fence, |newest| newest.fence);

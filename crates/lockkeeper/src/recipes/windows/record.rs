@@ -1,7 +1,9 @@
 //! The record of a job's windows: the newest window that was begun, and how its runs ended.
 
-use lockkeeper_core::{Error, Fence, Result};
+use lockkeeper_core::{Fence, Result};
 use serde::{Deserialize, Serialize};
+
+use crate::recipes::format;
 
 /// The newest window of a job, and its last runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,7 +19,7 @@ pub struct WindowRecord {
     /// When the newest window before it began; `None` if it is the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub previous_ms: Option<u64>,
-    /// The time zone that the windows are counted in; `None` if no runner has said.
+    /// The time zone of the windows; `None` if no runner has set one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zone: Option<String>,
     /// The host that began the newest run.
@@ -46,7 +48,7 @@ pub struct EndedRun {
     pub at_ms: u64,
     /// Its fence.
     pub fence: Fence,
-    /// The exit code of its command: 0 means that it went well.
+    /// The exit code of its command: 0 means success.
     pub exit_code: i32,
     /// The host that ran it.
     pub host: String,
@@ -62,23 +64,19 @@ fn is_zero(n: &u32) -> bool {
 
 impl WindowRecord {
     pub(super) fn parse(name: &str, bytes: &[u8]) -> Result<WindowRecord> {
-        serde_json::from_slice(bytes).map_err(|e| {
-            Error::invalid(format!(
-                "the record window/{name} was not written by this program ({e}): use another name, or delete it"
-            ))
-        })
+        format::decode(&format!("window/{name}"), bytes)
     }
 
     pub(super) fn bytes(&self) -> Vec<u8> {
-        serde_json::to_vec(self).expect("a record is plain data")
+        format::encode(self)
     }
 
-    /// The exit code of the newest window, if its newest run has ended and said so.
+    /// The exit code of the newest window, if its last run has ended with one.
     pub fn exit_code(&self) -> Option<i32> {
         self.ended.as_ref().filter(|run| self.done && run.at_ms == self.at_ms).map(|run| run.exit_code)
     }
 
-    /// Whether the newest window needs no more runs, if one that fails is run again `retries` times.
+    /// Whether the newest window needs no more runs, if a failed one is run again `retries` times.
     pub(super) fn is_settled(&self, retries: u32) -> bool {
         self.done && (self.exit_code().unwrap_or(0) == 0 || self.failures > retries)
     }

@@ -1,5 +1,7 @@
+//! Finds the messages of HTTP/1.1 in a byte stream.
+
 use super::lengths::Rest;
-use super::{Mark, Piece, Splitter};
+use super::{MessageMark, Piece, Splitter};
 
 /// Longer than any header of a test.
 const LONGEST_HEADER: usize = 64 << 10;
@@ -18,7 +20,7 @@ impl Splitter for Http1 {
                 return if too_long { Err("a header without an end".into()) } else { Ok(None) };
             };
             let body = length(&buf[..end])?;
-            self.rest.begin(end + 4 + body, Mark::default())?;
+            self.rest.begin(end + 4 + body, MessageMark::default())?;
         }
         Ok(self.rest.piece(buf))
     }
@@ -52,12 +54,12 @@ mod tests {
 
     #[test]
     fn requests_and_answers_are_found() {
-        let requests: &[(&[u8], Mark)] = &[
+        let requests: &[(&[u8], MessageMark)] = &[
             (b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\n\r\n\r", PLAIN),
             (b"GET /x HTTP/1.1\r\n\r\n", PLAIN),
         ];
         assert_split(Framing::Http1, Direction::Requests, requests);
-        let replies: &[(&[u8], Mark)] = &[
+        let replies: &[(&[u8], MessageMark)] = &[
             (b"HTTP/1.1 400 BAD REQUEST\r\nContent-Length: 2\r\n\r\n{}", PLAIN),
             (b"HTTP/1.1 204 No Content\r\n\r\n", PLAIN),
         ];

@@ -1,5 +1,7 @@
+//! Finds the frames of HTTP/2 in a byte stream.
+
 use super::lengths::Rest;
-use super::{Mark, Piece, Splitter};
+use super::{MessageMark, Piece, Splitter};
 use crate::proxy::Direction;
 
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -29,7 +31,7 @@ impl Http2 {
                 return Ok(false);
             }
             self.preface = false;
-            self.rest.begin(PREFACE.len(), Mark { aside: true, stream: None })?;
+            self.rest.begin(PREFACE.len(), MessageMark { aside: true, stream: None })?;
             return Ok(true);
         }
         let Some((&[a, b, c, kind, flags, stream @ ..], _)) = buf.split_first_chunk::<9>() else {
@@ -42,7 +44,7 @@ impl Http2 {
             Direction::Replies => matches!(kind, DATA | HEADERS),
         };
         let stream = u32::from_be_bytes(stream) & 0x7fff_ffff;
-        self.rest.begin(9 + length, Mark { aside: !counted, stream: Some(stream) })?;
+        self.rest.begin(9 + length, MessageMark { aside: !counted, stream: Some(stream) })?;
         Ok(true)
     }
 }
@@ -64,13 +66,13 @@ mod tests {
 
     #[test]
     fn frames_are_found_after_the_preface_and_only_the_ones_that_ask_or_answer_count() {
-        let on = |stream, aside| Mark { aside, stream: Some(stream) };
+        let on = |stream, aside| MessageMark { aside, stream: Some(stream) };
         let settings = b"\0\0\x06\x04\0\0\0\0\0\0\x03\0\0\0\x64";
         let headers = b"\0\0\x03\x01\x04\0\0\0\x01abc";
         let data = b"\0\0\x02\0\0\0\0\0\x01hi";
         let end = b"\0\0\0\0\x01\0\0\0\x01";
         let whole = b"\0\0\x01\x01\x05\0\0\0\x03x";
-        let requests: &[(&[u8], Mark)] = &[
+        let requests: &[(&[u8], MessageMark)] = &[
             (PREFACE, ASIDE),
             (settings, on(0, true)),
             (headers, on(1, true)),
@@ -79,7 +81,7 @@ mod tests {
             (whole, on(3, false)),
         ];
         assert_split(Framing::Http2, Direction::Requests, requests);
-        let replies: &[(&[u8], Mark)] =
+        let replies: &[(&[u8], MessageMark)] =
             &[(settings, on(0, true)), (headers, on(1, false)), (data, on(1, false)), (end, on(1, false))];
         assert_split(Framing::Http2, Direction::Replies, replies);
         assert!(Http2::new(Direction::Requests).piece(b"GET / HTTP/1.1").is_err());

@@ -1,18 +1,20 @@
-use super::{Mark, Piece, Splitter};
+//! Finds messages that begin with their length, as ZooKeeperFraming's do.
+
+use super::{MessageMark, Piece, Splitter};
 
 /// More than any message of a test: a longer one means that this is another protocol.
 const LONGEST: usize = 64 << 20;
 
-/// What is left of a message whose length is known.
+/// FaultAction is left of a message whose length is known.
 #[derive(Default)]
 pub(super) struct Rest {
     left: usize,
-    mark: Mark,
+    mark: MessageMark,
 }
 
 impl Rest {
     /// Begins a message of `len` bytes, its header among them.
-    pub fn begin(&mut self, len: usize, mark: Mark) -> Result<(), String> {
+    pub fn begin(&mut self, len: usize, mark: MessageMark) -> Result<(), String> {
         if len > LONGEST {
             return Err(format!("a message of {len} bytes"));
         }
@@ -36,26 +38,26 @@ impl Rest {
 /// Four bytes of length, then an xid in nearly every message. A connection may also be for one of the four-letter words, whose
 /// answer is text.
 #[derive(Default)]
-pub(super) struct ZooKeeper {
+pub(super) struct ZooKeeperFraming {
     rest: Rest,
     words: bool,
 }
 
-impl Splitter for ZooKeeper {
+impl Splitter for ZooKeeperFraming {
     fn piece(&mut self, buf: &[u8]) -> Result<Option<Piece>, String> {
         // No frame is so long that its first byte is a letter.
         self.words |= !self.rest.is_open() && buf.first().is_some_and(u8::is_ascii_alphabetic);
         if self.words {
-            let mark = Mark { aside: true, stream: None };
+            let mark = MessageMark { aside: true, stream: None };
             return Ok((!buf.is_empty()).then_some(Piece { len: buf.len(), last: true, mark }));
         }
         if !self.rest.is_open() {
             let Some((header, _)) = buf.split_first_chunk::<8>() else { return Ok(None) };
             let [length, xid] = [0, 4].map(|at| i32::from_be_bytes(header[at..at + 4].try_into().unwrap()));
             let length = usize::try_from(length).ok().filter(|n| *n >= 4);
-            let length = length.ok_or_else(|| "a ZooKeeper frame without an xid".to_owned())?;
+            let length = length.ok_or_else(|| "a ZooKeeperFraming frame without an xid".to_owned())?;
             // A watch event has xid -1 and a ping -2: both come when they like.
-            self.rest.begin(4 + length, Mark { aside: matches!(xid, -1 | -2), stream: None })?;
+            self.rest.begin(4 + length, MessageMark { aside: matches!(xid, -1 | -2), stream: None })?;
         }
         Ok(self.rest.piece(buf))
     }
@@ -73,9 +75,10 @@ mod tests {
         let ping = b"\0\0\0\x08\xff\xff\xff\xfe\0\0\0\x0b";
         let event = b"\0\0\0\x0a\xff\xff\xff\xffabcdef";
         let create = b"\0\0\0\x06\0\0\0\x01ab";
-        let all: &[(&[u8], Mark)] = &[(connect, PLAIN), (ping, ASIDE), (event, ASIDE), (create, PLAIN)];
+        let all: &[(&[u8], MessageMark)] =
+            &[(connect, PLAIN), (ping, ASIDE), (event, ASIDE), (create, PLAIN)];
         assert_split(Framing::ZooKeeper, Direction::Replies, all);
-        assert!(ZooKeeper::default().piece(b"\0\0\0\x02abcd").is_err(), "not a frame");
+        assert!(ZooKeeperFraming::default().piece(b"\0\0\0\x02abcd").is_err(), "not a frame");
     }
 
     #[test]

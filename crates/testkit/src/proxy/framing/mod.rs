@@ -22,7 +22,7 @@ pub enum Framing {
     /// the nth reply answers the nth request; notifications and notices pass uncounted. After a change to TLS every
     /// read is a message.
     Postgres,
-    /// ZooKeeper. Frames with four bytes of length; pings, watch events and four-letter words pass uncounted.
+    /// ZooKeeperFraming. Frames with four bytes of length; pings, watch events and four-letter words pass uncounted.
     ZooKeeper,
     /// HTTP/1.1 with bodies of a known length. A request or an answer is a message.
     Http1,
@@ -38,12 +38,12 @@ pub(super) struct Piece {
     pub len: usize,
     /// Whether they end their message.
     pub last: bool,
-    /// What kind of message it is; the same for all its pieces.
-    pub mark: Mark,
+    /// FaultAction kind of message it is; the same for all its pieces.
+    pub mark: MessageMark,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Mark {
+pub(super) struct MessageMark {
     /// Neither request nor reply: it is passed on and not counted.
     pub aside: bool,
     /// The stream it belongs to, where one connection carries several.
@@ -52,7 +52,7 @@ pub(super) struct Mark {
 
 /// Finds the boundaries of messages in one direction of one connection.
 pub(super) trait Splitter: Send {
-    /// What the front of `buf` is. `None`: that cannot be said before more bytes come. An error: this is not the
+    /// FaultAction the front of `buf` is. `None`: that cannot be said before more bytes come. An error: this is not the
     /// protocol, and nothing more can be said about this connection.
     fn piece(&mut self, buf: &[u8]) -> Result<Option<Piece>, String>;
 }
@@ -62,8 +62,8 @@ impl Framing {
         match self {
             Framing::Bytes => Box::new(Bytes),
             Framing::Resp => Box::new(resp::Resp::new(direction)),
-            Framing::Postgres => Box::new(postgres::Postgres::new(direction)),
-            Framing::ZooKeeper => Box::new(lengths::ZooKeeper::default()),
+            Framing::Postgres => Box::new(postgres::PostgresFraming::new(direction)),
+            Framing::ZooKeeper => Box::new(lengths::ZooKeeperFraming::default()),
             Framing::Http1 => Box::new(http1::Http1::default()),
             Framing::Http2 => Box::new(http2::Http2::new(direction)),
         }
@@ -74,7 +74,7 @@ struct Bytes;
 
 impl Splitter for Bytes {
     fn piece(&mut self, buf: &[u8]) -> Result<Option<Piece>, String> {
-        Ok((!buf.is_empty()).then_some(Piece { len: buf.len(), last: true, mark: Mark::default() }))
+        Ok((!buf.is_empty()).then_some(Piece { len: buf.len(), last: true, mark: MessageMark::default() }))
     }
 }
 
@@ -83,7 +83,12 @@ pub(super) mod tests {
     use super::*;
 
     /// Feeds `stream` in chunks of `size` and returns the messages with their marks.
-    pub fn split(framing: Framing, direction: Direction, stream: &[u8], size: usize) -> Vec<(Vec<u8>, Mark)> {
+    pub fn split(
+        framing: Framing,
+        direction: Direction,
+        stream: &[u8],
+        size: usize,
+    ) -> Vec<(Vec<u8>, MessageMark)> {
         let mut splitter = framing.splitter(direction);
         let (mut buf, mut whole, mut out) = (Vec::new(), Vec::new(), Vec::new());
         for chunk in stream.chunks(size) {
@@ -101,7 +106,7 @@ pub(super) mod tests {
     }
 
     /// The messages are found whatever the reads look like.
-    pub fn assert_split(framing: Framing, direction: Direction, messages: &[(&[u8], Mark)]) {
+    pub fn assert_split(framing: Framing, direction: Direction, messages: &[(&[u8], MessageMark)]) {
         let stream: Vec<u8> = messages.iter().flat_map(|(bytes, _)| bytes.iter().copied()).collect();
         for size in [1, 2, 3, 7, 16, stream.len()] {
             let found = split(framing, direction, &stream, size);
@@ -110,6 +115,6 @@ pub(super) mod tests {
         }
     }
 
-    pub const PLAIN: Mark = Mark { aside: false, stream: None };
-    pub const ASIDE: Mark = Mark { aside: true, stream: None };
+    pub const PLAIN: MessageMark = MessageMark { aside: false, stream: None };
+    pub const ASIDE: MessageMark = MessageMark { aside: true, stream: None };
 }

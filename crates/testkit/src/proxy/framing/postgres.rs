@@ -1,14 +1,16 @@
+//! Finds the messages of PostgreSQL's protocol in a byte stream.
+
 use super::lengths::Rest;
-use super::{Mark, Piece, Splitter};
+use super::{MessageMark, Piece, Splitter};
 use crate::proxy::Direction;
 
 /// The first byte of a TLS handshake.
 const TLS: u8 = 0x16;
 
 /// The frontend/backend protocol, version 3. Several protocol messages make one request or one reply.
-pub(super) struct Postgres {
+pub(super) struct PostgresFraming {
     direction: Direction,
-    stage: Stage,
+    stage: ProtocolStage,
     rest: Rest,
     /// Whether the protocol message under way ends the request or reply.
     ends: bool,
@@ -17,7 +19,7 @@ pub(super) struct Postgres {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum ProtocolStage {
     /// Before the start-up message, or the answer to it: there is no type byte yet.
     Start,
     /// Type byte, length, body.
@@ -26,26 +28,34 @@ enum Stage {
     Opaque,
 }
 
-impl Postgres {
+impl PostgresFraming {
     pub fn new(direction: Direction) -> Self {
-        Postgres { direction, stage: Stage::Start, rest: Rest::default(), ends: false, inside: false }
+        PostgresFraming {
+            direction,
+            stage: ProtocolStage::Start,
+            rest: Rest::default(),
+            ends: false,
+            inside: false,
+        }
     }
 
     /// Begins the protocol message at the front of `buf`; `false` if too little of it is there.
     fn begin(&mut self, buf: &[u8]) -> Result<bool, String> {
         let Some(first) = buf.first() else { return Ok(false) };
         match (self.stage, self.direction) {
-            (Stage::Start, Direction::Requests) if *first == TLS => self.stage = Stage::Opaque,
-            (Stage::Start, Direction::Requests) => return self.start(buf),
+            (ProtocolStage::Start, Direction::Requests) if *first == TLS => {
+                self.stage = ProtocolStage::Opaque
+            }
+            (ProtocolStage::Start, Direction::Requests) => return self.start(buf),
             // The answer to "may we encrypt?" is a single byte.
-            (Stage::Start, Direction::Replies) if matches!(first, b'N' | b'S' | b'G') => {
-                self.stage = if *first == b'N' { Stage::Start } else { Stage::Opaque };
+            (ProtocolStage::Start, Direction::Replies) if matches!(first, b'N' | b'S' | b'G') => {
+                self.stage = if *first == b'N' { ProtocolStage::Start } else { ProtocolStage::Opaque };
                 return self.open(1, true, false);
             }
-            (Stage::Start, Direction::Replies) => self.stage = Stage::Typed,
+            (ProtocolStage::Start, Direction::Replies) => self.stage = ProtocolStage::Typed,
             _ => {}
         }
-        if self.stage == Stage::Typed { self.typed(buf) } else { self.open(buf.len(), true, false) }
+        if self.stage == ProtocolStage::Typed { self.typed(buf) } else { self.open(buf.len(), true, false) }
     }
 
     fn start(&mut self, buf: &[u8]) -> Result<bool, String> {
@@ -56,7 +66,7 @@ impl Postgres {
         }
         // Requests for encryption or cancellation have code 1234.x and may be followed by another start.
         if code >> 16 == 3 {
-            self.stage = Stage::Typed;
+            self.stage = ProtocolStage::Typed;
         }
         self.open(length as usize, true, false)
     }
@@ -84,12 +94,12 @@ impl Postgres {
 
     fn open(&mut self, len: usize, ends: bool, aside: bool) -> Result<bool, String> {
         self.ends = ends;
-        self.rest.begin(len, Mark { aside, stream: None })?;
+        self.rest.begin(len, MessageMark { aside, stream: None })?;
         Ok(true)
     }
 }
 
-impl Splitter for Postgres {
+impl Splitter for PostgresFraming {
     fn piece(&mut self, buf: &[u8]) -> Result<Option<Piece>, String> {
         if !self.rest.is_open() && !self.begin(buf)? {
             return Ok(None);
@@ -117,7 +127,7 @@ mod tests {
     #[test]
     fn a_request_lasts_until_its_sync() {
         let prepare = [message(b'P', b"select 1"), message(b'D', b"S"), message(b'S', b"")].concat();
-        let all: &[(&[u8], Mark)] = &[
+        let all: &[(&[u8], MessageMark)] = &[
             (&first(80_877_103, b""), PLAIN),
             (&first(196_608, b"user\0me\0\0"), PLAIN),
             (&message(b'p', b"secret"), PLAIN),
@@ -132,7 +142,7 @@ mod tests {
     fn a_reply_lasts_until_ready_for_query_and_notifications_pass_uncounted() {
         let login = [message(b'R', b"\0\0\0\0"), message(b'S', b"a\0b\0"), message(b'Z', b"I")].concat();
         let rows = [message(b'D', b"row"), message(b'A', b"note"), message(b'Z', b"I")].concat();
-        let all: &[(&[u8], Mark)] = &[
+        let all: &[(&[u8], MessageMark)] = &[
             (b"N", PLAIN),
             (&message(b'R', b"\0\0\0\x0aSCRAM"), PLAIN),
             (&login, PLAIN),
@@ -145,13 +155,13 @@ mod tests {
 
     #[test]
     fn after_a_change_to_tls_every_read_is_a_message() {
-        let mut replies = Postgres::new(Direction::Replies);
+        let mut replies = PostgresFraming::new(Direction::Replies);
         assert_eq!(replies.piece(b"S").unwrap().unwrap().len, 1);
         assert_eq!(replies.piece(b"\x16\x03\x01").unwrap(), Some(Piece { len: 3, last: true, mark: PLAIN }));
         assert_eq!(replies.piece(b"").unwrap(), None);
-        let mut requests = Postgres::new(Direction::Requests);
+        let mut requests = PostgresFraming::new(Direction::Requests);
         assert!(requests.piece(&first(80_877_103, b"")).unwrap().unwrap().last);
         assert_eq!(requests.piece(b"\x16\x03").unwrap().unwrap().len, 2);
-        assert!(Postgres::new(Direction::Requests).piece(b"GET / HTTP/1.1\r\n").is_err());
+        assert!(PostgresFraming::new(Direction::Requests).piece(b"GET / HTTP/1.1\r\n").is_err());
     }
 }

@@ -1,4 +1,6 @@
-use super::{Mark, Piece, Splitter};
+//! Finds the values of Redis' protocol in a byte stream.
+
+use super::{MessageMark, Piece, Splitter};
 use crate::proxy::Direction;
 
 /// Longer than any header or inline command that a server takes.
@@ -11,17 +13,18 @@ pub(super) struct Resp {
     values: u64,
     /// Bytes of the present bulk string that are still to come.
     bulk: u64,
-    mark: Mark,
+    mark: MessageMark,
 }
 
 impl Resp {
     pub fn new(direction: Direction) -> Self {
-        Resp { direction, values: 0, bulk: 0, mark: Mark::default() }
+        Resp { direction, values: 0, bulk: 0, mark: MessageMark::default() }
     }
 
     fn begin(&mut self, first: u8) {
         self.values = 1;
-        self.mark = Mark { aside: first == b'>' && self.direction == Direction::Replies, stream: None };
+        self.mark =
+            MessageMark { aside: first == b'>' && self.direction == Direction::Replies, stream: None };
     }
 
     /// Takes one line: a whole value, or the header of one.
@@ -103,14 +106,14 @@ mod tests {
 
     #[test]
     fn commands_and_answers_are_found() {
-        let requests: &[(&[u8], Mark)] = &[
+        let requests: &[(&[u8], MessageMark)] = &[
             (b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$4\r\n\r\n\r\n\r\n", PLAIN),
             (b"PING\r\n", PLAIN),
             (b"*1\r\n$4\r\nPING\r\n", PLAIN),
             (b"*0\r\n", PLAIN),
         ];
         assert_split(Framing::Resp, Direction::Requests, requests);
-        let replies: &[(&[u8], Mark)] = &[
+        let replies: &[(&[u8], MessageMark)] = &[
             (b"+OK\r\n", PLAIN),
             (b"-ERR no\r\n", PLAIN),
             (b"$-1\r\n", PLAIN),

@@ -1,0 +1,79 @@
+//! The file in which a candidate keeps its attempt (`elect --resume`). A process with the leader's attempt is the leader, so the
+//! file is a secret, and only one process at a time may use it.
+
+use std::fs::File;
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use lockkeeper::{Attempt, Lockkeeper, Outcome};
+use rustix::fs::{FlockOperation, flock};
+
+use crate::exit::Failure;
+use crate::text::plain;
+
+/// An open and locked file with an attempt in it.
+#[derive(Debug)]
+pub struct AttemptFile {
+    path: PathBuf,
+    /// Locked for as long as it is open: a second process with the same proof would be a second leader.
+    file: File,
+    attempt: Attempt,
+}
+
+impl AttemptFile {
+    /// Opens or creates the file, and reads its attempt. A new attempt is written before it is used.
+    pub fn open(path: &Path) -> Result<AttemptFile, Failure> {
+        let shown = plain(&path.to_string_lossy()).into_owned();
+        let bad = |what: String| Failure::new(Outcome::Invalid, format!("--resume {shown}: {what}"));
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let mut file = options.open(path).map_err(|e| bad(e.to_string()))?;
+        flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
+            Failure::new(Outcome::Busy, format!("--resume {shown}: another process uses it"))
+                .next("give every candidate a file of its own")
+        })?;
+        let mode = file.metadata().map_err(|e| bad(e.to_string()))?.mode();
+        if mode & 0o077 != 0 {
+            return Err(bad(
+                "other users may read it, and a process that has its content is the leader".into()
+            )
+            .next(format!("chmod 600 {shown}")));
+        }
+        let mut text = String::new();
+        file.read_to_string(&mut text).map_err(|e| bad(e.to_string()))?;
+        if text.is_empty() {
+            let mut resume = AttemptFile { path: path.to_owned(), file, attempt: Lockkeeper::new_attempt() };
+            resume.write()?;
+            return Ok(resume);
+        }
+        let attempt = Attempt::from_hex(text.trim())
+            .map_err(|_| bad("it is not a file of this program's".into()).next("name another file"))?;
+        Ok(AttemptFile { path: path.to_owned(), file, attempt })
+    }
+
+    pub fn attempt(&self) -> Attempt {
+        self.attempt
+    }
+
+    /// A new proof, for a new campaign.
+    pub fn renew(&mut self) -> Result<(), Failure> {
+        self.attempt = Lockkeeper::new_attempt();
+        self.write()
+    }
+
+    fn write(&mut self) -> Result<(), Failure> {
+        let text = format!("{}\n", self.attempt.to_hex());
+        // As long as before and in one call: a kill leaves the old one or the new one.
+        let written = self.file.rewind().and_then(|()| self.file.write_all(text.as_bytes()));
+        written.and_then(|()| self.file.sync_data()).map_err(|e| {
+            let shown = plain(&self.path.to_string_lossy()).into_owned();
+            Failure::new(Outcome::Unavailable, format!("--resume {shown} cannot be written: {e}"))
+        })
+    }
+
+    /// Removes the file: the leader has resigned, and there is no term to resume.
+    pub fn remove(self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}

@@ -1,0 +1,130 @@
+//! The right to do the work of a key: [`RunPermit`] stores the result or gives the permit back.
+
+use std::time::Duration;
+
+use lockkeeper_core::{Error, Fence, Result};
+
+use super::record::{OnceRecord, not_kept_error};
+use super::{OnFailure, Stored, chunks};
+use crate::guard::Guard;
+use crate::recipes::cas_record::{CasRecord, Retry, Snapshot};
+
+/// How long the record of an unfinished run stays: 30 days, or as long as results are kept if that is
+/// longer. It only ends the record of a key whose runner crashed; no run takes that long.
+pub(super) fn running_record_ttl(keep: Duration) -> Duration {
+    keep.max(Duration::from_secs(30 * 24 * 60 * 60))
+}
+
+/// The right to do the work, with a fence. Dropping it lets the next caller run.
+#[must_use = "dropping a permit lets the next caller run"]
+#[derive(Debug)]
+pub struct RunPermit {
+    pub(super) cas_record: CasRecord,
+    pub(super) guard: Guard,
+    /// The record of this run.
+    pub(super) running: Snapshot,
+    pub(super) key: String,
+    pub(super) print: Option<String>,
+    pub(super) keep: Duration,
+    pub(super) on_failure: OnFailure,
+}
+
+impl RunPermit {
+    /// The fence (the fencing token): the number to send with every write.
+    pub fn fence(&self) -> Fence {
+        self.guard.fence()
+    }
+
+    /// The lock of the run, which reports when it is lost.
+    pub fn guard(&self) -> &Guard {
+        &self.guard
+    }
+
+    pub(crate) fn cas_record(&self) -> &CasRecord {
+        &self.cas_record
+    }
+
+    /// Stores the result, or removes the record of a failed run that is to be retried. Then releases the
+    /// lock.
+    ///
+    /// The record decides, not the lease: a late result counts if no other caller took over. If one did,
+    /// the answer is [`Error::Stale`]. While the store is unreachable the write is retried for as long as
+    /// the lease lasts, a ttl at most: giving up would make the next caller do the work again.
+    ///
+    /// A result that cannot be stored (above 64 MiB, or above a limit of the store) is [`Error::Unknown`]
+    /// for this and every later caller: the work was done, and is not done again under this key.
+    pub async fn finish(self, result: Stored) -> Result<()> {
+        let stored = match self.on_failure {
+            OnFailure::Retry if !result.ok => self.forget().await,
+            _ => match self.store(&result).await {
+                Err(Error::Limited(why)) => self.store_without_result(result.ok, &why).await,
+                stored => stored,
+            },
+        };
+        self.release_lock().await;
+        stored
+    }
+
+    /// Records that the work was done and that its result cannot be stored. Then releases the lock.
+    pub(super) async fn finish_without_result(self, ok: bool, why: &str) -> Result<()> {
+        let stored = match self.on_failure {
+            OnFailure::Retry if !ok => self.forget().await,
+            _ => self.store_without_result(ok, why).await,
+        };
+        self.release_lock().await;
+        stored
+    }
+
+    async fn release_lock(self) {
+        // If the lock is lost or the release fails, the ttl ends the lock, and every caller finds the
+        // result.
+        let _ = self.guard.release().await;
+    }
+
+    async fn store(&self, result: &Stored) -> Result<()> {
+        let (fence, retry) = (self.fence(), Retry::WhileHeld(&self.guard));
+        // The chunks outlive the record, so that a caller that has read the record finds them.
+        let longer = self.keep.saturating_add(Duration::from_secs(60));
+        let (done, body) =
+            chunks::write_chunks(&self.cas_record, &self.key, fence, result.ok, &result.bytes, longer, retry)
+                .await?;
+        let parts = done.parts;
+        let record = OnceRecord { fence, print: self.print.clone(), done: Some(done) };
+        let stored = self.write(&record, body).await;
+        if matches!(stored, Err(Error::Stale { .. } | Error::Lost(_))) {
+            chunks::delete_chunks(&self.cas_record, &self.key, fence, parts).await;
+        }
+        stored
+    }
+
+    async fn store_without_result(&self, ok: bool, why: &str) -> Result<()> {
+        let record = OnceRecord::unkept(self.fence(), self.print.clone(), ok, why);
+        self.write(&record, &[]).await?;
+        Err(not_kept_error(&self.key, self.fence(), why))
+    }
+
+    async fn write(&self, record: &OnceRecord, body: &[u8]) -> Result<()> {
+        let (bytes, retry) = (record.bytes(body), Retry::WhileHeld(&self.guard));
+        match self.cas_record.swap(Some(&self.running), &bytes, Some(self.keep), retry).await? {
+            Ok(_) => Ok(()),
+            Err(found) => Err(self.stale_or_lost(found)),
+        }
+    }
+
+    async fn forget(&self) -> Result<()> {
+        match self.cas_record.remove(&self.running, Retry::WhileHeld(&self.guard)).await? {
+            Ok(()) => Ok(()),
+            Err(found) => Err(self.stale_or_lost(found)),
+        }
+    }
+
+    fn stale_or_lost(&self, found: Option<Snapshot>) -> Error {
+        let record = found.and_then(|snapshot| {
+            OnceRecord::parse(&self.key, &snapshot.value).ok().map(|(record, _)| record)
+        });
+        match record {
+            Some(record) => Error::Stale { presented: self.fence(), seen: record.fence },
+            None => Error::Lost(format!("the record of {:?} was deleted while it ran", self.key)),
+        }
+    }
+}

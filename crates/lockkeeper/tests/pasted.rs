@@ -1,0 +1,74 @@
+//! What a new user does: paste the `[dependencies]` and the Rust of a page into a project of their own, outside of the workspace.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// The workspace's settings for dependencies, so that what the tests have built is used again.
+const AS_BUILT: [&str; 3] = [
+    "profile.dev.debug='line-tables-only'",
+    "profile.dev.package.'*'.debug=false",
+    "profile.dev.package.libsqlite3-sys.opt-level=2",
+];
+
+/// What a page shows between ```` ```LANGUAGE ```` and ```` ``` ````, the first of its kind.
+fn block<'a>(page: &'a str, language: &str) -> &'a str {
+    let after = page.split(&format!("\n```{language}\n")).nth(1).unwrap_or_else(|| panic!("no {language}"));
+    after.split("\n```").next().unwrap()
+}
+
+/// Makes a project of a page, with the crates as they are here instead of their versions, which are not released yet.
+fn project(name: &str, page: &str, rust: &str) -> PathBuf {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let (ours, fenced) = (crates.join("lockkeeper"), crates.join("fenced"));
+    let dependencies = block(page, "toml")
+        .replace("lockkeeper = \"0.1\"", &format!("lockkeeper = {{ path = {ours:?} }}"))
+        .replace("lockkeeper = { version = \"0.1\"", &format!("lockkeeper = {{ path = {ours:?}"))
+        .replace("lockkeeper-fenced = \"0.1\"", &format!("lockkeeper-fenced = {{ path = {fenced:?} }}"));
+    assert!(!dependencies.contains("\"0.1\""), "a version that is not released: {dependencies}");
+    let dir = std::env::temp_dir().join(format!("lk-{name}-{}", std::process::id()));
+    fs::create_dir_all(dir.join("src")).unwrap();
+    let package = format!("[package]\nname = \"{name}\"\nversion = \"0.1.0\"\nedition = \"2024\"\n");
+    fs::write(dir.join("Cargo.toml"), format!("{package}\n{dependencies}\n")).unwrap();
+    fs::write(dir.join("src/main.rs"), block(page, rust)).unwrap();
+    dir
+}
+
+/// Cargo in that project, as in a shell of the user's.
+fn cargo(dir: &Path, arguments: &[&str]) -> Output {
+    // Cargo has released its lock on the directory before it runs tests, and keeps what differs apart.
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
+    let done = Command::new(env!("CARGO"))
+        .args(arguments)
+        .args(AS_BUILT.iter().flat_map(|setting| ["--config", setting]))
+        .current_dir(dir)
+        .env("CARGO_TARGET_DIR", target)
+        .env_remove("RUSTFLAGS")
+        .output()
+        .unwrap();
+    let err = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success() && !err.contains("warning"), "{}\n{err}", done.status);
+    done
+}
+
+#[test]
+fn the_readme_runs_in_a_project_of_its_own() {
+    let dir = project("pasted-readme", include_str!("../../../README.md"), "rust");
+    // The versions that were downloaded for this workspace are enough.
+    fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.lock"), dir.join("Cargo.lock")).unwrap();
+    let out = cargo(&dir, &["run", "--offline"]).stdout;
+    assert!(out.starts_with(b"every write carries fence "), "{}", String::from_utf8_lossy(&out));
+    assert!(dir.join("locks.db").exists());
+    fs::remove_dir_all(&dir).unwrap();
+}
+
+// Other crates with their default features, as users have them: sqlx and the SQLite store were once not to be had together.
+#[test]
+fn the_guide_builds_in_a_project_of_its_own() {
+    if std::env::var_os("LOCKKEEPER_FULL").is_none() {
+        return println!("left out: only with LOCKKEEPER_FULL, because it downloads crates");
+    }
+    let dir = project("pasted-guide", include_str!("../../../docs/guide/rust-service.md"), "rust,no_run");
+    cargo(&dir, &["build"]);
+    fs::remove_dir_all(&dir).unwrap();
+}

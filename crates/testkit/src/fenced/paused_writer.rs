@@ -1,0 +1,155 @@
+//! The story that fences are there for, with real processes: A is granted the lock and stopped; B is granted it and writes; A goes on,
+//! and writes. The resource refuses it, and its twin, which does not check, is left with the late value.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use lockkeeper::Lockkeeper;
+use lockkeeper_fenced::Fenced;
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+
+use super::FencedHarness;
+use crate::servers::TempDir;
+
+const ADDRESS: &str = "LOCKKEEPER_STORY_ADDRESS";
+const STORE: &str = "LOCKKEEPER_STORY_STORE";
+/// Long enough for a slow machine to be granted it, short enough to wait for its end.
+const TTL: Duration = Duration::from_secs(3);
+
+/// Tells the story to one resource. `writer` is the path of the test that is [`write()`] for the same harness.
+///
+/// # Panics
+/// If the late write is taken, or if the twin shows no harm: then the story proves nothing.
+pub async fn tell<H: FencedHarness>(harness: &H, writer: &str) {
+    let dir = TempDir::new("story");
+    let store = format!("sqlite:{}", dir.join("locks.db").display());
+    let start = || Writer::start(writer, &store, &harness.address());
+    let mut a = start();
+    let first = a.held();
+    a.stop();
+    let mut b = start();
+    let second = b.held();
+    assert!(second > first, "the lock's fence went back");
+    b.go_on();
+    assert_eq!(
+        (b.says("believes"), b.says("fenced"), b.says("twin")),
+        ("true".into(), "taken".into(), "taken".into())
+    );
+    a.signal(Signal::CONT);
+    a.go_on();
+    // A knows better by now, and writes all the same: that is what a program without a look at its guard does.
+    assert_eq!(a.says("believes"), "false");
+    assert_eq!(a.says("fenced"), "stale", "the late write was not refused");
+    assert_eq!(a.says("twin"), "taken");
+
+    let fenced = H::client(&harness.address()).await.read("story").await.unwrap().expect("it was written");
+    assert_eq!((fenced.fence.get(), fenced.value), (second, Some(second.to_string().into_bytes())));
+    let twin = H::twin(&harness.address()).await.read("twin-story").await.unwrap().expect("it was written");
+    let late = first.to_string().into_bytes();
+    assert_eq!(twin.value, Some(late), "the twin was to show the harm, and did not");
+}
+
+/// One of the two processes. Does nothing if the parent process did not start it.
+///
+/// # Panics
+/// If anything but a refusal goes wrong.
+pub async fn write<H: FencedHarness>() {
+    let (Ok(address), Ok(store)) = (std::env::var(ADDRESS), std::env::var(STORE)) else {
+        return println!("only [`tell`] has use for this");
+    };
+    let (resource, twin) = (H::client(&address).await, H::twin(&address).await);
+    let keeper = Lockkeeper::open(&store).await.expect("the store opens");
+    let guard = keeper.lock("story").ttl(TTL).acquire().await.expect("the lock is granted");
+    say("held", &guard.fence().to_string());
+    let mut line = String::new();
+    std::io::stdin().lock().read_line(&mut line).expect("a word from the teller");
+    say("believes", &guard.is_held().to_string());
+    let value = guard.fence().to_string();
+    for (what, place, name) in [("fenced", &resource, "story"), ("twin", &twin, "twin-story")] {
+        say(what, outcome(&**place, name, &guard, value.as_bytes()).await);
+    }
+    let _ = guard.release().await;
+}
+
+async fn outcome(place: &dyn Fenced, name: &str, guard: &lockkeeper::Guard, value: &[u8]) -> &'static str {
+    match place.put(name, guard.fence(), value).await {
+        Ok(()) => "taken",
+        Err(e) => e.outcome().as_str(),
+    }
+}
+
+/// On a line of its own: the test harness says things too.
+fn say(what: &str, word: &str) {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "\nstory: {what} {word}").and_then(|()| out.flush()).expect("the parent process reads");
+}
+
+struct Writer {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Writer {
+    fn start(test: &str, store: &str, address: &str) -> Writer {
+        // The path of a test has no crate before it.
+        let test = test.split_once("::").map_or(test, |(_, test)| test);
+        let mut child = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL"])
+            .arg(std::env::current_exe().expect("we run"))
+            .args(["--ignored", "--exact", "--nocapture", test])
+            .env(ADDRESS, address)
+            .env(STORE, store)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a writer starts");
+        let (input, output) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
+        Writer { child, input, output: BufReader::new(output) }
+    }
+
+    /// What it says of this, which must be the next thing that it says.
+    fn says(&mut self, what: &str) -> String {
+        loop {
+            let mut line = String::new();
+            let read = self.output.read_line(&mut line).expect("it can be heard");
+            assert!(read > 0, "the writer ended before it said {what:?}");
+            if let Some(said) = line.trim_end().strip_prefix("story: ") {
+                let (about, word) = said.split_once(' ').expect("two words");
+                assert_eq!(about, what, "it said {said:?}");
+                return word.to_owned();
+            }
+        }
+    }
+
+    fn held(&mut self) -> u64 {
+        self.says("held").parse().expect("a fence")
+    }
+
+    fn go_on(&mut self) {
+        writeln!(self.input, "go on").expect("it listens");
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id() as i32).expect("a child has a pid")
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).expect("it lives");
+    }
+
+    /// Stops it, and waits until it really stands still.
+    fn stop(&self) {
+        self.signal(Signal::STOP);
+        let stopped = waitpid(Some(self.pid()), WaitOptions::UNTRACED).expect("it is our child");
+        assert!(stopped.is_some_and(|(_, status)| status.stopped()), "it ended instead");
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

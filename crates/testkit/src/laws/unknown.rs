@@ -1,0 +1,237 @@
+//! Requests and releases that may have happened, or that arrive late, and a store that is unreachable when they are sent again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper::{Error, Lockkeeper};
+use lockkeeper_core::{LockName, LockRequest, Store, Wait};
+use lockkeeper_host::SystemClock;
+
+use super::{
+    LONG, SHORT, eventually, give_back, granted, is_free, join_queue, name, polls, queue_reaches, refused,
+    request, soon, take, with,
+};
+use crate::proxy::{Direction, Fault, Proxy};
+
+/// How long a request waits that is to end within a law.
+const TTL: Duration = Duration::from_secs(2);
+
+/// `store` talks through the proxy, `other` past it. A request joins the queue and its reply is lost; then the server is unreachable for the
+/// retry. The caller must not hear that nothing has happened, and the queue entry must not stay: neither if the library sent the request,
+/// nor if a caller did that gives up. The process lives on meanwhile, and waits in another queue.
+pub async fn an_unknown_request_leaves_nothing(
+    proxy: &Proxy,
+    store: &Arc<dyn Store>,
+    other: &Arc<dyn Store>,
+) {
+    let elsewhere = take(other, &request("elsewhere")).await;
+    let waits = join_queue(store, &request("elsewhere"), 1).await;
+    for library in [false, true] {
+        let text = format!("doubt/{library}");
+        let held = take(other, &request(&text)).await;
+        // With a long ttl: the end of a short one would remove what the store forgets.
+        let doubted = request(&text);
+        // Everything but the queue entry exists already, and the client knows of the holder.
+        refused(store, &request(&text)).await;
+        let told = match library {
+            true => by_library(proxy, store, other, &doubted).await,
+            false => by_hand(proxy, store, other, &doubted).await,
+        };
+        assert!(matches!(told, Error::Unknown(_)), "the request is in the queue, and the error is: {told}");
+        proxy.heal();
+        let line = name(&text);
+        eventually("the queue entry is removed", || async { waiting(other, &line).await == 0 }).await;
+        give_back(other, &held.key).await;
+        let next = take(other, &request(&text)).await;
+        give_back(other, &next.key).await;
+    }
+    give_back(other, &elsewhere.key).await;
+    give_back(store, &granted(waits).await.key).await;
+}
+
+/// A store that is unreachable for a while, for some of its clients.
+pub trait Outage {
+    /// From now on every call of these clients fails.
+    fn begin(&self);
+    /// The store is reachable again.
+    fn end(&self);
+}
+
+impl<O: Outage> Outage for [O] {
+    fn begin(&self) {
+        self.iter().for_each(O::begin);
+    }
+
+    fn end(&self) {
+        self.iter().for_each(O::end);
+    }
+}
+
+impl Outage for Proxy {
+    fn begin(&self) {
+        self.cut_all();
+    }
+
+    fn end(&self) {
+        self.heal();
+    }
+}
+
+/// `outage` is that of `store`, not of `other`. A caller stops waiting while the store is unreachable, and the store stays unreachable for longer
+/// than the ttl. When the store is reachable again, the process that lives on removes the queue entry: the waiter behind it gets the lock
+/// as soon as the holder releases it. The process waits for another lock meanwhile, where waiters have queue entries.
+pub async fn a_release_that_was_given_up_leaves_nothing(
+    outage: &(impl Outage + ?Sized),
+    store: &Arc<dyn Store>,
+    other: &Arc<dyn Store>,
+) {
+    let queues = !polls(other);
+    let elsewhere = take(other, &request("elsewhere")).await;
+    let waits = match queues {
+        true => Some(join_queue(store, &request("elsewhere"), 1).await),
+        false => None,
+    };
+    let (text, queue) = ("given/up", name("given/up"));
+    let held = take(other, &request(text)).await;
+    let keeper = Lockkeeper::with_store(store.clone(), Arc::new(SystemClock));
+    let keeper2 = keeper.clone();
+    let requests = tokio::spawn(async move { keeper2.lock(text).ttl(SHORT).acquire().await.map(drop) });
+    queue_reaches(other, &queue, 1).await;
+    let behind = join_queue(other, &request(text), 2).await;
+    outage.begin();
+    requests.abort();
+    assert!(requests.await.is_err_and(|end| end.is_cancelled()), "it was never granted");
+    soon("the release has failed for a ttl", keeper.settle()).await;
+    outage.end();
+    eventually("the queue entry is removed", || async { !queues || waiting(other, &queue).await == 1 }).await;
+    give_back(other, &held.key).await;
+    give_back(other, &granted(behind).await.key).await;
+    is_free(other, text).await;
+    give_back(other, &elsewhere.key).await;
+    if let Some(waits) = waits {
+        give_back(store, &granted(waits).await.key).await;
+    }
+}
+
+/// `outage` is that of `store`, not of `other`. A wait ends while the store is unreachable, and the request is queued: its caller is not
+/// told that nothing has happened. Once the store is reachable again the queue entry is removed, though its ttl is long, and the waiter
+/// behind it gets the lock. Both for a caller of the library and for one of the store itself.
+pub async fn a_wait_that_ends_during_an_outage_leaves_nothing(
+    outage: &impl Outage,
+    store: &Arc<dyn Store>,
+    other: &Arc<dyn Store>,
+) {
+    let elsewhere = take(other, &request("elsewhere")).await;
+    let waits = join_queue(store, &request("elsewhere"), 1).await;
+    for library in [false, true] {
+        let text = format!("outage/{library}");
+        let queue = name(&text);
+        let held = take(other, &request(&text)).await;
+        let asked = with(request(&text), |request| request.wait = Wait::For(TTL));
+        let (store2, text2) = (store.clone(), text.clone());
+        let requests = tokio::spawn(async move {
+            match library {
+                true => {
+                    let keeper = Lockkeeper::with_store(store2, Arc::new(SystemClock));
+                    let told = keeper.lock(text2).ttl(LONG).wait(TTL).acquire().await.map(drop);
+                    // The keeper lives on with the process.
+                    (told, Some(keeper))
+                }
+                false => (store2.acquire(&asked).await.map(drop), None),
+            }
+        });
+        queue_reaches(other, &queue, 1).await;
+        let behind = join_queue(other, &request(&text), 2).await;
+        outage.begin();
+        let (told, keeper) = soon("the wait ends", requests).await.expect("the caller ends well");
+        assert!(
+            matches!(told, Err(Error::Unknown(_))),
+            "the request is queued, and its caller is told: {told:?}"
+        );
+        outage.end();
+        eventually("the queue entry is removed", || async { waiting(other, &queue).await == 1 }).await;
+        give_back(other, &held.key).await;
+        give_back(other, &granted(behind).await.key).await;
+        is_free(other, &text).await;
+        drop(keeper);
+        eventually("the store is reachable", || async { store.inspect(&queue).await.is_ok() }).await;
+    }
+    give_back(other, &elsewhere.key).await;
+    give_back(store, &granted(waits).await.key).await;
+}
+
+/// `store` talks through the proxy, `other` past it. The network delays a request until after its caller has released it. It is
+/// delivered then, and no holder has the lock: neither granted for a long ttl nor queued. Returns whether the server answered the late
+/// request: a server may also notice that its client has gone.
+pub async fn a_request_that_arrives_after_its_release_takes_nothing(
+    proxy: &Proxy,
+    store: &Arc<dyn Store>,
+    other: &Arc<dyn Store>,
+) -> bool {
+    let mut arrived = true;
+    for queued in [false, true] {
+        let text = format!("late/{queued}");
+        let held = if queued { Some(take(other, &request(&text)).await) } else { None };
+        let asked =
+            with(request(&text), |request| request.wait = if queued { Wait::Forever } else { Wait::No });
+        let late = proxy.inject(Fault::at_request(1).hold());
+        let told = soon("an answer", store.acquire(&asked)).await;
+        assert!(matches!(told, Err(Error::Unknown(_))) && late.fired(), "{told:?}");
+        soon("the request is released", async {
+            while let Err(error) = store.release(&asked.key).await {
+                assert!(matches!(error, Error::Unknown(_) | Error::Unavailable(_)), "{error}");
+            }
+        })
+        .await;
+        let before = proxy.count().replies;
+        late.release();
+        let answered = eventually("it is answered", || async { proxy.count().replies > before });
+        arrived &= tokio::time::timeout(TTL, answered).await.is_ok();
+        if let Some(held) = held {
+            eventually("no queue entry stays", || async { waiting(other, &name(&text)).await == 0 }).await;
+            give_back(other, &held.key).await;
+        }
+        is_free(other, &text).await;
+    }
+    arrived
+}
+
+/// Until the request is in the queue; no reply arrives from here on.
+async fn arrives(proxy: &Proxy, other: &Arc<dyn Store>, request: &LockRequest) {
+    queue_reaches(other, request.key.names.first(), 1).await;
+    proxy.cut_all();
+}
+
+async fn by_hand(
+    proxy: &Proxy,
+    store: &Arc<dyn Store>,
+    other: &Arc<dyn Store>,
+    request: &LockRequest,
+) -> Error {
+    let request = with(request.clone(), |request| request.wait = Wait::Forever);
+    proxy.hold(Direction::Replies);
+    let (first, ()) = tokio::join!(store.acquire(&request), arrives(proxy, other, &request));
+    let again = soon("an answer", store.acquire(&request)).await;
+    assert!(
+        matches!(again, Err(Error::Unavailable(_) | Error::Unknown(_))),
+        "the server is unreachable: {again:?}"
+    );
+    first.expect_err("there was no reply")
+}
+
+async fn by_library(
+    proxy: &Proxy,
+    store: &Arc<dyn Store>,
+    other: &Arc<dyn Store>,
+    request: &LockRequest,
+) -> Error {
+    let keeper = Lockkeeper::with_store(store.clone(), Arc::new(SystemClock));
+    proxy.hold(Direction::Replies);
+    let asked = keeper.lock(request.key.names.first().as_str()).ttl(request.ttl).wait(TTL).acquire();
+    let (told, ()) = tokio::join!(asked, arrives(proxy, other, request));
+    told.expect_err("there was no reply")
+}
+
+async fn waiting(store: &Arc<dyn Store>, name: &LockName) -> usize {
+    store.inspect(name).await.expect("inspect works").map_or(0, |view| view.waiting)
+}

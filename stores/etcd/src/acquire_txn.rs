@@ -1,0 +1,308 @@
+//! The transactions of one acquire: try the lock, read the queues, take the lock, resume a grant; and the record of
+//! the grant.
+
+use std::sync::Arc;
+
+use lockkeeper_core::{Fence, Grant, LockName, Result};
+
+use crate::acquire::{AcquireCall, AcquireStep, RETRY_DELAY};
+use crate::admission;
+use crate::codec::{EntryState, EntryValue};
+use crate::error::Failure;
+use crate::fence_base::{base_unchanged, fence_at};
+use crate::hold_registry::{GrantRecord, HoldEntry, KeyLocation};
+use crate::key_slots::KeySlot;
+use crate::keys::KeyId;
+use crate::lease::EtcdLease;
+use crate::proto::{Compare, RequestOp};
+use crate::queue::{QueueEntry, QueueSnapshot};
+use crate::release::SearchScope;
+use crate::revoke::revoked_error;
+use crate::statements::{
+    created_at, get, last_two, modified_at, nested, no_keys, put, range_by_value, txn, unmodified_since,
+};
+use crate::txn_batch::{ConflictKey, TxnReply};
+
+/// How many holders of a long queue are read.
+const MAX_HOLDERS_READ: i64 = 32;
+
+impl AcquireCall<'_> {
+    fn conflicts(&self) -> Vec<ConflictKey> {
+        ConflictKey::of_names(&self.request.key.names)
+    }
+
+    fn key(&self, name: &LockName) -> Vec<u8> {
+        self.shared.keys.entry_key(name, &self.attempt)
+    }
+
+    /// Writes this value under all names of the request.
+    fn puts(&self, location: &KeyId, value: EntryValue, lease: i64) -> Vec<RequestOp> {
+        let names = self.request.key.names.as_slice();
+        let value = if *location == self.attempt { value } else { value.with_attempt(&self.attempt) };
+        let key = |name| self.shared.keys.entry_key(name, location);
+        names.iter().map(|name| put(&key(name), value.value_under(name, names), lease)).collect()
+    }
+
+    fn value(&self, state: EntryState, fence: Option<Fence>) -> EntryValue {
+        EntryValue::new(self.request, state, fence, self.shared.clock.wall())
+    }
+
+    /// Reads a long queue in two parts: its holders, wherever they are, and its end, with the predecessor of this
+    /// request. The beginning of the queue would not be enough: an owner that re-enters holds behind all waiters that
+    /// were there before it.
+    fn read(&self, name: &LockName) -> Vec<RequestOp> {
+        let prefix = self.shared.keys.lock_prefix(name);
+        let limit = if self.read_all { 0 } else { MAX_HOLDERS_READ };
+        vec![range_by_value(&prefix, limit), last_two(&prefix, if self.queued { self.created } else { 0 })]
+    }
+
+    /// Reads the queues for a request that is queued.
+    pub async fn read_queues(&self) -> Result<TxnReply, Failure> {
+        let mut read_queues = vec![get(&self.shared.keys.fence_base())];
+        // One nested transaction per name: 64 names would exceed etcd's limit of operations otherwise.
+        let names = &self.request.key.names;
+        read_queues.extend(names.iter().map(|name| nested(txn(Vec::new(), self.read(name), Vec::new()))));
+        // Read-only: no need to wait for other transactions of this process about the same name.
+        self.shared.batch.send(txn(Vec::new(), read_queues, Vec::new()), Vec::new()).await
+    }
+
+    /// Enqueues the request if it may wait, and reads the queues after that.
+    async fn enqueue_ops(&self) -> Result<Vec<RequestOp>, Failure> {
+        let names = self.request.key.names.as_slice();
+        let mut read_queues = vec![get(&self.shared.keys.fence_base())];
+        let queue = if self.enqueues { Some(self.shared.queue_lease(self.request.ttl).await?) } else { None };
+        let waiting = self.value(EntryState::Waiting, None);
+        for name in names {
+            let read = self.read(name);
+            read_queues.push(nested(match &queue {
+                None => txn(Vec::new(), read, Vec::new()),
+                Some(queue) => {
+                    let key = self.key(name);
+                    let write = put(&key, waiting.value_under(name, names), queue.id);
+                    txn(vec![created_at(&key, 0)], [vec![write], read.clone()].concat(), read)
+                }
+            }));
+        }
+        Ok(read_queues)
+    }
+
+    /// Writes a grant in a key slot if no other key of the lock exists.
+    pub async fn try_slot(
+        &self,
+        lease: &EtcdLease,
+        base: u64,
+    ) -> Result<(TxnReply, Option<KeySlot>), Failure> {
+        let slot = self.shared.slots.take(&self.request.key.names);
+        let (free, grant) = self.grant_if_free(&slot, lease);
+        // If this future is dropped, or no reply comes, the slot's generation is retired.
+        let reply = self.shared.batch.send_optimistic(free, grant, Some(base), self.conflicts()).await;
+        slot_outcome(reply, slot)
+    }
+
+    /// Tries a key slot, and enqueues in the same transaction if the lock is not free.
+    pub async fn try_or_enqueue(
+        &self,
+        lease: &EtcdLease,
+        base: u64,
+    ) -> Result<(TxnReply, Option<KeySlot>), Failure> {
+        let enqueue_ops = self.enqueue_ops().await?;
+        let slot = self.shared.slots.take(&self.request.key.names);
+        let (mut free, grant) = self.grant_if_free(&slot, lease);
+        free.push(base_unchanged(&self.shared.keys, base));
+        let reply = self.shared.batch.send(txn(free, grant, enqueue_ops), self.conflicts()).await;
+        slot_outcome(reply, slot)
+    }
+
+    fn grant_if_free(&self, slot: &KeySlot, lease: &EtcdLease) -> (Vec<Compare>, Vec<RequestOp>) {
+        let names = self.request.key.names.iter();
+        let free = names.map(|name| no_keys(&self.shared.keys.lock_prefix(name))).collect();
+        (free, self.puts(&slot.key_id(), self.value(EntryState::Granted, None), lease.id))
+    }
+
+    /// Takes a lock that was free at `revision`, unless any of its keys was written since. A deletion since then only
+    /// matters to this request: so the transaction compares its own queue entry, because a foreign client may have
+    /// moved up behind it; and for a re-entry, the hold with `fence` that it re-enters.
+    pub async fn take_lock(
+        &mut self,
+        lease: &Arc<EtcdLease>,
+        queues: &[QueueSnapshot],
+        revision: i64,
+        fence: Option<Fence>,
+        highest_fence_seen: u64,
+    ) -> Result<AcquireStep> {
+        let shared = self.shared;
+        let base = shared.base();
+        let mut compare = vec![base_unchanged(&shared.keys, base)];
+        for (i, queue) in queues.iter().enumerate() {
+            let prefix = shared.keys.lock_prefix(&queue.name);
+            compare.push(unmodified_since(&prefix, revision));
+            if i == 0 || queue.all.iter().any(|entry| entry.is_foreign()) {
+                let location = queue.entry_of(&self.attempt).map_or(0, |entry| entry.created);
+                compare.push(created_at(&self.key(&queue.name), location));
+            }
+        }
+        compare.extend(fence.map_or(Vec::new(), |fence| self.reentry_unchanged(queues, base, fence)));
+        let grant = self.puts(&self.attempt, self.value(EntryState::Granted, fence), lease.id);
+        let request_txn = txn(compare, grant, vec![get(&shared.keys.fence_base())]);
+        let reply = match shared.batch.send(request_txn, self.conflicts()).await {
+            Err(failure) if failure.lease_is_gone() => {
+                shared.check_leases(lease).await?;
+                return Ok(AcquireStep::Retry);
+            }
+            reply => reply.map_err(|failure| self.note_failure(failure))?,
+        };
+        if !reply.txn.succeeded {
+            return Ok(AcquireStep::Retry);
+        }
+        let granted_fence = match fence {
+            Some(fence) => fence,
+            None => fence_at(base, reply.revision)?,
+        };
+        // A re-entry keeps the fence that its owner has.
+        let highest_fence_seen = if fence.is_some() { 0 } else { highest_fence_seen };
+        self.record_grant(lease, self.attempt.into(), &reply, granted_fence, highest_fence_seen, fence).await
+    }
+
+    /// Compares the hold that this request re-enters. A grant of several names ends as a whole, so one of its keys is
+    /// compared for all: with 64 names there would be more comparisons than etcd allows.
+    fn reentry_unchanged(&self, queues: &[QueueSnapshot], base: u64, fence: Fence) -> Vec<Compare> {
+        let guard = queues
+            .iter()
+            .filter_map(|queue| admission::find_reentered(self.request, &self.attempt, queue, base, fence));
+        let mut seen: Vec<(Option<KeyId>, i64)> = Vec::new();
+        let mut compare = Vec::new();
+        for entry in guard {
+            if !seen.contains(&(entry.key_id, entry.modified)) {
+                seen.push((entry.key_id, entry.modified));
+                compare.push(modified_at(&entry.key, entry.modified));
+            }
+        }
+        compare
+    }
+
+    /// This attempt already holds the lock: renew its lease.
+    pub async fn resume_grant(
+        &mut self,
+        lease: &Arc<EtcdLease>,
+        reply: &TxnReply,
+        queues: &[QueueSnapshot],
+        fence: Fence,
+    ) -> Result<AcquireStep> {
+        if self.shared.registry.lock().ending.contains(&self.attempt) {
+            // The grant expired before this call, and the process is about to end it.
+            tokio::time::sleep(RETRY_DELAY).await;
+            return Ok(AcquireStep::Retry);
+        }
+        let own: Vec<_> = queues.iter().filter_map(|queue| queue.entry_of(&self.attempt)).collect();
+        self.leave_duplicate_entry(queues, &own).await?;
+        if let Some(reason) = own.iter().find_map(|entry| entry.revoked()) {
+            return Err(revoked_error(reason));
+        }
+        let (at, location) = (own[0].modified, self.location_of(own[0]));
+        // If an outcome is unknown, a request to end the grant may still be in flight. Write the keys again, so that
+        // its comparison fails.
+        let outcome_unknown =
+            self.shared.registry.lock().holds.get(&self.attempt).is_some_and(|hold| hold.outcome_unknown);
+        if !outcome_unknown && own.iter().all(|entry| entry.lease == lease.id && entry.modified == at) {
+            let stored_fence = own[0].value.as_ref().and_then(|value| value.fence);
+            let reply = TxnReply { revision: at, ..reply.clone() };
+            return self.record_grant(lease, location, &reply, fence, 0, stored_fence).await;
+        }
+        // The grant is attached to a lease of another process, or to an old one.
+        let same = own.iter().map(|entry| modified_at(&entry.key, entry.modified)).collect();
+        let grant = self.puts(&location.key_id, self.value(EntryState::Granted, Some(fence)), lease.id);
+        let reply = self.shared.batch.send(txn(same, grant, Vec::new()), self.conflicts()).await;
+        let reply = reply.map_err(|failure| self.note_failure(failure))?;
+        match reply.txn.succeeded {
+            true => self.record_grant(lease, location, &reply, fence, 0, Some(fence)).await,
+            false => Ok(AcquireStep::Retry),
+        }
+    }
+
+    /// Where a key of this attempt is. The slot belongs to this process if the registry knows it.
+    fn location_of(&self, entry: &QueueEntry) -> KeyLocation {
+        let attempt = entry.key_id.unwrap_or(self.attempt);
+        let registry = self.shared.registry.lock();
+        let grant = registry.holds.get(&self.attempt).and_then(|hold| hold.grant.as_ref());
+        let location = grant.map(|grant| &grant.location).filter(|location| location.key_id == attempt);
+        location.cloned().unwrap_or_else(|| attempt.into())
+    }
+
+    /// Leaves the queue if this attempt was granted the lock in a slot without hearing of it, tried again, and
+    /// enqueued behind itself.
+    async fn leave_duplicate_entry(
+        &self,
+        queues: &[QueueSnapshot],
+        own: &[&QueueEntry],
+    ) -> Result<(), Failure> {
+        let mut behind = queues.iter().flat_map(|queue| &queue.all).filter(|entry| {
+            entry.attempt == Some(self.attempt) && own.iter().all(|grant| grant.key != entry.key)
+        });
+        if behind.next().is_some() && own.iter().all(|entry| entry.key_id != Some(self.attempt)) {
+            self.shared.end_attempt(&self.request.key.names, &self.attempt, SearchScope::OwnKey).await?;
+        }
+        Ok(())
+    }
+
+    /// Records the grant, and ensures that the lease lasts for as long as the guard relies on it.
+    pub async fn record_grant(
+        &mut self,
+        lease: &Arc<EtcdLease>,
+        location: KeyLocation,
+        reply: &TxnReply,
+        fence: Fence,
+        highest_fence_seen: u64,
+        stored_fence: Option<Fence>,
+    ) -> Result<AcquireStep> {
+        let (shared, request, sent_at) = (self.shared, self.request, reply.sent_at);
+        let mut value = self.value(EntryState::Granted, stored_fence);
+        if location.key_id != self.attempt {
+            value = value.with_attempt(&self.attempt);
+        }
+        let (valid_until, written) = (sent_at + request.ttl, reply.revision);
+        let grant = GrantRecord { location, written, fence, valid_until, lease: lease.clone(), value };
+        shared.registry.insert(
+            self.attempt,
+            HoldEntry {
+                names: request.key.names.clone(),
+                ttl: request.ttl,
+                expires: sent_at + request.ttl,
+                min_hold_until: Some(sent_at + request.min_hold),
+                grant: Some(grant),
+                caller: None,
+                outcome_unknown: false,
+                rechecks: 0,
+            },
+        );
+        if fence.get() <= highest_fence_seen {
+            // The cluster was restored to an older state. Raise the base, and do not count this grant.
+            Box::pin(shared.release_attempt(&request.key.names, self.attempt)).await?;
+            Box::pin(shared.refresh_base()).await?;
+            self.queued = false;
+            return Ok(AcquireStep::Retry);
+        }
+        if !shared.ensure_valid_until(lease, sent_at + request.ttl + request.lock_delay).await? {
+            self.queued = false;
+            return Ok(AcquireStep::Retry);
+        }
+        shared.note_fence(fence);
+        let (key, mode, ttl) = (request.key.clone(), request.mode, request.ttl);
+        Ok(AcquireStep::Granted(Grant { key, fence, mode, ttl, sent_at, lease: ttl }))
+    }
+}
+
+/// Whether the attempt was granted the lock in its slot. If the outcome is unknown, the slot is dropped, which retires
+/// its generation.
+fn slot_outcome(
+    reply: Result<TxnReply, Failure>,
+    slot: KeySlot,
+) -> Result<(TxnReply, Option<KeySlot>), Failure> {
+    match reply {
+        Ok(reply) if reply.txn.succeeded => Ok((reply, Some(slot))),
+        Err(failure) if failure.may_be_applied() => Err(failure),
+        reply => {
+            slot.release();
+            Ok((reply?, None))
+        }
+    }
+}

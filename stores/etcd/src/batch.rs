@@ -1,0 +1,231 @@
+//! Sends the transactions of many tasks in batches. The first transaction is sent at once; the ones that arrive while
+//! it is in flight are sent together as one, and each task gets its own reply.
+//!
+//! A transaction that is expected to succeed (acquire a lock that seems free, release a hold) is *merged*: its
+//! comparisons and operations become part of the batch, which is applied as a whole or not at all. If a batch is not
+//! applied, all of its transactions are sent again *nested*, each as a transaction inside the batch. Other
+//! transactions are always nested. Nesting costs etcd more.
+
+use std::collections::{HashSet, VecDeque};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use lockkeeper_store_kit::BatchDelay;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::error::Failure;
+use crate::proto::{Compare, RequestOp, TxnRequest};
+use crate::statements::txn;
+use crate::store::EtcdShared;
+use crate::txn_batch::{BatchForm, ConflictKey, QueuedTxn, TxnReply, distribute_replies, encode_batch};
+
+/// How many batches are in flight: the cluster works on one while the next one is on its way.
+const MAX_IN_FLIGHT: usize = 2;
+/// The limits of one batch. etcd allows 128 operations and 1.5 MiB.
+const MAX_OPERATIONS: usize = 100;
+const MAX_BYTES: usize = 512 << 10;
+
+/// Where tasks enqueue transactions.
+pub struct BatchSender(mpsc::UnboundedSender<QueuedTxn>);
+
+/// The receiving end, for [`run`].
+pub struct BatchReceiver(mpsc::UnboundedReceiver<QueuedTxn>);
+
+pub fn channel() -> (BatchSender, BatchReceiver) {
+    let (queue, receiver) = mpsc::unbounded_channel();
+    (BatchSender(queue), BatchReceiver(receiver))
+}
+
+impl BatchSender {
+    /// Enqueues a transaction now. The returned future has its reply.
+    pub fn send(&self, txn: TxnRequest, conflicts: Vec<ConflictKey>) -> PendingTxn {
+        self.enqueue(txn, None, false, conflicts)
+    }
+
+    /// Enqueues a transaction that is expected to succeed. `base`: only if the fence base still has this value.
+    pub fn send_optimistic(
+        &self,
+        compare: Vec<Compare>,
+        then: Vec<RequestOp>,
+        base: Option<u64>,
+        conflicts: Vec<ConflictKey>,
+    ) -> PendingTxn {
+        self.enqueue(txn(compare, then, Vec::new()), base, true, conflicts)
+    }
+
+    fn enqueue(
+        &self,
+        txn: TxnRequest,
+        base: Option<u64>,
+        optimistic: bool,
+        conflicts: Vec<ConflictKey>,
+    ) -> PendingTxn {
+        let (reply, receiver) = oneshot::channel();
+        // If the store is closed, the reply channel is closed too.
+        _ = self.0.send(QueuedTxn::new(&txn, base, optimistic, conflicts, reply));
+        PendingTxn(receiver)
+    }
+}
+
+/// A transaction that was enqueued. If the task drops this before the transaction is sent, it is not sent.
+#[must_use = "the reply is lost without it"]
+pub struct PendingTxn(oneshot::Receiver<Result<TxnReply, Failure>>);
+
+impl Future for PendingTxn {
+    type Output = Result<TxnReply, Failure>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let reply = ready!(Pin::new(&mut self.0).poll(cx));
+        Poll::Ready(reply.unwrap_or_else(|_| Err(Failure::NotSent("the store is closed".into()))))
+    }
+}
+
+/// Sends the enqueued transactions while the store is open.
+pub async fn run(shared: Arc<EtcdShared>, BatchReceiver(mut queue): BatchReceiver) {
+    let mut in_flight = FuturesUnordered::new();
+    let mut queued_txns: VecDeque<QueuedTxn> = VecDeque::new();
+    let mut busy_keys: HashSet<ConflictKey> = HashSet::new();
+    let mut in_flight_txns = 0;
+    let mut received = Vec::new();
+    let mut delay = BatchDelay::default();
+    loop {
+        if in_flight.is_empty() && !queued_txns.is_empty() {
+            delay.wait(&mut queue, &mut queued_txns).await;
+        }
+        // Send a second batch only if it is no smaller than the first. Tasks that got their replies together then send
+        // together again, instead of one by one, and no task waits for longer than one round trip.
+        while in_flight.len() < MAX_IN_FLIGHT && queued_txns.len() >= in_flight_txns {
+            let batch = fill_batch(&mut queued_txns, &mut busy_keys);
+            if batch.is_empty() {
+                break;
+            }
+            in_flight_txns += batch.len();
+            in_flight.push(send_batch(&shared, batch));
+        }
+        tokio::select! {
+            Some(finished) = in_flight.next(), if !in_flight.is_empty() => {
+                in_flight_txns -= finished.count;
+                delay = BatchDelay::after(finished.count + queued_txns.len(), finished.took);
+                for conflict in finished.conflicts {
+                    busy_keys.remove(&conflict);
+                }
+            }
+            count = queue.recv_many(&mut received, MAX_OPERATIONS) => {
+                if count == 0 {
+                    return;
+                }
+                queued_txns.extend(received.drain(..));
+            }
+        }
+    }
+}
+
+/// Takes the transactions that may be sent now out of the queue.
+fn fill_batch(queued_txns: &mut VecDeque<QueuedTxn>, busy_keys: &mut HashSet<ConflictKey>) -> Vec<QueuedTxn> {
+    let (mut batch, mut bytes, mut operations) = (Vec::new(), 0, 0);
+    let mut blocked_keys: HashSet<ConflictKey> = HashSet::new();
+    let mut rest = VecDeque::new();
+    while let Some(queued) = queued_txns.pop_front() {
+        if queued.is_abandoned() {
+            // The task dropped it before it was sent.
+            continue;
+        }
+        let (size, batch_operations) = (queued.size(), queued.batch_operations());
+        let full =
+            !batch.is_empty() && (operations + batch_operations > MAX_OPERATIONS || bytes + size > MAX_BYTES);
+        let blocked = queued
+            .conflicts
+            .iter()
+            .any(|conflict| busy_keys.contains(conflict) || blocked_keys.contains(conflict));
+        if full || blocked {
+            // Later transactions about the same keys stay behind this one.
+            blocked_keys.extend(&queued.conflicts);
+            rest.push_back(queued);
+            if full {
+                break;
+            }
+            continue;
+        }
+        (bytes, operations) = (bytes + size, operations + batch_operations);
+        busy_keys.extend(&queued.conflicts);
+        batch.push(queued);
+    }
+    rest.append(queued_txns);
+    *queued_txns = rest;
+    batch
+}
+
+/// A batch with all replies: its size, its conflict keys, and how long it took.
+struct FinishedBatch {
+    count: usize,
+    conflicts: Vec<ConflictKey>,
+    took: Duration,
+}
+
+async fn send_batch(shared: &EtcdShared, mut batch: Vec<QueuedTxn>) -> FinishedBatch {
+    let (count, started) = (batch.len(), Instant::now());
+    let conflicts = batch.iter_mut().flat_map(|queued| std::mem::take(&mut queued.conflicts)).collect();
+    if let Some(batch) = send_merged(shared, batch).await {
+        // Not applied, because the comparison of one of them failed.
+        if let Some(batch) = send_nested(shared, batch).await {
+            // etcd rejected the whole batch: send each transaction alone.
+            for queued in batch {
+                send_alone(shared, queued).await;
+            }
+        }
+    }
+    FinishedBatch { count, conflicts, took: started.elapsed() }
+}
+
+/// Merges the transactions that are expected to succeed. `Some`: the batch was not applied.
+async fn send_merged(shared: &EtcdShared, mut batch: Vec<QueuedTxn>) -> Option<Vec<QueuedTxn>> {
+    if batch.len() == 1 {
+        send_alone(shared, batch.remove(0)).await;
+        return None;
+    }
+    if batch.iter().all(|queued| !queued.optimistic()) {
+        return Some(batch);
+    }
+    let sent_at = shared.clock.now();
+    match shared.connection.txn(encode_batch(&shared.keys, &batch, BatchForm::Merged)).await {
+        Ok(reply) if reply.succeeded => distribute_replies(sent_at, reply, batch, BatchForm::Merged),
+        Ok(_) => return Some(batch),
+        Err(failure @ Failure::Rejected(..)) => return keep_retryable(&failure, batch),
+        Err(failure) => fail_all(&failure, batch),
+    }
+    None
+}
+
+/// Sends each as a transaction nested in one. `Some`: etcd rejected the batch and did not apply it.
+async fn send_nested(shared: &EtcdShared, batch: Vec<QueuedTxn>) -> Option<Vec<QueuedTxn>> {
+    let sent_at = shared.clock.now();
+    match shared.connection.txn(encode_batch(&shared.keys, &batch, BatchForm::Nested)).await {
+        Ok(reply) => distribute_replies(sent_at, reply, batch, BatchForm::Nested),
+        Err(failure @ Failure::Rejected(..)) => return keep_retryable(&failure, batch),
+        Err(failure) => fail_all(&failure, batch),
+    }
+    None
+}
+
+/// Keeps the transactions that may be sent again after a rejection. If the database is full, a transaction with puts
+/// may have been applied, so its outcome is unknown. The others need no space.
+fn keep_retryable(failure: &Failure, batch: Vec<QueuedTxn>) -> Option<Vec<QueuedTxn>> {
+    let unknown = |queued: &QueuedTxn| queued.has_puts() && failure.may_be_applied();
+    let (unknown, rest): (Vec<QueuedTxn>, Vec<QueuedTxn>) = batch.into_iter().partition(unknown);
+    fail_all(failure, unknown);
+    Some(rest).filter(|rest| !rest.is_empty())
+}
+
+async fn send_alone(shared: &EtcdShared, queued: QueuedTxn) {
+    let sent_at = shared.clock.now();
+    let reply = shared.connection.txn(queued.encode_alone(&shared.keys)).await;
+    queued.complete(reply.map(|txn| TxnReply { sent_at, revision: txn.revision(), txn }));
+}
+
+fn fail_all(failure: &Failure, batch: Vec<QueuedTxn>) {
+    batch.into_iter().for_each(|queued| queued.complete(Err(failure.clone())));
+}

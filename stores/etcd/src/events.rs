@@ -1,0 +1,218 @@
+//! Events for watchers: one etcd watch on the whole prefix, while this process has a watcher.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use lockkeeper_core::{Event, EventKind, EventStream, Holder, LockName, Result};
+use lockkeeper_store_kit::EventHub;
+use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
+
+use crate::codec::{EntryState, EntryValue};
+use crate::fence_base::fence_at;
+use crate::proto::{self, Kv, WatchCreate};
+use crate::queue::QueueEntry;
+use crate::statements::{get, range_end_of, txn};
+use crate::store::EtcdShared;
+
+/// Why a transaction ended or revoked a hold. The same transaction writes it, because a deleted key does not say why
+/// it was deleted.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "cause", rename_all = "lowercase")]
+pub enum ChangeCause {
+    Expired {
+        names: Vec<LockName>,
+    },
+    Broken {
+        names: Vec<LockName>,
+        reason: String,
+        /// More follows in another transaction. Only the last part emits the event.
+        #[serde(default)]
+        part: bool,
+    },
+    Revoked {
+        names: Vec<LockName>,
+        reason: String,
+        #[serde(default)]
+        part: bool,
+    },
+}
+
+impl ChangeCause {
+    pub fn to_bytes(&self) -> Vec<u8> {
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+}
+
+#[derive(Default)]
+pub struct Watchers {
+    state: Mutex<State>,
+    wake: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    hub: EventHub,
+    /// The revision to start at when no etcd watch is open.
+    start_at: i64,
+    is_watching: bool,
+}
+
+impl Watchers {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl EtcdShared {
+    pub async fn watch(&self, prefix: &str) -> Result<EventStream> {
+        let request = txn(Vec::new(), vec![get(&self.keys.fence_base())], Vec::new());
+        let revision = self.batch.send(request, Vec::new()).await?.revision;
+        let mut state = self.watchers.state();
+        let events = state.hub.add(prefix);
+        if !state.is_watching {
+            (state.is_watching, state.start_at) = (true, revision + 1);
+            self.watchers.wake.notify_one();
+        }
+        Ok(events)
+    }
+
+    /// Emits the events of several transactions. All of them have already happened, so each lease is looked up once
+    /// for all.
+    async fn emit_events(&self, events: Vec<proto::KeyEvent>) {
+        let mut leases = HashMap::new();
+        let mut rest = &events[..];
+        while let Some(first) = rest.first().and_then(revision) {
+            let (now, later) =
+                rest.split_at(rest.iter().take_while(|event| revision(event) == Some(first)).count());
+            self.emit_transaction(now, first, &mut leases).await;
+            rest = later;
+        }
+    }
+
+    /// Emits the events of one transaction.
+    async fn emit_transaction(
+        &self,
+        events: &[proto::KeyEvent],
+        revision: i64,
+        leases: &mut HashMap<i64, bool>,
+    ) {
+        let cause = events.iter().filter(|event| event.kind == 0).filter_map(|event| event.kv.as_ref());
+        let cause = cause
+            .filter(|kv| kv.key == self.keys.change_cause())
+            .find_map(|kv| serde_json::from_slice(&kv.value).ok());
+        for event in events {
+            if let Some((name, kind, holder)) = self.interpret(event, cause.as_ref(), leases).await {
+                self.emit(name, kind, Some(holder));
+            }
+        }
+        let Ok(fence) = fence_at(self.base(), revision) else { return };
+        match cause {
+            Some(ChangeCause::Broken { names, reason, part: false }) => {
+                for name in names {
+                    self.emit(name, EventKind::Broken { fence, reason: reason.clone() }, None);
+                }
+            }
+            Some(ChangeCause::Revoked { names, reason, part: false }) => {
+                for name in names {
+                    self.emit(name, EventKind::Revoked { fence, reason: reason.clone() }, None);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn emit(&self, name: LockName, kind: EventKind, holder: Option<Holder>) {
+        self.watchers.state().hub.emit(&Event { at: self.clock.wall(), name, kind, holder });
+    }
+
+    async fn interpret(
+        &self,
+        event: &proto::KeyEvent,
+        cause: Option<&ChangeCause>,
+        leases: &mut HashMap<i64, bool>,
+    ) -> Option<(LockName, EventKind, Holder)> {
+        let kv = event.kv.as_ref()?;
+        let (name, _) = self.keys.parse_entry_key(&kv.key)?;
+        let read =
+            |kv: &Kv| QueueEntry::read(&self.keys, &name, kv.clone()).filter(|entry| entry.value.is_some());
+        let entry_before = event.prev_kv.as_ref().and_then(read);
+        let state_before =
+            entry_before.as_ref().and_then(|entry| entry.value.as_ref()).map(|value| value.state);
+        let entry_after = if event.kind == 0 { read(kv) } else { None };
+        let state = entry_after.as_ref().and_then(|entry| entry.value.as_ref()).map(|value| value.state);
+        let entry = entry_after.or(entry_before)?;
+        let holder = entry.value.as_ref().map(|value: &EntryValue| value.holder.clone())?;
+        let fence = entry.fence(self.base());
+        let ended = match cause {
+            Some(ChangeCause::Expired { names }) if names.contains(&name) => {
+                Some(EventKind::Expired { fence })
+            }
+            Some(ChangeCause::Broken { names, .. }) if names.contains(&name) => None,
+            _ if state.is_none()
+                && state_before == Some(EntryState::Granted)
+                && self.has_lease_ended(&entry, leases).await =>
+            {
+                Some(EventKind::Expired { fence })
+            }
+            _ => Some(EventKind::Released { fence }),
+        };
+        let kind = match (state_before, state) {
+            (None | Some(EntryState::Waiting), Some(EntryState::Granted)) => EventKind::Granted { fence },
+            (None, Some(EntryState::Waiting)) => EventKind::Waiting,
+            (Some(EntryState::Waiting), None) => EventKind::Left,
+            (Some(EntryState::Granted), None | Some(EntryState::Lingering | EntryState::Delayed)) => ended?,
+            _ => return None,
+        };
+        Some((name, kind, holder))
+    }
+
+    /// Whether a key that was deleted without a stored cause went with its lease.
+    async fn has_lease_ended(&self, entry: &QueueEntry, leases: &mut HashMap<i64, bool>) -> bool {
+        if let Some(ended) = leases.get(&entry.lease) {
+            return *ended;
+        }
+        let ended = matches!(self.connection.lease_time_left(entry.lease, false).await, Ok(None));
+        leases.insert(entry.lease, ended);
+        ended
+    }
+}
+
+fn revision(event: &proto::KeyEvent) -> Option<i64> {
+    event.kv.as_ref().map(|kv| kv.mod_revision)
+}
+
+/// Keeps an etcd watch open while this process has a watcher.
+pub async fn run(shared: Arc<EtcdShared>) {
+    loop {
+        let start_at = {
+            let mut state = shared.watchers.state();
+            state.hub.sweep();
+            state.is_watching = state.hub.any();
+            state.is_watching.then_some(state.start_at)
+        };
+        let Some(start_revision) = start_at else {
+            shared.watchers.wake.notified().await;
+            continue;
+        };
+        let key = shared.keys.starting_with("");
+        let range_end = range_end_of(&key);
+        let create = WatchCreate { key, range_end, start_revision, prev_kv: true, ..WatchCreate::default() };
+        let mut handle = shared.key_watcher.watch(create);
+        loop {
+            let (events, lost) = handle.all().await;
+            shared.emit_events(events).await;
+            let mut state = shared.watchers.state();
+            if lost {
+                state.hub.miss();
+                // Starts at the current revision.
+                state.start_at = 0;
+                break;
+            }
+            state.hub.sweep();
+            if !state.hub.any() {
+                break;
+            }
+        }
+    }
+}

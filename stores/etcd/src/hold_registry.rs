@@ -1,0 +1,293 @@
+//! The holds and requests of this process, with their expiry. All locks with the same lease length share one etcd
+//! lease, so etcd does not end a single hold that is not renewed. The process ends it (`unknown.rs`); the etcd lease
+//! ends all of them when the process dies.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use lockkeeper_core::{BootInstant, Fence, Names};
+use tokio::sync::Notify;
+
+use crate::codec::EntryValue;
+use crate::key_slots::KeySlot;
+use crate::keys::KeyId;
+use crate::lease::EtcdLease;
+use crate::store::EtcdShared;
+
+/// How long a request with an unknown outcome is kept for a caller that sends it again.
+const KEEP_FOR_CALLER: Duration = Duration::from_secs(5);
+
+/// A hold of this process, or a request that may become one.
+#[derive(Clone, Debug)]
+pub struct HoldEntry {
+    pub names: Names,
+    pub ttl: Duration,
+    /// When the process ends the hold, unless it is renewed.
+    pub expires: BootInstant,
+    /// `None`: a request whose outcome is not known.
+    pub grant: Option<GrantRecord>,
+    /// When the minimum hold ends, on the boot-time clock. `None`: this process did not acquire the hold.
+    pub min_hold_until: Option<BootInstant>,
+    /// The call that still waits for the outcome.
+    pub caller: Option<Arc<CancelSignal>>,
+    /// A request had no reply: etcd may have applied it, or may still do so.
+    pub outcome_unknown: bool,
+    /// How often the process has looked for it after its end.
+    pub rechecks: u32,
+}
+
+/// What is known of a grant.
+#[derive(Clone, Debug)]
+pub struct GrantRecord {
+    pub location: KeyLocation,
+    /// The revision that wrote its keys.
+    pub written: i64,
+    pub fence: Fence,
+    /// How long its holder may rely on it.
+    pub valid_until: BootInstant,
+    pub lease: Arc<EtcdLease>,
+    pub value: EntryValue,
+}
+
+/// Where the keys of a grant are.
+#[derive(Clone, Debug)]
+pub struct KeyLocation {
+    /// The last part of its keys.
+    pub key_id: KeyId,
+    /// `Some`: a key slot of this process.
+    pub slot: Option<Arc<KeySlot>>,
+}
+
+impl KeyLocation {
+    /// Its keys are gone, so the slot can be reused.
+    pub fn release(&self) {
+        if let Some(slot) = &self.slot {
+            slot.release();
+        }
+    }
+}
+
+impl From<KeyId> for KeyLocation {
+    fn from(key_id: KeyId) -> Self {
+        KeyLocation { key_id, slot: None }
+    }
+}
+
+impl From<KeySlot> for KeyLocation {
+    fn from(slot: KeySlot) -> Self {
+        KeyLocation { key_id: slot.key_id(), slot: Some(Arc::new(slot)) }
+    }
+}
+
+/// Tells a waiting acquire call that another call has released its attempt.
+#[derive(Debug, Default)]
+pub struct CancelSignal {
+    is_canceled: AtomicBool,
+    left_queue: AtomicBool,
+    changed: Notify,
+}
+
+impl CancelSignal {
+    /// Waits until the call is canceled.
+    pub async fn canceled(&self) {
+        while !self.is_canceled() {
+            self.changed.notified().await;
+        }
+    }
+
+    pub fn is_canceled(&self) -> bool {
+        self.is_canceled.load(Ordering::Relaxed)
+    }
+
+    pub fn cancel(&self) {
+        self.is_canceled.store(true, Ordering::Relaxed);
+        self.changed.notify_one();
+    }
+
+    /// The canceled call is about to leave the queue, perhaps before the release that canceled it gets there.
+    pub fn note_left_queue(&self) {
+        self.left_queue.store(true, Ordering::Release);
+    }
+
+    pub fn has_left_queue(&self) -> bool {
+        self.left_queue.load(Ordering::Acquire)
+    }
+}
+
+#[derive(Default)]
+pub struct HoldRegistry {
+    state: Mutex<RegistryState>,
+    changed: Notify,
+}
+
+#[derive(Default)]
+pub struct RegistryState {
+    pub holds: HashMap<KeyId, HoldEntry>,
+    /// Holds that have expired, until etcd has confirmed their end.
+    pub ending: HashSet<KeyId>,
+    next: Option<BootInstant>,
+}
+
+impl HoldRegistry {
+    pub fn lock(&self) -> MutexGuard<'_, RegistryState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn insert(&self, attempt: KeyId, mut hold: HoldEntry) {
+        let mut state = self.lock();
+        if let Some(before) = state.holds.get(&attempt) {
+            hold.outcome_unknown |= before.outcome_unknown;
+            let fence = |hold: &HoldEntry| hold.grant.as_ref().map(|grant| grant.fence);
+            hold.min_hold_until =
+                before.min_hold_until.filter(|_| fence(before) == fence(&hold)).or(hold.min_hold_until);
+        }
+        let sooner = state.next.is_none_or(|next| hold.expires < next);
+        state.ending.remove(&attempt);
+        state.holds.insert(attempt, hold);
+        if sooner {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Registers a request. If its call is dropped before the outcome is known, the process soon releases what it may
+    /// have acquired, unless a caller sends it again. [`end`](Self::end) is the counterpart.
+    fn begin(&self, attempt: KeyId, names: &Names, ttl: Duration, now: BootInstant) -> Arc<CancelSignal> {
+        let caller = Arc::new(CancelSignal::default());
+        let mut state = self.lock();
+        match state.holds.get_mut(&attempt) {
+            // The same request again: renew the lease of its grant.
+            Some(hold) => {
+                hold.caller = Some(caller.clone());
+                hold.expires = if hold.grant.is_some() { now + hold.ttl } else { BootInstant::NEVER };
+            }
+            None => {
+                let (names, expires, caller) = (names.clone(), BootInstant::NEVER, Some(caller.clone()));
+                let (grant, min_hold_until) = (None, None);
+                let hold = HoldEntry {
+                    names,
+                    ttl,
+                    expires,
+                    grant,
+                    min_hold_until,
+                    caller,
+                    outcome_unknown: false,
+                    rechecks: 0,
+                };
+                state.holds.insert(attempt, hold);
+            }
+        }
+        caller
+    }
+
+    /// Removes the holds that have expired. They are *ending* from now on. Also returns when the next one expires.
+    pub fn take_due(&self, now: BootInstant) -> (Vec<(KeyId, HoldEntry)>, Option<BootInstant>) {
+        let mut state = self.lock();
+        let is_due = |(_, hold): &(&KeyId, &HoldEntry)| hold.expires <= now;
+        let due: Vec<KeyId> = state.holds.iter().filter(is_due).map(|(attempt, _)| *attempt).collect();
+        let mut taken = Vec::new();
+        for attempt in due {
+            state.ending.insert(attempt);
+            taken.extend(state.holds.remove(&attempt).map(|hold| (attempt, hold)));
+        }
+        state.next = state.holds.values().map(|hold| hold.expires).min();
+        (taken, state.next)
+    }
+
+    /// Waits until a hold may expire sooner than [`take_due`](Self::take_due) said.
+    pub async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// Whether a caller waits for it or holds it.
+    pub fn is_wanted(&self, attempt: &KeyId) -> bool {
+        self.lock().holds.get(attempt).is_some_and(|hold| hold.grant.is_some() || hold.caller.is_some())
+    }
+
+    /// Removes whatever exists of this attempt at `hold.expires`.
+    pub fn schedule_cleanup(&self, attempt: KeyId, hold: HoldEntry) {
+        let mut state = self.lock();
+        match state.holds.get_mut(&attempt) {
+            // A caller has sent it again meanwhile.
+            Some(hold) => hold.outcome_unknown = true,
+            None => {
+                state.holds.insert(attempt, HoldEntry { grant: None, caller: None, ..hold });
+                self.changed.notify_one();
+            }
+        }
+    }
+
+    /// Ends a call. A call that got nothing proves nothing if an earlier call of the same attempt had no reply.
+    fn end(&self, request: &RequestGuard<'_>, now: BootInstant) {
+        let (attempt, got_nothing) = (request.attempt, request.got_nothing);
+        let mut state = self.lock();
+        let Some(hold) = state.holds.get_mut(&attempt) else {
+            drop(state);
+            if !got_nothing {
+                // Another call released it meanwhile, perhaps before the grant existed.
+                let (names, ttl, caller) = (request.names.clone(), request.ttl, None);
+                let (grant, min_hold_until, outcome_unknown, rechecks) = (None, None, true, 0);
+                self.schedule_cleanup(
+                    attempt,
+                    HoldEntry {
+                        names,
+                        ttl,
+                        expires: now,
+                        grant,
+                        min_hold_until,
+                        caller,
+                        outcome_unknown,
+                        rechecks,
+                    },
+                );
+            }
+            return;
+        };
+        if !hold.caller.as_ref().is_some_and(|one| Arc::ptr_eq(one, &request.caller)) {
+            return;
+        }
+        hold.caller = None;
+        if hold.grant.is_none() {
+            if got_nothing && !hold.outcome_unknown {
+                state.holds.remove(&attempt);
+            } else {
+                (hold.expires, hold.outcome_unknown) = (now + hold.ttl.min(KEEP_FOR_CALLER), true);
+                self.changed.notify_one();
+            }
+        }
+    }
+}
+
+/// A request in progress. Dropping this ends its registration, also when the caller drops the acquire call.
+pub struct RequestGuard<'a> {
+    shared: &'a EtcdShared,
+    attempt: KeyId,
+    names: &'a Names,
+    ttl: Duration,
+    pub caller: Arc<CancelSignal>,
+    /// The call got no grant and no queue entry.
+    pub got_nothing: bool,
+}
+
+impl<'a> RequestGuard<'a> {
+    pub fn new(shared: &'a EtcdShared, attempt: KeyId, names: &'a Names, ttl: Duration) -> Self {
+        let caller = shared.registry.begin(attempt, names, ttl, shared.clock.now());
+        RequestGuard { shared, attempt, names, ttl, caller, got_nothing: false }
+    }
+
+    /// Undoes the renewal of an existing grant by this call.
+    pub fn restore_expiry(&self) {
+        let mut state = self.shared.registry.lock();
+        if let Some(hold) = state.holds.get_mut(&self.attempt) {
+            hold.expires = hold.grant.as_ref().map_or(hold.expires, |grant| grant.valid_until);
+        }
+        self.shared.registry.changed.notify_one();
+    }
+}
+
+impl Drop for RequestGuard<'_> {
+    fn drop(&mut self) {
+        self.shared.registry.end(self, self.shared.clock.now());
+    }
+}

@@ -1,0 +1,94 @@
+//! What the store checks when it is opened, and the guarantees that follow.
+
+use lockkeeper_core::{Error, Guarantee, Profile, Result, WaitOrder};
+
+use crate::proto::{StatusRequest, StatusResponse};
+use crate::store::EtcdShared;
+
+/// Reads the member's version, rejects a server that is too old, and declares the guarantees.
+pub(crate) async fn profile(shared: &EtcdShared) -> Result<Profile> {
+    let status: StatusResponse =
+        shared.connection.call("/etcdserverpb.Maintenance/Status", &StatusRequest {}).await?;
+    let version = parse(&status.version);
+    if version < (3, 4, 0) {
+        return Err(Error::Unsupported(format!(
+            "this is etcd {}: version 3.4 or later is needed",
+            status.version
+        )));
+    }
+    // Also shows whether the user may read and write the prefix.
+    shared.refresh_base().await?;
+    let mut notes = Vec::new();
+    let revokes = revokes_live_leases(version);
+    if revokes {
+        let note = format!(
+            "etcd {} can end the leases of live holders when its disk is slow (etcd issue 15247): use 3.4.31, 3.5.13 or \
+             later. Until then only the fence protects the resource",
+            status.version
+        );
+        tracing::warn!("{note}");
+        notes.push(note);
+    }
+    notes.push(
+        "a holder that is paused past its ttl may still write: only a resource that checks the fence rejects that"
+            .into(),
+    );
+    notes.push(
+        "leases are whole seconds, and a dead process keeps its locks for an eighth of the ttl longer".into(),
+    );
+    notes.push(
+        "a new etcd leader restarts every lease with its full ttl: each change of leader keeps the locks of a dead process for that \
+         much longer"
+            .into(),
+    );
+    notes.push("the store does not find cycles of waiting owners: give every request a wait time".into());
+    Ok(Profile {
+        store: "etcd".into(),
+        exclusion: if revokes { Guarantee::Likely } else { Guarantee::Kept },
+        fence: Guarantee::Kept,
+        durable: Guarantee::Kept,
+        waiting: WaitOrder::Queue,
+        wake: shared.options.poll + shared.options.claim,
+        shared: true,
+        permits: true,
+        multi_name: true,
+        reentry: true,
+        deadlocks: false,
+        lock_delay: true,
+        min_hold: true,
+        watch: true,
+        revoke: true,
+        records: true,
+        notes,
+    })
+}
+
+fn parse(version: &str) -> (u32, u32, u32) {
+    let mut parts = version.split(['.', '-', '+']).map(|part| part.parse().unwrap_or(0));
+    let mut part = || parts.next().unwrap_or(0);
+    (part(), part(), part())
+}
+
+fn revokes_live_leases(version: (u32, u32, u32)) -> bool {
+    version < (3, 4, 31) || ((3, 5, 0)..(3, 5, 13)).contains(&version)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn affected_versions_are_recognized() {
+        for (version, bad) in [
+            ("3.4.23", true),
+            ("3.4.30", true),
+            ("3.4.31", false),
+            ("3.5.0-rc.1", true),
+            ("3.5.12", true),
+            ("3.5.13", false),
+            ("3.6.1", false),
+        ] {
+            assert_eq!(revokes_live_leases(parse(version)), bad, "{version}");
+        }
+    }
+}

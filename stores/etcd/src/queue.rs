@@ -1,0 +1,182 @@
+//! The queue of a lock as etcd stores it: one key for each holder and waiter, ordered by creation revision.
+
+use lockkeeper_core::admission::ActiveHold;
+use lockkeeper_core::{Fence, Holder, HolderView, LockName, Mode, Owner, WaiterView, WallTime};
+
+use crate::codec::{EntryState, EntryValue, WAITING_PREFIX};
+use crate::keys::{self, KeyId, Keys};
+use crate::proto::{Kv, RangeResponse};
+
+/// One key in the queue of a name: a holder, a waiter or a lock-delay.
+#[derive(Clone, Debug)]
+pub struct QueueEntry {
+    pub key: Vec<u8>,
+    /// The hash of its attempt, if Lockkeeper wrote the key.
+    pub attempt: Option<KeyId>,
+    /// The last part of its key: the hash of the attempt, or a slot.
+    pub key_id: Option<KeyId>,
+    pub created: i64,
+    pub modified: i64,
+    pub lease: i64,
+    /// `None`: written by a foreign client such as `etcdctl lock`. A foreign entry holds the lock when it is the
+    /// oldest.
+    pub value: Option<EntryValue>,
+}
+
+impl QueueEntry {
+    pub fn read(keys: &Keys, name: &LockName, kv: Kv) -> Option<QueueEntry> {
+        let (whose, rest) = keys.parse_entry_key(&kv.key)?;
+        if whose != *name {
+            return None;
+        }
+        let key_id = keys::parse_key_id(rest);
+        let value: Option<EntryValue> = key_id.and_then(|_| serde_json::from_slice(&kv.value).ok());
+        let stored_attempt = value.as_ref().and_then(|value| keys::parse_key_id(value.attempt.as_ref()?));
+        let (created, modified, lease) = (kv.create_revision, kv.mod_revision, kv.lease);
+        Some(QueueEntry {
+            attempt: stored_attempt.or(key_id),
+            key_id,
+            created,
+            modified,
+            lease,
+            value,
+            key: kv.key,
+        })
+    }
+
+    pub fn is(&self, state: EntryState) -> bool {
+        self.value.as_ref().is_some_and(|value| value.state == state)
+    }
+
+    pub fn is_foreign(&self) -> bool {
+        self.value.is_none()
+    }
+
+    pub fn fence(&self, base: u64) -> Fence {
+        let counted = || Fence::new(base.saturating_add(self.modified as u64)).unwrap_or(Fence::MAX);
+        self.value.as_ref().and_then(|value| value.fence).unwrap_or_else(counted)
+    }
+
+    pub fn owner(&self) -> Option<Owner> {
+        Owner::from_hex(self.value.as_ref()?.owner.as_ref()?).ok()
+    }
+
+    /// The hold for the rule of admission.
+    pub fn active_hold(&self, base: u64) -> ActiveHold {
+        ActiveHold {
+            owner: if self.is(EntryState::Lingering) { None } else { self.owner() },
+            mode: self.value.as_ref().map_or(Mode::Exclusive, |value| value.mode),
+            fence: self.fence(base),
+        }
+    }
+
+    fn holder(&self) -> Holder {
+        match &self.value {
+            Some(value) => value.holder.clone(),
+            None => {
+                let label = Some("foreign client".to_owned());
+                Holder { host: format!("etcd lease {:x}", self.lease), pid: 0, label }
+            }
+        }
+    }
+
+    pub fn holder_view(&self, base: u64, expires_in_ms: u64) -> HolderView {
+        HolderView {
+            holder: self.holder(),
+            fence: self.fence(base),
+            mode: self.value.as_ref().map_or(Mode::Exclusive, |value| value.mode),
+            since: self.value.as_ref().map_or(WallTime::default(), |value| value.since_us),
+            expires_in_ms,
+            lingering: self.is(EntryState::Lingering),
+            revoked: self.revoked().map(str::to_owned),
+        }
+    }
+
+    pub fn waiter_view(&self) -> WaiterView {
+        WaiterView {
+            holder: self.holder(),
+            mode: self.value.as_ref().map_or(Mode::Exclusive, |value| value.mode),
+            since: self.value.as_ref().map_or(WallTime::default(), |value| value.since_us),
+        }
+    }
+}
+
+/// The queue of one name, the oldest entry first.
+#[derive(Clone, Debug)]
+pub struct QueueSnapshot {
+    pub name: LockName,
+    pub all: Vec<QueueEntry>,
+    /// How many entries were not read: they are in the middle of a long queue.
+    pub unread: usize,
+    /// Every entry that is not a waiter was read.
+    holders_read: bool,
+    /// The keys at the end of the queue, if all of them were parsed.
+    end: Vec<Vec<u8>>,
+}
+
+impl QueueSnapshot {
+    /// Parses the whole queue, or the part of it that sorts first by value.
+    pub fn read(keys: &Keys, name: &LockName, range: RangeResponse) -> QueueSnapshot {
+        let unread = usize::try_from(range.count).unwrap_or(0).saturating_sub(range.kvs.len());
+        let holders_read =
+            unread == 0 || range.kvs.last().is_some_and(|kv| kv.value.as_slice() >= WAITING_PREFIX);
+        let mut all: Vec<QueueEntry> =
+            range.kvs.into_iter().filter_map(|kv| QueueEntry::read(keys, name, kv)).collect();
+        all.sort_by_key(|entry| entry.created);
+        QueueSnapshot { name: name.clone(), all, unread, holders_read, end: Vec::new() }
+    }
+
+    /// Adds the last two entries, or the last two up to this request's own.
+    pub fn add(&mut self, keys: &Keys, range: RangeResponse) {
+        let count = range.kvs.len();
+        let last: Vec<QueueEntry> =
+            range.kvs.into_iter().filter_map(|kv| QueueEntry::read(keys, &self.name, kv)).collect();
+        if last.len() == count {
+            self.end = last.iter().map(|entry| entry.key.clone()).collect();
+        }
+        for entry in last {
+            if self.all.iter().all(|known| known.key != entry.key) {
+                self.all.push(entry);
+                self.unread = self.unread.saturating_sub(1);
+            }
+        }
+        self.all.sort_by_key(|entry| entry.created);
+    }
+
+    /// Whether every holder and every lock-delay is known.
+    pub fn knows_holders(&self) -> bool {
+        self.unread == 0 || self.holders_read
+    }
+
+    /// Whether the predecessor of this attempt is known. `is_queued`: the request is queued even if the read did not show
+    /// it.
+    pub fn knows_predecessor(&self, attempt: &KeyId, is_queued: bool) -> bool {
+        let known = self.entry_of(attempt).map(|entry| self.end.contains(&entry.key));
+        self.unread == 0 || known.unwrap_or(!is_queued)
+    }
+
+    pub fn entry_of(&self, attempt: &KeyId) -> Option<&QueueEntry> {
+        self.all.iter().find(|entry| entry.attempt.as_ref() == Some(attempt))
+    }
+
+    /// Whether the entry holds the lock: its state says so, or it is foreign and the oldest.
+    pub fn holds(&self, entry: &QueueEntry) -> bool {
+        match &entry.value {
+            Some(value) => matches!(value.state, EntryState::Granted | EntryState::Lingering),
+            None => self.all.first().is_some_and(|first| first.key == entry.key),
+        }
+    }
+
+    pub fn holders(&self) -> impl Iterator<Item = &QueueEntry> {
+        self.all.iter().filter(|entry| self.holds(entry))
+    }
+
+    pub fn waiters(&self) -> impl Iterator<Item = &QueueEntry> {
+        self.all.iter().filter(|entry| !self.holds(entry) && !entry.is(EntryState::Delayed))
+    }
+
+    /// The holders except this attempt.
+    pub fn other_holders<'a>(&'a self, but: &'a KeyId) -> impl Iterator<Item = &'a QueueEntry> {
+        self.holders().filter(move |entry| entry.attempt.as_ref() != Some(but))
+    }
+}

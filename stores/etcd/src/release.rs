@@ -1,0 +1,227 @@
+//! Releasing a hold or leaving the queue, and ending what an attempt has stored.
+
+use std::time::Duration;
+
+use lockkeeper_core::{BootInstant, Fence, Names, ReleaseOutcome, Result};
+
+use crate::codec::EntryState;
+use crate::error::Failure;
+use crate::hold_registry::{GrantRecord, HoldEntry};
+use crate::keys::KeyId;
+use crate::lease::whole_seconds;
+use crate::proto::RequestOp;
+use crate::queue::QueueEntry;
+use crate::statements::{delete, first_keys, get, modified_at, nested, put, txn};
+use crate::store::EtcdShared;
+use crate::txn_batch::ConflictKey;
+
+/// Where to look for the keys of an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SearchScope {
+    /// Only under the key with its hash.
+    OwnKey,
+    /// Also in a key slot of any process: a grant in a slot is older than all other entries of the queue.
+    WithSlots,
+}
+
+/// A hold that is being released. If the call ends before the release is confirmed, the registry ends the hold later:
+/// no other caller comes back to it.
+struct ReleaseGuard<'a> {
+    shared: &'a EtcdShared,
+    attempt: KeyId,
+    hold: Option<HoldEntry>,
+}
+
+impl Drop for ReleaseGuard<'_> {
+    fn drop(&mut self) {
+        let Some(hold) = self.hold.take() else { return };
+        let outcome_unknown = hold.outcome_unknown || hold.grant.is_none();
+        self.shared.registry.schedule_cleanup(
+            self.attempt,
+            HoldEntry { outcome_unknown, expires: self.shared.clock.now(), ..hold },
+        );
+    }
+}
+
+impl EtcdShared {
+    /// Releases a hold, or leaves the queue. If this call fails, the registry goes on with it.
+    pub async fn release_attempt(&self, names: &Names, attempt: KeyId) -> Result<ReleaseOutcome, Failure> {
+        let hold = self.registry.lock().holds.remove(&attempt);
+        let mut guard = ReleaseGuard { shared: self, attempt, hold };
+        let caller = guard.hold.as_ref().and_then(|hold| hold.caller.clone());
+        if let Some(caller) = &caller {
+            caller.cancel();
+        }
+        let min_hold_until = guard.hold.as_ref().and_then(|hold| hold.min_hold_until);
+        let done = match guard.hold.as_ref().and_then(|hold| hold.grant.as_ref()) {
+            Some(grant_record) => self.release_grant(names, &attempt, grant_record, min_hold_until).await,
+            None => {
+                Box::pin(self.end_attempt_until(names, &attempt, SearchScope::WithSlots, min_hold_until))
+                    .await
+            }
+        };
+        if done.is_ok() {
+            let outcome_unknown =
+                |hold: &HoldEntry| hold.outcome_unknown || hold.grant.is_none() && hold.caller.is_none();
+            let hold = guard.hold.take().filter(outcome_unknown);
+            hold.into_iter().for_each(|hold| self.schedule_recheck(attempt, hold));
+        }
+        match done {
+            Ok(ReleaseOutcome::AlreadyGone) if caller.is_some_and(|caller| caller.has_left_queue()) => {
+                Ok(ReleaseOutcome::Released)
+            }
+            done => done,
+        }
+    }
+
+    async fn release_grant(
+        &self,
+        names: &Names,
+        attempt: &KeyId,
+        grant_record: &GrantRecord,
+        min_hold_until: Option<BootInstant>,
+    ) -> Result<ReleaseOutcome, Failure> {
+        if grant_record.value.min_hold_ms > 0
+            && min_hold_until.is_none_or(|min_hold_until| min_hold_until > self.clock.now())
+        {
+            return Box::pin(self.end_attempt_until(names, attempt, SearchScope::WithSlots, min_hold_until))
+                .await;
+        }
+        let keys = self.keys.entry_keys(names, &grant_record.location.key_id);
+        let deletions: Vec<RequestOp> = keys.iter().map(|key| delete(key)).collect();
+        // Only its holder writes a key, except to start a lock-delay or minimum hold. Without either, the key holds
+        // this grant or does not exist, so nothing is compared. But a slot of another process may already belong to
+        // another attempt of that process.
+        let ours = grant_record.location.slot.is_some() || grant_record.location.key_id == *attempt;
+        let plain = ours && grant_record.value.lock_delay_ms == 0 && grant_record.value.min_hold_ms == 0;
+        let unchanged =
+            keys.iter().filter(|_| !plain).map(|key| modified_at(key, grant_record.written)).collect();
+        let reply =
+            self.batch.send_optimistic(unchanged, deletions, None, ConflictKey::of_names(names)).await?;
+        let deleted = if reply.txn.succeeded { reply.txn.deleted() } else { 0 };
+        if deleted == keys.len() {
+            grant_record.location.release();
+            return Ok(ReleaseOutcome::Released);
+        }
+        // The hold was broken, or a part of it was deleted.
+        match Box::pin(self.end_attempt_until(names, attempt, SearchScope::WithSlots, min_hold_until)).await?
+        {
+            ReleaseOutcome::AlreadyGone if deleted > 0 => Ok(ReleaseOutcome::Released),
+            release => Ok(release),
+        }
+    }
+
+    /// Finds the keys of an attempt.
+    pub async fn find_entries(
+        &self,
+        names: &Names,
+        attempt: &KeyId,
+        scope: SearchScope,
+    ) -> Result<Vec<QueueEntry>, Failure> {
+        let each = names.iter().map(|name| {
+            let mut reads = vec![get(&self.keys.entry_key(name, attempt))];
+            if scope == SearchScope::WithSlots {
+                reads.push(first_keys(&self.keys.lock_prefix(name), 1));
+            }
+            nested(txn(Vec::new(), reads, Vec::new()))
+        });
+        let request = txn(Vec::new(), each.collect(), Vec::new());
+        let mut ranges =
+            self.batch.send(request, ConflictKey::of_names(names)).await?.txn.into_ranges().into_iter();
+        let mut found: Vec<QueueEntry> = Vec::new();
+        for name in names {
+            let reads = if scope == SearchScope::WithSlots { 2 } else { 1 };
+            let kvs = ranges.by_ref().take(reads).flat_map(|range| range.kvs);
+            let entries = kvs.filter_map(|kv| QueueEntry::read(&self.keys, name, kv));
+            found.extend(entries.filter(|entry| entry.attempt.as_ref() == Some(attempt)));
+        }
+        found.sort_by(|a, b| a.key.cmp(&b.key));
+        found.dedup_by(|a, b| a.key == b.key);
+        Ok(found)
+    }
+
+    /// Finds the keys of an attempt and ends them.
+    pub async fn end_attempt(
+        &self,
+        names: &Names,
+        attempt: &KeyId,
+        scope: SearchScope,
+    ) -> Result<ReleaseOutcome, Failure> {
+        self.end_attempt_until(names, attempt, scope, None).await
+    }
+
+    /// The same, with the end of the minimum hold if this process knows it.
+    async fn end_attempt_until(
+        &self,
+        names: &Names,
+        attempt: &KeyId,
+        scope: SearchScope,
+        min_hold_until: Option<BootInstant>,
+    ) -> Result<ReleaseOutcome, Failure> {
+        loop {
+            let found = self.find_entries(names, attempt, scope).await?;
+            if let Some(release) = self.end_entries(names, found, min_hold_until).await? {
+                return Ok(release);
+            }
+        }
+    }
+
+    /// Ends the entries that were found. `None`: one of them changed meanwhile.
+    pub async fn end_entries(
+        &self,
+        names: &Names,
+        mut found: Vec<QueueEntry>,
+        min_hold_until: Option<BootInstant>,
+    ) -> Result<Option<ReleaseOutcome>, Failure> {
+        found.retain(|entry| entry.is(EntryState::Granted) || entry.is(EntryState::Waiting));
+        // A waiting entry beside a granted one belongs to a call that did not hear of the grant.
+        let granted_entries = found.iter().find(|entry| entry.is(EntryState::Granted));
+        let Some(first) = granted_entries.or(found.first()) else {
+            return Ok(Some(ReleaseOutcome::AlreadyGone));
+        };
+        let unchanged = found.iter().map(|entry| modified_at(&entry.key, entry.modified)).collect();
+        let remaining_min_hold = self.remaining_min_hold(first, min_hold_until);
+        let lease = match remaining_min_hold {
+            Some(time) => Some(self.connection.grant_lease(whole_seconds(time)).await?.0),
+            None => None,
+        };
+        let fence = first.fence(self.base());
+        let min_hold_until = |entry: &QueueEntry| lease.filter(|_| entry.is(EntryState::Granted));
+        let ops = found
+            .iter()
+            .map(|entry| end_op(entry, min_hold_until(entry), EntryState::Lingering, fence))
+            .collect();
+        let reply = self.batch.send(txn(unchanged, ops, Vec::new()), ConflictKey::of_names(names)).await?;
+        Ok(reply.txn.succeeded.then_some(ReleaseOutcome::Released))
+    }
+
+    /// How much longer a minimum hold lasts. `min_hold_until` is known to the process that acquired it. Another
+    /// process has only the wall clock.
+    fn remaining_min_hold(
+        &self,
+        entry: &QueueEntry,
+        min_hold_until: Option<BootInstant>,
+    ) -> Option<Duration> {
+        // A revoked lock is to be free.
+        let value = entry
+            .value
+            .as_ref()
+            .filter(|value| value.state == EntryState::Granted && value.revoked.is_none())?;
+        if let Some(min_hold_until) = min_hold_until {
+            let left = min_hold_until.since(self.clock.now());
+            return (!left.is_zero()).then_some(left);
+        }
+        let until = value.since_us.as_micros().saturating_add(value.min_hold_ms * 1000);
+        let left = until.checked_sub(self.clock.wall().as_micros())?;
+        // A wall clock that was set back must not extend the minimum hold.
+        (left > 0).then(|| Duration::from_micros(left.min(value.min_hold_ms * 1000)))
+    }
+}
+
+/// Ends one key: deletes it, or writes another state for as long as the lease lasts.
+pub fn end_op(entry: &QueueEntry, lease: Option<i64>, state: EntryState, fence: Fence) -> RequestOp {
+    match (lease, &entry.value) {
+        (Some(lease), Some(value)) => put(&entry.key, value.in_state(state, fence), lease),
+        _ => delete(&entry.key),
+    }
+}

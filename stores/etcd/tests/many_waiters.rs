@@ -1,0 +1,125 @@
+//! Many waiters. These tests count the server's requests, not the time.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{handled, keeper, try_open};
+use futures_util::StreamExt;
+use futures_util::future::join_all;
+use lockkeeper_core::{AcquireOutcome, EventKind, RenewOutcome, Store, Wait};
+use lockkeeper_testkit::laws::{eventually, give_back, name, request, set_patience, soon, take, with};
+use lockkeeper_testkit::servers::{self, EtcdOptions, Server};
+
+async fn patient(server: &Server) -> Arc<dyn Store> {
+    // Polls are counted too: with this interval they are too rare to matter.
+    try_open(&format!("etcd://{}?poll=10m&claim=60s&timeout=20s", server.addr())).await.unwrap()
+}
+
+/// The transactions per hand-off with this many waiters.
+async fn per_hand_off(waiters: usize) -> Option<f64> {
+    let server = servers::etcd(EtcdOptions::default()).ok()?;
+    let store = patient(&server).await;
+    let held = take(&store, &request("popular")).await;
+    let mut crowd = Vec::new();
+    for _ in 0..4 {
+        let store = patient(&server).await;
+        for _ in 0..waiters / 4 {
+            let store = store.clone();
+            crowd.push(tokio::spawn(async move {
+                let request = with(request("popular"), |request| request.wait = Wait::Forever);
+                let grant = match store.acquire(&request).await {
+                    Ok(AcquireOutcome::Granted(grant)) => grant,
+                    other => panic!("not served: {other:?}"),
+                };
+                give_back(&store, &grant.key).await;
+                grant.fence
+            }));
+        }
+    }
+    eventually("all waiters are queued", || async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        store.inspect(&name("popular")).await.unwrap().is_some_and(|view| view.waiting == waiters)
+    })
+    .await;
+    let before = handled(server.addr(), "Txn");
+    give_back(&store, &held.key).await;
+    let mut fences = Vec::new();
+    for one in crowd {
+        fences.push(one.await.unwrap());
+    }
+    let calls = handled(server.addr(), "Txn") - before;
+    fences.sort();
+    fences.dedup();
+    assert_eq!(fences.len(), waiters, "every grant has its own fence");
+    assert!(store.inspect(&name("popular")).await.unwrap().is_none());
+    Some(calls as f64 / waiters as f64)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hand_off_costs_the_same_however_many_wait() {
+    // The waiters enqueue one by one: 2,000 of them take most of a minute.
+    set_patience(Duration::from_secs(180));
+    let crowd = if std::env::var_os("LOCKKEEPER_FULL").is_some() { 2000 } else { 500 };
+    let (Some(few), Some(many)) = (per_hand_off(100).await, per_hand_off(crowd).await) else { return };
+    println!("transactions per hand-off: {few:.2} with 100 waiters, {many:.2} with {crowd}");
+    // One to release, one to read the queue, one to take the lock.
+    assert!(few < 3.3 && many < 3.3, "{few} {many}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_guards_are_renewed_together() {
+    let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
+    let store = patient(&server).await;
+    let requests: Vec<_> = (0..640).map(|i| request(&format!("guard/{i}"))).collect();
+    let before = handled(server.addr(), "Txn");
+    let grants = join_all(requests.iter().map(|request| take(&store, request))).await;
+    let taken = handled(server.addr(), "Txn") - before;
+    assert!(taken < 60, "concurrent requests share transactions: {taken}");
+    let before = handled(server.addr(), "Txn");
+    assert!(store.renew(&grants).await.unwrap().iter().all(|answer| *answer == RenewOutcome::Renewed));
+    let renewed = handled(server.addr(), "Txn") - before;
+    assert!(renewed <= 24, "{renewed} transactions for 640 renewals");
+}
+
+/// A deleted key does not say why: the store looks its lease up, and all of these keys have the same one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn concurrent_releases_are_reported_together() {
+    let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
+    let store = patient(&server).await;
+    let requests: Vec<_> = (0..300).map(|i| request(&format!("guard/{i}"))).collect();
+    let grants = join_all(requests.iter().map(|request| take(&store, request))).await;
+    let mut events = store.watch("guard/").await.unwrap();
+    let before = handled(server.addr(), "LeaseTimeToLive");
+    join_all(grants.iter().map(|grant| give_back(&store, &grant.key))).await;
+    for _ in &grants {
+        let event = soon("an event comes", events.next()).await.unwrap().unwrap();
+        assert!(matches!(event.kind, EventKind::Released { .. }), "{event:?}");
+    }
+    let asked = handled(server.addr(), "LeaseTimeToLive") - before;
+    assert!(asked < 60, "{asked} lookups of one lease");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_waiter_costs_its_claim_and_no_more() {
+    let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
+    let url = format!("etcd://{}?claim=2s", server.addr());
+    let (store, dead) = (try_open(&url).await.unwrap(), try_open(&url).await.unwrap());
+    let held = take(&store, &request("popular")).await;
+    let gone = {
+        let keeper = keeper(&dead);
+        tokio::spawn(async move { keeper.lock("popular").acquire().await.map(drop) })
+    };
+    eventually("the waiter is queued", || async {
+        store.inspect(&name("popular")).await.unwrap().is_some_and(|view| view.waiting == 1)
+    })
+    .await;
+    // The store's thread is gone, as if the process had died: nothing releases the queue entry.
+    gone.abort();
+    drop(dead);
+    give_back(&store, &held.key).await;
+    let patient = with(request("popular"), |request| request.wait = Wait::For(Duration::from_secs(20)));
+    let served = store.acquire(&patient).await;
+    assert!(matches!(served, Ok(AcquireOutcome::Granted(_))), "{served:?}");
+}

@@ -1,0 +1,321 @@
+//! Sends the requests of many tasks in one script. The first request is sent at once; requests that arrive while scripts are in
+//! flight wait and are sent together. Every request has a reply of its own.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use futures_util::future::{join_all, try_join_all};
+use futures_util::stream::FuturesUnordered;
+use redis::Value;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::codec::release_flags;
+use crate::error::Failure;
+use crate::keys::KeyGroup;
+use crate::router::OnSplitKeys;
+use crate::runner::ScriptRunner;
+use crate::slot_migration::SlotMigration;
+use crate::statements::{ACQUIRE, RELEASE, RENEW, ScriptCall, millis};
+use crate::unknown::UnknownOutcomes;
+
+/// How many scripts of a group are in flight at once: one that the server runs, and one on its way to the server.
+const MAX_IN_FLIGHT: usize = 2;
+/// How many requests one script has: few enough not to block the server's other clients for long.
+const MAX_BATCH: usize = 64;
+
+/// What a batch does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BatchKind {
+    /// Acquires locks.
+    Acquire,
+    /// Releases locks.
+    Release,
+    /// Confirms waiters to which a lock was handed off.
+    Confirm,
+}
+
+/// One request: the lock keys and the arguments. The arguments of a lock request are the attempt, the time to live of its key, its
+/// head and its terms; a release has one argument, and so has a confirmation.
+struct BatchItem {
+    group: KeyGroup,
+    keys: Vec<String>,
+    args: Vec<Vec<u8>>,
+    reply: oneshot::Sender<Result<Value, Failure>>,
+    keep: KeepFlag,
+}
+
+impl BatchItem {
+    /// What the requests of one script have in common: the group, and for lock requests the time to live and the head.
+    fn kind(&self) -> (KeyGroup, &[Vec<u8>]) {
+        (self.group, if self.args.len() > 1 { &self.args[1..3] } else { &[] })
+    }
+}
+
+/// Whether the grant has a guard already, so that it is kept although no task waits for this reply.
+pub type KeepFlag = Arc<AtomicBool>;
+
+/// The requests of one group that are not sent yet, and how many scripts of the group are in flight.
+#[derive(Default)]
+struct GroupQueue {
+    pending: VecDeque<BatchItem>,
+    in_flight: usize,
+}
+
+/// Hands requests of one kind to the task that sends them.
+#[derive(Clone)]
+pub struct BatchSender(mpsc::UnboundedSender<BatchItem>);
+
+/// The requests of one kind that were handed in.
+pub struct BatchRequests(BatchKind, mpsc::UnboundedReceiver<BatchItem>);
+
+pub fn channel(kind: BatchKind) -> (BatchSender, BatchRequests) {
+    let (sender, items) = mpsc::unbounded_channel();
+    (BatchSender(sender), BatchRequests(kind, items))
+}
+
+impl BatchSender {
+    pub async fn send(
+        &self,
+        group: KeyGroup,
+        keys: Vec<String>,
+        args: Vec<Vec<u8>>,
+        keep: KeepFlag,
+    ) -> Result<Value, Failure> {
+        let (reply, replied) = oneshot::channel();
+        let closed = || Failure::NotSent("the store is closed".into());
+        self.0.send(BatchItem { group, keys, args, reply, keep }).map_err(|_| closed())?;
+        replied.await.unwrap_or_else(|_| Err(closed()))
+    }
+}
+
+/// Sends requests in batches. Clones share the store's state.
+#[derive(Clone)]
+pub(crate) struct BatchWorker {
+    pub runner: Arc<ScriptRunner>,
+    pub unknown: Arc<UnknownOutcomes>,
+}
+
+impl BatchWorker {
+    /// Sends the requests of one kind while the store is open. Each group has scripts in flight of its own, so a silent node
+    /// delays its own groups only.
+    pub async fn run(self, BatchRequests(kind, mut items): BatchRequests) {
+        let mut scripts = FuturesUnordered::new();
+        let mut queues: HashMap<KeyGroup, GroupQueue> = HashMap::new();
+        let (mut received, mut touched) = (Vec::new(), Vec::new());
+        loop {
+            // With a single group the channel is the queue, and no sender wakes this task for a request that cannot be sent yet.
+            let full = !self.runner.router.is_cluster() && scripts.len() >= MAX_IN_FLIGHT;
+            tokio::select! {
+                Some(group) = scripts.next(), if !scripts.is_empty() => {
+                    queues.entry(group).or_default().in_flight -= 1;
+                    touched.push(group);
+                }
+                count = items.recv_many(&mut received, MAX_BATCH), if !full => {
+                    if count == 0 {
+                        return;
+                    }
+                    for item in received.drain(..) {
+                        touched.push(item.group);
+                        queues.entry(item.group).or_default().pending.push_back(item);
+                    }
+                }
+            }
+            for group in touched.drain(..) {
+                let queue = queues.entry(group).or_default();
+                if queue.in_flight < MAX_IN_FLIGHT && !queue.pending.is_empty() {
+                    let count = queue.pending.len().min(MAX_BATCH);
+                    queue.in_flight += 1;
+                    scripts.push(self.send_batches(kind, group, queue.pending.drain(..count).collect()));
+                }
+                if queue.in_flight == 0 {
+                    queues.remove(&group);
+                }
+            }
+        }
+    }
+
+    /// Sends one script for each set of requests that can share one.
+    async fn send_batches(&self, kind: BatchKind, group: KeyGroup, mut items: Vec<BatchItem>) -> KeyGroup {
+        // A caller that was cancelled before its request was sent has sent nothing.
+        items.retain(|item| !item.reply.is_closed());
+        items.sort_by(|a, b| a.kind().cmp(&b.kind()));
+        let mut batches: Vec<Vec<BatchItem>> = Vec::new();
+        for item in items {
+            match batches.last_mut() {
+                Some(batch) if batch[0].kind() == item.kind() => batch.push(item),
+                _ => batches.push(vec![item]),
+            }
+        }
+        join_all(batches.into_iter().map(|batch| self.send_batch(kind, batch))).await;
+        group
+    }
+
+    async fn send_batch(&self, kind: BatchKind, batch: Vec<BatchItem>) {
+        let (group, runner) = (batch[0].group, &*self.runner);
+        let call = self.build_call(kind, group, &batch);
+        let (reply, replicated) = match &runner.grant_router {
+            Some(grants) if kind == BatchKind::Acquire => {
+                match runner.run_replicated(grants, group, &call, OnSplitKeys::Retry).await {
+                    Ok((reply, replicated)) => (Ok(reply), replicated),
+                    Err(failure) => (Err(failure), Ok(())),
+                }
+            }
+            _ if kind == BatchKind::Release => (runner.run_or_report(group, &call).await, Ok(())),
+            _ => (runner.run(group, &call).await, Ok(())),
+        };
+        let mut replies = match reply {
+            Err(failure) if kind == BatchKind::Release && failure.keys_are_split() => {
+                let migration = SlotMigration::new(runner, group);
+                join_all(batch.iter().map(|item| migration.release(&item.keys, &item.args[0]))).await
+            }
+            Ok(Value::Array(replies)) if replies.len() == batch.len() => {
+                replies.into_iter().map(Ok).collect()
+            }
+            Ok(_) => vec![Err(Failure::unexpected_reply()); batch.len()],
+            Err(failure) => vec![Err(failure); batch.len()],
+        };
+        if let Err(failure) = replicated {
+            self.revert_unreplicated(group, &batch, &mut replies, failure).await;
+        }
+        self.deliver(kind, group, batch, replies);
+    }
+
+    /// Hands each caller its reply. Releases the grants of callers that were cancelled meanwhile.
+    fn deliver(
+        &self,
+        kind: BatchKind,
+        group: KeyGroup,
+        batch: Vec<BatchItem>,
+        replies: Vec<Result<Value, Failure>>,
+    ) {
+        let mut abandoned = Vec::new();
+        for (item, reply) in batch.into_iter().zip(replies) {
+            let unknown = reply.as_ref().is_err_and(Failure::may_have_happened);
+            let happened = reply.is_ok() || unknown;
+            if unknown && kind == BatchKind::Acquire {
+                self.unknown.record_attempt(&String::from_utf8_lossy(&item.args[0]));
+            }
+            let BatchItem { keys, args, reply: caller, keep, .. } = item;
+            let cancelled = caller.send(reply).is_err() && kind == BatchKind::Acquire;
+            if cancelled && happened && !keep.load(Ordering::SeqCst) {
+                abandoned.push((keys, args));
+            }
+        }
+        if !abandoned.is_empty() {
+            self.runner.router.io().spawn(self.clone().release_abandoned(group, abandoned));
+        }
+    }
+
+    /// Releases the grants and queue entries of callers that were cancelled before the reply. A cancelled caller releases what it
+    /// knows of by itself; this is for a reply that arrived after that.
+    async fn release_abandoned(self, group: KeyGroup, abandoned: Vec<GrantedItem>) {
+        let lives = abandoned.iter().filter_map(|(_, args)| String::from_utf8_lossy(&args[1]).parse().ok());
+        let until = Instant::now() + Duration::from_millis(lives.max().unwrap_or(0));
+        let mut pause = Duration::from_millis(10);
+        while let Err(failure) = self.release_granted(group, &abandoned).await {
+            if Instant::now() >= until {
+                tracing::warn!(
+                    ?failure,
+                    "the grant of a cancelled caller could not be released; its ttl ends it"
+                );
+                return;
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_secs(1));
+        }
+    }
+
+    /// Releases grants that too few replicas have, before any caller learns of them. Replies without a grant stay unchanged.
+    async fn revert_unreplicated(
+        &self,
+        group: KeyGroup,
+        batch: &[BatchItem],
+        replies: &mut [Result<Value, Failure>],
+        why: Failure,
+    ) {
+        let is_grant = |reply: &Result<Value, Failure>| matches!(reply, Ok(Value::Int(_)));
+        let granted = batch.iter().zip(replies.iter()).filter(|(_, reply)| is_grant(reply));
+        let granted: Vec<GrantedItem> =
+            granted.map(|(item, _)| (item.keys.clone(), item.args.clone())).collect();
+        if granted.is_empty() {
+            return;
+        }
+        let outcome = match self.release_granted(group, &granted).await {
+            Ok(()) => why,
+            Err(failure) => {
+                Failure::NoReply(format!("{why:?}, and the grant could not be given back: {failure:?}"))
+            }
+        };
+        for reply in replies.iter_mut().filter(|reply| is_grant(reply)) {
+            *reply = Err(outcome.clone());
+        }
+    }
+
+    fn build_call(&self, kind: BatchKind, group: KeyGroup, batch: &[BatchItem]) -> ScriptCall {
+        let runner = &*self.runner;
+        let keys = runner.script_keys(group, batch.iter().flat_map(|item| &item.keys));
+        let prefix = runner.keys.group_prefix(group);
+        match kind {
+            BatchKind::Acquire => {
+                let call =
+                    ScriptCall::new(&ACQUIRE, &keys).arg(runner.highest_fence_seen()).arg(&runner.client);
+                let call = call.arg(prefix).arg(runner.claim_ms());
+                let call = batch[0].kind().1.iter().fold(call, |call, part| call.arg(&part[..]));
+                // Most requests have the same terms, so the script gets the terms of the first one once.
+                let terms = &batch[0].args[3];
+                batch.iter().fold(call.arg(&terms[..]), |call, BatchItem { args, .. }| {
+                    match args[3] == *terms {
+                        true => call.arg(&args[0][..]),
+                        false => call.arg([&args[0][..], &args[3][..]].concat()),
+                    }
+                })
+            }
+            BatchKind::Confirm => {
+                let call =
+                    ScriptCall::new(&RENEW, &keys).arg(prefix).arg(runner.claim_ms()).arg(&runner.client);
+                let each =
+                    |call: ScriptCall, item: &BatchItem| call.arg(&item.args[0][..]).arg(item.keys.len());
+                batch.iter().fold(call, each)
+            }
+            BatchKind::Release => self.release_call(group, &keys, batch.iter().map(|item| &item.args[0])),
+        }
+    }
+
+    fn release_call<'r>(
+        &self,
+        group: KeyGroup,
+        keys: &[String],
+        releases: impl Iterator<Item = &'r Vec<u8>>,
+    ) -> ScriptCall {
+        let runner = &*self.runner;
+        let call = ScriptCall::new(&RELEASE, keys).arg(&runner.client).arg(runner.keys.group_prefix(group));
+        let call = call.arg(runner.claim_ms()).arg(millis(runner.tombstone_ttl()));
+        releases.fold(call, |call, release| call.arg(&release[..]))
+    }
+
+    async fn release_granted(&self, group: KeyGroup, granted: &[GrantedItem]) -> Result<(), Failure> {
+        let keys = self.runner.script_keys(group, granted.iter().flat_map(|(keys, _)| keys));
+        let encode = |(keys, args): &GrantedItem| {
+            let attempt = String::from_utf8_lossy(&args[0]).into_owned();
+            self.unknown.encode_release(attempt, keys.len(), release_flags::UNREPORTED, 0)
+        };
+        let releases: Vec<Vec<u8>> = granted.iter().map(encode).collect();
+        let call = self.release_call(group, &keys, releases.iter());
+        match self.runner.run_or_report(group, &call).await {
+            Err(failure) if failure.keys_are_split() => {
+                let migration = SlotMigration::new(&self.runner, group);
+                let each = granted.iter().zip(&releases);
+                try_join_all(each.map(|((keys, _), release)| migration.release(keys, release)))
+                    .await
+                    .map(|_| ())
+            }
+            reply => reply.map(|_| ()),
+        }
+    }
+}
+
+/// The keys and the arguments of a lock request that was granted.
+type GrantedItem = (Vec<String>, Vec<Vec<u8>>);

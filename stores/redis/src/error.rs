@@ -1,0 +1,142 @@
+//! Maps failures to the errors of `core`: whether the request was carried out, and what the caller can do about it.
+
+use lockkeeper_core::Error;
+use redis::{RedisError, ServerError};
+
+/// Why a request has no result.
+#[derive(Clone, Debug)]
+pub enum Failure {
+    /// The request was not sent.
+    NotSent(String),
+    /// The request was sent and no reply came: the server may have carried it out.
+    NoReply(String),
+    /// The server rejected the request.
+    Rejected {
+        /// The first word of the reply, such as `READONLY`.
+        code: String,
+        /// The rest of the reply.
+        detail: String,
+    },
+}
+
+impl Failure {
+    /// Whether the server rejected the request with this code.
+    pub fn is(&self, word: &str) -> bool {
+        matches!(self, Failure::Rejected { code, .. } if code == word)
+    }
+
+    /// Whether a script found some of its keys on another node of the cluster: their slot is being migrated.
+    pub fn keys_are_split(&self) -> bool {
+        let local = |detail: &str| detail.contains("access a non local key");
+        self.is("TRYAGAIN") || matches!(self, Failure::Rejected { detail, .. } if local(detail))
+    }
+
+    /// The failure for a reply that has another shape than the scripts send.
+    pub(crate) fn unexpected_reply() -> Self {
+        Failure::NoReply("Redis sent a reply of an unexpected shape".into())
+    }
+
+    /// Whether the server may have carried out the request, in whole or in part.
+    pub fn may_have_happened(&self) -> bool {
+        matches!(Error::from(self.clone()), Error::Unknown(_))
+    }
+
+    /// The failure to connect, to log in or to choose a database: no request was sent.
+    pub(crate) fn while_connecting(error: &RedisError, to: &str) -> Self {
+        match error.code() {
+            Some(code) => {
+                Failure::Rejected { code: code.into(), detail: error.detail().unwrap_or_default().into() }
+            }
+            None if error.kind() == redis::ErrorKind::AuthenticationFailed => {
+                Failure::Rejected { code: "WRONGPASS".into(), detail: error.to_string() }
+            }
+            None => Failure::NotSent(format!("no Redis at {to}: {error}")),
+        }
+    }
+}
+
+impl From<ServerError> for Failure {
+    fn from(error: ServerError) -> Self {
+        let detail = error.details().unwrap_or_default();
+        // The scripts use this code when Redis rejects their first write: they have written nothing.
+        let first = error.code() == "REFUSED";
+        // Redis rejects the first write of a script with the first four codes, and never a later write. The scripts themselves
+        // raise the last code before they change a lock.
+        let never_late = ["OOM", "READONLY", "MISCONF", "NOREPLICAS", "TRYAGAIN"];
+        let whole = format!("{} {detail}", error.code());
+        if detail.contains(IN_SCRIPT)
+            && !first
+            && !never_late.iter().any(|word| whole.contains(&format!("{word} ")))
+        {
+            return Failure::Rejected { code: HALFWAY.into(), detail: whole };
+        }
+        // The error of a command inside a script has the code behind other words.
+        for word in ["OOM", "READONLY", "MISCONF", "NOREPLICAS", "WRONGTYPE", "NOPERM"] {
+            if detail.contains(&format!("{word} ")) && error.code() != word {
+                return Failure::Rejected { code: word.into(), detail: detail.into() };
+            }
+        }
+        // A missing ACL right inside a script has no code: the text of Redis 7.0, and that of later versions.
+        if ["The user executing the script", "ACL failure in script"].iter().any(|text| detail.contains(text))
+        {
+            return Failure::Rejected { code: "NOPERM".into(), detail: detail.into() };
+        }
+        Failure::Rejected { code: error.code().into(), detail: detail.into() }
+    }
+}
+
+/// What Redis appends to an error that was raised inside a script.
+const IN_SCRIPT: &str = "on @user_script";
+/// The code for an error inside a script that may have written before.
+const HALFWAY: &str = "HALFWAY";
+
+/// What each code means for a caller, and what to do about it.
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        let (code, detail) = match failure {
+            Failure::NotSent(text) => return Error::Unavailable(text),
+            Failure::NoReply(text) => return Error::Unknown(text),
+            Failure::Rejected { code, detail } => (code, detail),
+        };
+        let text = format!("Redis says {code} {detail}").trim_end().to_owned();
+        match code.as_str() {
+            "NOAUTH" | "WRONGPASS" => Error::Denied(format!(
+                "{text}. Give the password in the address, as redis://USER:PASSWORD@HOST"
+            )),
+            "NOPERM" => Error::Denied(format!(
+                "{text}. This user needs the keys and channels lockkeeper:* and the locks' own prefix, and the commands \
+                 in docs/stores/redis.md"
+            )),
+            "READONLY" => Error::Unavailable(format!(
+                "{text}. This is a replica: name the primary, or use redis+sentinel://, which follows it"
+            )),
+            "LOADING" => {
+                Error::Unavailable(format!("{text}. The server is still reading its data; try again soon"))
+            }
+            "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN" | "NOREPLICAS" | "BUSY" | "MOVED" | "ASK" => {
+                Error::Unavailable(text)
+            }
+            "MISCONF" => Error::Unavailable(format!("{text}. The server cannot write to its disk")),
+            "OOM" => {
+                Error::Limited(format!("{text}. The server is out of memory: raise maxmemory, or free some"))
+            }
+            "WRONGTYPE" => Error::Invalid(format!(
+                "{text}. Another program keeps something that is no lock under this name: choose another ?prefix="
+            )),
+            "CROSSSLOT" => Error::Unavailable(format!(
+                "{text}. This server is part of a cluster: use redis+cluster:// to reach it"
+            )),
+            HALFWAY => Error::Unknown(format!(
+                "a script ended with an error and may have done a part of its work. Redis says {detail}. A user with an ACL \
+                 needs the rights in docs/stores/redis.md"
+            )),
+            // A script that ended with any other error may have done a part of its work.
+            _ => Error::Unknown(text),
+        }
+    }
+}
+
+/// The error for a reply that has another shape than the scripts send: the outcome is unknown.
+pub(crate) fn unexpected_reply() -> Error {
+    Failure::unexpected_reply().into()
+}

@@ -1,0 +1,280 @@
+//! What a server says about itself, and what that means for the promises of the store. Every new connection asks before
+//! anything else is sent on it, and a task asks again now and then: settings change, and replicas come.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use futures_util::future::join_all;
+use lockkeeper_core::{Error, Guarantee, Profile, Result, WaitOrder};
+use redis::{Pipeline, Value};
+
+use crate::config::Servers;
+use crate::connection::{ConnectHandshake, Endpoint, text_of};
+use crate::error::Failure;
+use crate::runner::ScriptRunner;
+use crate::statements;
+
+/// How many polls pass between two looks at the settings.
+const POLLS: u32 = 10;
+
+/// What matters of one server.
+#[derive(Clone, Debug)]
+pub(crate) struct ServerSettings {
+    info: HashMap<String, String>,
+    /// What `CONFIG GET` tells; `None`: we may not look.
+    config: Option<HashMap<String, String>>,
+}
+
+impl ServerSettings {
+    fn is(&self, key: &str, value: &str) -> bool {
+        self.info.get(key).is_some_and(|found| found == value)
+    }
+
+    fn config(&self, key: &str) -> Option<&str> {
+        self.config.as_ref()?.get(key).map(String::as_str)
+    }
+
+    fn evicts(&self) -> bool {
+        !self.is("maxmemory", "0") && !self.is("maxmemory_policy", "noeviction")
+    }
+
+    /// Why a crash of this server may lose grants, and every setting to change; `None` if it does not.
+    fn durability_gap(&self) -> Option<String> {
+        let (mut why, mut set) = (Vec::new(), Vec::new());
+        if !self.is("aof_enabled", "1") {
+            why.push("keeps no append-only file: a restart loses grants".into());
+            set.push("appendonly yes");
+        }
+        match self.config("appendfsync") {
+            Some("always") => {}
+            Some(when) => {
+                why.push(format!("has appendfsync {when}: a crash loses the last grants"));
+                set.push("appendfsync always");
+            }
+            None => why.push("does not tell its appendfsync: a crash may lose grants".into()),
+        }
+        match self.config("no-appendfsync-on-rewrite") {
+            Some("no") => {}
+            Some(_) => {
+                let text = "has no-appendfsync-on-rewrite yes: a crash while it saves or rewrites loses the last grants";
+                why.push(text.into());
+                set.push("no-appendfsync-on-rewrite no");
+            }
+            None => why.push("does not tell its no-appendfsync-on-rewrite: a crash may lose grants".into()),
+        }
+        let why = why.into_iter().next()?;
+        Some(if set.is_empty() { why } else { format!("{why}. Set {}", set.join(", ")) })
+    }
+
+    fn read(answers: Vec<Result<Value, Failure>>) -> Result<ServerSettings, Failure> {
+        let mut answers = answers.into_iter();
+        let mut next =
+            || answers.next().unwrap_or_else(|| Err(Failure::NotSent("an answer is missing".into())));
+        let info = text_of(&next()?).unwrap_or_default();
+        let pairs = info.lines().filter_map(|line| line.split_once(':'));
+        let info = pairs.map(|(key, value)| (key.to_owned(), value.trim().to_owned())).collect();
+        let config = next().ok().and_then(|config| pairs_of(&config));
+        Ok(ServerSettings { info, config })
+    }
+}
+
+fn pairs_of(value: &Value) -> Option<HashMap<String, String>> {
+    match value {
+        Value::Map(pairs) => {
+            pairs.iter().map(|(key, value)| Some((text_of(key)?, text_of(value)?))).collect()
+        }
+        Value::Array(parts) => {
+            parts.chunks_exact(2).map(|pair| Some((text_of(&pair[0])?, text_of(&pair[1])?))).collect()
+        }
+        _ => None,
+    }
+}
+
+fn settings_commands() -> Pipeline {
+    let mut commands = Pipeline::with_capacity(2);
+    commands.cmd("INFO");
+    commands.cmd("CONFIG").arg("GET").arg("appendfsync").arg("no-appendfsync-on-rewrite");
+    commands
+}
+
+/// What was found at each server, and the profile that follows.
+#[derive(Default)]
+pub(crate) struct KnownSettings {
+    found: Mutex<HashMap<Endpoint, ServerSettings>>,
+    profile: Mutex<Option<Profile>>,
+}
+
+impl KnownSettings {
+    fn found(&self) -> MutexGuard<'_, HashMap<Endpoint, ServerSettings>> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn slot(&self) -> MutexGuard<'_, Option<Profile>> {
+        self.profile.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn profile(&self) -> Option<Profile> {
+        self.slot().clone()
+    }
+}
+
+/// Keeps the profile of a store up to date. Clones share the store's state.
+#[derive(Clone)]
+pub(crate) struct ProfileMonitor {
+    pub runner: Arc<ScriptRunner>,
+    pub settings: Arc<KnownSettings>,
+}
+
+/// The commands that every new connection sends first.
+pub(crate) fn handshake(runner: Weak<ScriptRunner>, settings: Arc<KnownSettings>) -> ConnectHandshake {
+    let on_replies = move |endpoint: &Endpoint, answers| {
+        let found = ServerSettings::read(answers)?;
+        if let Some(runner) = runner.upgrade() {
+            let monitor = ProfileMonitor { runner, settings: settings.clone() };
+            record_settings(&monitor, endpoint, found);
+        }
+        Ok(())
+    };
+    ConnectHandshake { commands: Arc::new(settings_commands()), on_replies: Arc::new(on_replies) }
+}
+
+/// Notes what was found. Once the store is open its profile changes with it.
+fn record_settings(monitor: &ProfileMonitor, endpoint: &Endpoint, found: ServerSettings) {
+    monitor.settings.found().insert(endpoint.clone(), found);
+    let mut slot = monitor.settings.slot();
+    if let Some(before) = &*slot {
+        let now = profile_of(monitor);
+        if now.durable != before.durable || now.fence != before.fence {
+            tracing::warn!(server = %endpoint, notes = ?now.notes, "the server keeps other promises than before");
+        }
+        *slot = Some(now);
+    }
+}
+
+/// Looks at every server and refuses what cannot work. From here on there is a profile.
+pub(crate) async fn check_servers(monitor: &ProfileMonitor) -> Result<()> {
+    for server in monitor.runner.router.all().await? {
+        // To ask for the scripts to be kept is to connect, and to connect is to look.
+        statements::load_scripts(&server).await?;
+        let found = monitor.settings.found().get(server.endpoint()).cloned();
+        let unseen = || Error::Unavailable(format!("{} does not say what it is", server.endpoint()));
+        check_server(&found.ok_or_else(unseen)?, &server.endpoint().to_string(), monitor)?;
+    }
+    let profile = profile_of(monitor);
+    *monitor.settings.slot() = Some(profile);
+    Ok(())
+}
+
+/// Follows what changes for as long as the store is open: who the primary is, and how the servers are set up.
+pub(crate) async fn run(monitor: ProfileMonitor) {
+    for turn in 1_u32.. {
+        tokio::time::sleep(monitor.runner.options.poll).await;
+        monitor.runner.router.follow_primary().await;
+        if turn.is_multiple_of(POLLS) {
+            refresh(&monitor).await;
+        }
+    }
+}
+
+async fn refresh(monitor: &ProfileMonitor) {
+    let Ok(servers) = monitor.runner.router.all().await else { return };
+    let commands = &settings_commands();
+    join_all(servers.iter().map(|server| async move {
+        match server.calls(commands).await.and_then(ServerSettings::read) {
+            Ok(found) => record_settings(monitor, server.endpoint(), found),
+            Err(failure) => {
+                tracing::debug!(?failure, server = %server.endpoint(), "its settings are read later")
+            }
+        }
+    }))
+    .await;
+    let serving = monitor.runner.router.serving();
+    monitor.settings.found().retain(|endpoint, _| serving.contains(endpoint));
+}
+
+/// What follows from what was found.
+fn profile_of(monitor: &ProfileMonitor) -> Profile {
+    let (mut warnings, mut notes) = (Vec::new(), Vec::new());
+    let (mut durable, mut evicts, mut replicas) = (true, false, false);
+    let all = monitor.settings.found();
+    for endpoint in monitor.runner.router.serving() {
+        let Some(found) = all.get(&endpoint) else {
+            durable = false;
+            warnings.push(format!("{endpoint} has not been asked yet how it is set up"));
+            continue;
+        };
+        replicas |= !found.is("connected_slaves", "0");
+        if found.evicts() {
+            evicts = true;
+            let policy = found.info.get("maxmemory_policy").cloned().unwrap_or_default();
+            warnings.insert(0, format!(
+                "{endpoint} may throw locks away when its memory is full: its maxmemory-policy is {policy}. Set noeviction"
+            ));
+        }
+        match found.durability_gap() {
+            Some(why) => {
+                durable = false;
+                warnings.push(format!("{endpoint} {why}"));
+            }
+            None => notes.push(format!("{endpoint} writes every grant to its disk before it answers")),
+        }
+    }
+    drop(all);
+    let fails_over = replicas || !matches!(monitor.runner.options.servers, Servers::Single(_));
+    if fails_over {
+        warnings.push(match monitor.runner.options.wait_replicas {
+            0 => "a fail-over to a replica may lose the last grants; ?wait_replicas=1 makes that rare".into(),
+            n => format!(
+                "a grant or a renewal counts once {n} replicas have it; a fail-over to another one may still lose it"
+            ),
+        });
+    }
+    notes.push(
+        "leases follow the server's wall clock: set forward, they end early. The fence is what protects you"
+            .into(),
+    );
+    notes.push("cycles of waiting owners are not found: give requests a wait time".into());
+    warnings.append(&mut notes);
+    let kept = durable && !evicts && !fails_over;
+    let promise = if kept { Guarantee::Kept } else { Guarantee::Likely };
+    Profile {
+        store: monitor.runner.scheme().into(),
+        exclusion: Guarantee::Likely,
+        fence: promise,
+        durable: if evicts { Guarantee::No } else { promise },
+        waiting: WaitOrder::Queue,
+        wake: monitor.runner.options.poll + monitor.runner.options.claim,
+        shared: true,
+        permits: true,
+        multi_name: true,
+        reentry: true,
+        deadlocks: false,
+        lock_delay: true,
+        min_hold: true,
+        watch: true,
+        revoke: true,
+        records: true,
+        notes: warnings,
+    }
+}
+
+fn check_server(found: &ServerSettings, endpoint: &str, monitor: &ProfileMonitor) -> Result<()> {
+    let version = found.info.get("redis_version").map_or("", String::as_str);
+    let major: u32 = version.split('.').next().and_then(|n| n.parse().ok()).unwrap_or(0);
+    if major < 7 {
+        return Err(Error::Unsupported(format!(
+            "{endpoint} is Redis {version}: version 7.0 or a compatible server is needed"
+        )));
+    }
+    if !found.is("role", "master") {
+        return Err(Error::invalid(format!(
+            "{endpoint} is a replica: locks are taken at the primary. Name that, or use redis+sentinel://"
+        )));
+    }
+    if found.is("cluster_enabled", "1") != monitor.runner.router.is_cluster() {
+        return Err(Error::invalid(format!(
+            "{endpoint} is a node of a cluster: use redis+cluster://{endpoint} to reach all of it"
+        )));
+    }
+    Ok(())
+}

@@ -1,0 +1,280 @@
+//! Renews, releases and breaks locks while their slot is migrated from one node of a cluster to another.
+//!
+//! During a migration a node rejects a script if one of its keys is missing there, and keys that never existed are missing too. So
+//! a node rejects every script of several keys until the migration ends, and runs a script of one key where that key is. The steps
+//! here use one key each, in an order in which each step may be the last:
+//! - A plain hold, which is in the lock key itself, is renewed or released in one step.
+//! - For holds in a hash, the hash decides. A release removes the hold from the hash, then its end from the sorted set. A renewal
+//!   first extends the life of the sorted set and of the lock key, and counts when the hash still has the hold.
+//! - No step grants a lock. The polls of the waiters do, after the migration.
+
+use futures_util::future::join_all;
+use lockkeeper_core::{Error, Fence, RenewOutcome, RequestKey, Result};
+use redis::{Value, cmd};
+
+use crate::codec::{decode_release, release_flags};
+use crate::error::{Failure, unexpected_reply};
+use crate::keys::KeyGroup;
+use crate::router::OnSplitKeys;
+use crate::runner::ScriptRunner;
+use crate::statements::{
+    MIGRATING_ENDS, MIGRATING_FENCE, MIGRATING_HOLDS, MIGRATING_LOCK, MIGRATING_QUEUE, MIGRATING_TOMBSTONE,
+    ScriptCall, millis,
+};
+
+/// The operations on locks of one group whose slot is being migrated.
+#[derive(Clone, Copy)]
+pub(crate) struct SlotMigration<'a> {
+    runner: &'a ScriptRunner,
+    group: KeyGroup,
+}
+
+/// One step at one key of a lock.
+#[derive(Clone, Copy)]
+struct MigrationStep<'a> {
+    verb: &'static str,
+    attempt: &'a str,
+    flags: u8,
+    limit: u64,
+    /// The least time to live of the key, in milliseconds; for a break, the new fence.
+    number: u64,
+}
+
+impl<'a> MigrationStep<'a> {
+    fn new(verb: &'static str, attempt: &'a str) -> Self {
+        MigrationStep { verb, attempt, flags: 0, limit: 0, number: 0 }
+    }
+}
+
+/// The reply of a step at the hash of the holds.
+struct HoldsReply {
+    status: i64,
+    /// How long the lock key is to live, in milliseconds.
+    lives: u64,
+    /// What to change in the sorted set of the ends.
+    ends: Vec<Vec<u8>>,
+    /// For a break: each attempt whose hold was removed, with another lock key that the attempt held.
+    others: Vec<(String, String)>,
+}
+
+/// Replies of a step at a lock key: the attempt does not hold it, the step is done, or the holds are in the hash.
+const NOT_HERE: i64 = 0;
+const DONE: i64 = 1;
+const IN_HASH: i64 = 2;
+/// There is no hash of holds.
+const NO_HASH: i64 = 2;
+
+impl<'a> SlotMigration<'a> {
+    pub fn new(runner: &'a ScriptRunner, group: KeyGroup) -> Self {
+        SlotMigration { runner, group }
+    }
+
+    /// Renews holds, each for itself. An error if no renewal has a reply.
+    pub async fn renew(self, keys: &[&RequestKey]) -> Result<Vec<RenewOutcome>> {
+        let replies = join_all(keys.iter().map(|key| self.renew_one(key))).await;
+        if replies.iter().all(std::result::Result::is_err) {
+            let first = replies.into_iter().next().ok_or_else(unexpected_reply)?;
+            return Err(first.err().map_or_else(unexpected_reply, Error::from));
+        }
+        let outcome = |reply: std::result::Result<bool, Failure>| match reply {
+            Ok(true) => RenewOutcome::Renewed,
+            Ok(false) => RenewOutcome::Lost,
+            Err(failure) => {
+                tracing::warn!(?failure, "renewal failed while the slot migrates; the guard renews again");
+                RenewOutcome::Unknown
+            }
+        };
+        Ok(replies.into_iter().map(outcome).collect())
+    }
+
+    async fn renew_one(self, key: &RequestKey) -> Result<bool, Failure> {
+        let attempt = key.attempt.to_hex();
+        for name in key.names.iter() {
+            if !self.renew_name(&self.runner.keys.lock_key(name), &attempt).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    async fn renew_name(self, key: &str, attempt: &str) -> Result<bool, Failure> {
+        match self.step_lock(key, MigrationStep::new("renew", attempt)).await? {
+            IN_HASH => {}
+            status => return Ok(status == DONE),
+        }
+        let look = self.step_holds(key, MigrationStep::new("look", attempt)).await?;
+        if look.status == NO_HASH {
+            // The lock key says that there are holds, but not which: the attempt has not lost its hold for certain.
+            return Err(Failure::NotSent(format!("TRYAGAIN the holds of {key} are missing")));
+        }
+        if look.status != DONE {
+            return Ok(false);
+        }
+        self.step_ends(key, look.lives, &look.ends).await?;
+        let keep = MigrationStep { number: look.lives, ..MigrationStep::new("keep", attempt) };
+        if self.step_lock(key, keep).await? != DONE {
+            return Ok(false);
+        }
+        Ok(self.step_holds(key, MigrationStep::new("renew", attempt)).await?.status == DONE)
+    }
+
+    /// Releases the holds of one attempt, or removes its request from the queue. `release`: the argument of the usual script.
+    pub async fn release(self, keys: &[String], release: &[u8]) -> Result<Value, Failure> {
+        let (attempt, flags, generation, limit) =
+            decode_release(release).ok_or_else(|| Failure::NoReply("a malformed release".into()))?;
+        if flags & release_flags::UNANSWERED != 0 {
+            self.leave_tombstone(attempt, generation).await?;
+        }
+        let mut gone = self.leave_queue(keys, attempt, limit).await?;
+        for key in keys {
+            let step = MigrationStep { flags, limit, ..MigrationStep::new("release", attempt) };
+            gone |= match self.step_lock(key, step).await? {
+                NOT_HERE => false,
+                IN_HASH => self.release_from_hash(key, step).await?,
+                _ => true,
+            };
+        }
+        let unconfirmed = format!("{}unconfirmed:{}", self.prefix(), self.runner.client);
+        self.call(cmd("SREM").arg(unconfirmed).arg(attempt)).await?;
+        Ok(Value::Int(gone.into()))
+    }
+
+    async fn release_from_hash(self, key: &str, step: MigrationStep<'_>) -> Result<bool, Failure> {
+        let holds = self.step_holds(key, step).await?;
+        self.follow_holds(key, &holds).await?;
+        Ok(holds.status == DONE)
+    }
+
+    /// Changes the other keys of a lock to match the hash of its holds.
+    async fn follow_holds(self, key: &str, holds: &HoldsReply) -> Result<(), Failure> {
+        if !holds.ends.is_empty() {
+            self.step_ends(key, holds.lives, &holds.ends).await?;
+        }
+        if holds.lives > 0 {
+            let keep = MigrationStep { number: holds.lives, ..MigrationStep::new("keep", "") };
+            self.step_lock(key, keep).await?;
+        }
+        Ok(())
+    }
+
+    async fn leave_tombstone(self, attempt: &str, generation: u8) -> Result<(), Failure> {
+        let prefix = self.prefix();
+        for (key, value) in
+            [(format!("{prefix}released:{attempt}"), generation), (format!("{prefix}released"), 1)]
+        {
+            let ttl = millis(self.runner.tombstone_ttl());
+            let call = ScriptCall::new(&MIGRATING_TOMBSTONE, &[key]).arg(value).arg(ttl);
+            self.runner.run(self.group, &call).await?;
+        }
+        Ok(())
+    }
+
+    /// Removes a queue entry. The entry counts only while the request is in the process's hash too, so the hash comes last and
+    /// the release can be sent again.
+    async fn leave_queue(self, keys: &[String], attempt: &str, limit: u64) -> Result<bool, Failure> {
+        let (prefix, client) = (self.prefix(), &self.runner.client);
+        let mut left = false;
+        for key in keys {
+            let call = ScriptCall::new(&MIGRATING_QUEUE, &[format!("{prefix}queue:{key}")]);
+            let call = call.arg(format!("{attempt}{client}")).arg(limit);
+            left |= self.runner.run(self.group, &call).await? == Value::Int(1);
+        }
+        if left || limit == 0 {
+            let requests = format!("{prefix}client:{client}");
+            left |= self.call(cmd("HDEL").arg(requests).arg(attempt)).await? == Value::Int(1);
+        }
+        Ok(left)
+    }
+
+    /// Takes a lock away from its holders.
+    pub async fn break_lock(self, key: &str, reason: &str) -> Result<Fence> {
+        let counter = format!("{}fence", self.prefix());
+        let call = ScriptCall::new(&MIGRATING_FENCE, &[counter]).arg(self.runner.highest_fence_seen());
+        let Value::Int(fence) = self.runner.run(self.group, &call).await? else {
+            return Err(unexpected_reply());
+        };
+        let fence = self.runner.record_fence(fence)?;
+        let step = MigrationStep { number: fence.get(), ..MigrationStep::new("break", reason) };
+        if self.step_lock(key, step).await? != IN_HASH {
+            return Ok(fence);
+        }
+        let holds = self.step_holds(key, step).await?;
+        if holds.status == NO_HASH {
+            // The holders are not known, and no script grants this lock before its key is gone.
+            self.step_lock(key, MigrationStep::new("drop", "")).await?;
+            return Ok(fence);
+        }
+        // A grant of several names is lost as a whole.
+        for (attempt, other) in &holds.others {
+            let taken = self.step_holds(other, MigrationStep::new("take", attempt)).await?;
+            self.follow_holds(other, &taken).await?;
+        }
+        self.follow_holds(key, &holds).await?;
+        Ok(fence)
+    }
+
+    async fn step_lock(self, key: &str, step: MigrationStep<'_>) -> Result<i64, Failure> {
+        let call = self.with_step(ScriptCall::new(&MIGRATING_LOCK, &[key]), step);
+        match self.run_one_key(&call).await? {
+            Value::Int(status) => Ok(status),
+            _ => Err(Failure::unexpected_reply()),
+        }
+    }
+
+    async fn step_holds(self, key: &str, step: MigrationStep<'_>) -> Result<HoldsReply, Failure> {
+        let holds = format!("{}holds:{key}", self.prefix());
+        let call = self.with_step(ScriptCall::new(&MIGRATING_HOLDS, &[holds]), step);
+        let Value::Array(parts) = self.run_one_key(&call).await? else {
+            return Err(Failure::unexpected_reply());
+        };
+        let [Value::Int(status), Value::Int(lives), Value::Array(ends), Value::Array(others)] = &parts[..]
+        else {
+            return Err(Failure::unexpected_reply());
+        };
+        let others = texts(others).map(|text| String::from_utf8_lossy(text).into_owned()).collect::<Vec<_>>();
+        Ok(HoldsReply {
+            status: *status,
+            lives: u64::try_from(*lives).unwrap_or(0),
+            ends: texts(ends).map(<[u8]>::to_vec).collect(),
+            others: others.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect(),
+        })
+    }
+
+    async fn step_ends(self, key: &str, lives: u64, ends: &[Vec<u8>]) -> Result<(), Failure> {
+        let call = ScriptCall::new(&MIGRATING_ENDS, &[format!("{}ends:{key}", self.prefix())]).arg(lives);
+        let call = ends.iter().fold(call, |call, part| call.arg(&part[..]));
+        self.run_one_key(&call).await.map(|_| ())
+    }
+
+    fn with_step(self, call: ScriptCall, step: MigrationStep<'_>) -> ScriptCall {
+        let call = call.arg(self.prefix()).arg(step.verb).arg(step.attempt);
+        call.arg(step.flags).arg(step.limit).arg(step.number)
+    }
+
+    /// Runs a script of one key on the node that has the key, and waits for the replicas if the store does.
+    async fn run_one_key(self, call: &ScriptCall) -> Result<Value, Failure> {
+        match &self.runner.grant_router {
+            Some(grants) => {
+                let (reply, replicated) =
+                    self.runner.run_replicated(grants, self.group, call, OnSplitKeys::Retry).await?;
+                replicated.map(|()| reply)
+            }
+            None => self.runner.run(self.group, call).await,
+        }
+    }
+
+    async fn call(self, command: &redis::Cmd) -> Result<Value, Failure> {
+        self.runner.router.call(self.group.slot(), command).await
+    }
+
+    fn prefix(self) -> String {
+        self.runner.keys.group_prefix(self.group)
+    }
+}
+
+fn texts(values: &[Value]) -> impl Iterator<Item = &[u8]> {
+    values.iter().filter_map(|value| match value {
+        Value::BulkString(text) => Some(&text[..]),
+        _ => None,
+    })
+}

@@ -1,0 +1,404 @@
+//! The waiters of this process.
+
+mod poll;
+
+pub(crate) use poll::run;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use lockkeeper_core::{BootInstant, Fence};
+use lockkeeper_store_kit::WaiterTtls;
+use redis::Value;
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+
+use crate::batch::{BatchSender, KeepFlag};
+use crate::config::Options;
+use crate::error::Failure;
+use crate::keys::KeyGroup;
+use crate::runner::ScriptRunner;
+
+/// The least time between two looks.
+const MIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// The waiters of this process.
+pub(crate) struct Waiters {
+    runner: Arc<ScriptRunner>,
+    requests: BatchSender,
+    confirms: BatchSender,
+    state: Mutex<State>,
+    ttls: WaiterTtls,
+    wake: Notify,
+    /// How often a group is looked at, at least.
+    poll: Duration,
+}
+
+#[derive(Default)]
+struct State {
+    /// By attempt, in hexadecimal digits.
+    waiters: HashMap<String, Arc<RedisWaiter>>,
+    /// Who waits for which key, in the request in which they came.
+    queues: BTreeMap<(KeyGroup, String), BTreeMap<u64, Arc<RedisWaiter>>>,
+    /// How many waiters there were so far.
+    joined: u64,
+    /// When each group that is waited for is looked at next.
+    polls: BTreeMap<KeyGroup, GroupPoll>,
+    subscribed: bool,
+    /// How often a connection was lost, and perhaps messages with it.
+    losses: u64,
+    /// Attempts with a minimum hold that were let in by message, until the server confirms them or they are released.
+    unconfirmed: HashMap<String, Instant>,
+}
+
+/// The looks at the keys of one group. A node that does not reply delays those at its own groups only.
+struct GroupPoll {
+    /// How many keys of the group are waited for.
+    queue_keys: usize,
+    due: Instant,
+    last: Option<Instant>,
+    in_flight: bool,
+}
+
+impl GroupPoll {
+    fn at(&self) -> Instant {
+        self.last.map_or(self.due, |last| self.due.max(last + MIN_POLL_INTERVAL))
+    }
+}
+
+impl State {
+    /// When the next group is to be looked at, if no look at it is in flight already.
+    fn next(&self) -> Option<Instant> {
+        self.polls.values().filter(|poll| !poll.in_flight).map(GroupPoll::at).min()
+    }
+
+    /// The groups that are due now; looks at them begin.
+    fn begin_polls(&mut self, poll_every: Duration) -> Vec<KeyGroup> {
+        let now = Instant::now();
+        let due = self.polls.iter_mut().filter(|(_, poll)| !poll.in_flight && poll.at() <= now);
+        due.map(|(group, poll)| {
+            (poll.in_flight, poll.last, poll.due) = (true, Some(now), now + poll_every);
+            *group
+        })
+        .collect()
+    }
+
+    fn poll_all_now(&mut self) {
+        let now = Instant::now();
+        self.polls.values_mut().for_each(|poll| poll.due = now);
+    }
+}
+
+struct RedisWaiter {
+    /// Its number: waiters that came earlier have a lower one.
+    number: u64,
+    attempt: String,
+    ttl: Duration,
+    woken: Notify,
+    left: AtomicBool,
+    kept: KeepFlag,
+    hand_off: Mutex<HandOffState>,
+}
+
+/// How far a waiter is with the confirmation of a hand-off. The task that receives the message sends the confirmation at once,
+/// because the waiter's own task may be slow to wake.
+#[derive(Default)]
+struct HandOffState {
+    request: Option<ConfirmRequest>,
+    since: QueuedAt,
+    under_way: Option<AbortHandle>,
+    answer: Option<HandOffOutcome>,
+}
+
+/// A waiter was in queue, and not woken, when the server got something that was sent at this moment, and the highest fence
+/// of all was this one. What is granted to it since has a higher one, and is kept for a hand_off counted from here at least.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct QueuedAt {
+    pub sent_at: BootInstant,
+    pub fence: u64,
+}
+
+/// What is said for a waiter.
+struct ConfirmRequest {
+    group: KeyGroup,
+    keys: Vec<String>,
+    args: Vec<Vec<u8>>,
+}
+
+/// The message of a hand-off: the fence, and how long the server keeps the lock without a confirmation, which depends on the
+/// claim of the client that released the lock.
+#[derive(Clone, Copy)]
+struct HandOffMessage {
+    fence: Fence,
+    lease: Duration,
+}
+
+impl HandOffMessage {
+    fn read(text: &str) -> Option<HandOffMessage> {
+        let (fence, lease) = text.split_once(' ')?;
+        let fence = Fence::new(fence.parse().ok()?).ok()?;
+        Some(HandOffMessage { fence, lease: Duration::from_millis(lease.parse().ok()?) })
+    }
+}
+
+/// What became of a call.
+pub enum HandOffOutcome {
+    /// It was let in, by a message: this lease counts from then, and is long enough to go on with.
+    In { sent_at: BootInstant, lease: Duration, fence: Fence },
+    /// It said that it is there, and this was the answer to what was sent then.
+    Asked(BootInstant, Result<Value, Failure>),
+}
+
+impl RedisWaiter {
+    fn hand_off(&self) -> MutexGuard<'_, HandOffState> {
+        self.hand_off.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says that it is there, if it stands in queue and has not said so already; else lets it ask by itself. `word` is
+    /// what a message said.
+    fn confirm_hand_off(self: &Arc<Self>, waiters: &Arc<Waiters>, word: Option<HandOffMessage>) {
+        let mut hand_off = self.hand_off();
+        if hand_off.under_way.is_some() {
+            return;
+        }
+        let Some(request) = hand_off.request.take() else { return self.woken.notify_one() };
+        let QueuedAt { sent_at, fence: before } = hand_off.since;
+        let (waiter, waiters, now) = (self.clone(), waiters.clone(), waiters.runner.options.clock.now());
+        // Good for a while yet, no message from long ago, and newer than all that we know of: a server that has forgotten
+        // must be asked.
+        let good = |word: &HandOffMessage| {
+            let newest = word.fence.get() > before.max(waiters.runner.highest_fence_seen());
+            newest && waiters.runner.grant_router.is_none() && now < sent_at + word.lease / 2
+        };
+        let known = word.filter(good);
+        let handle = waiters.runner.router.io().clone();
+        let task = handle.spawn(async move {
+            let tell = |woken| {
+                waiter.hand_off().answer = Some(woken);
+                waiter.woken.notify_one();
+            };
+            let Some(HandOffMessage { fence, lease }) = known else {
+                let answer = waiters
+                    .requests
+                    .send(request.group, request.keys, request.args, waiter.kept.clone())
+                    .await;
+                return tell(HandOffOutcome::Asked(now, answer));
+            };
+            // The waiter confirms, together with others that were let in, and its caller need not wait for that: without
+            // an answer, the holder renews within its first lease.
+            let attempt = vec![request.args[0].clone()];
+            let told = async { tell(HandOffOutcome::In { sent_at, lease, fence }) };
+            let confirmed = waiters.confirms.send(request.group, request.keys, attempt, waiter.kept.clone());
+            if let (Ok(Value::Int(1)), ()) = tokio::join!(confirmed, told) {
+                waiters.forget_unconfirmed(&waiter.attempt);
+            }
+        });
+        hand_off.under_way = Some(task.abort_handle());
+    }
+}
+
+/// A place in queue. Dropping it gives up waiting, not the place: that is what a release is for.
+pub struct WaiterHandle<'a> {
+    waiters: &'a Waiters,
+    waiter: Arc<RedisWaiter>,
+    queue_keys: Vec<(KeyGroup, String)>,
+}
+
+impl Waiters {
+    pub fn new(runner: Arc<ScriptRunner>, requests: BatchSender, confirms: BatchSender) -> Self {
+        let poll = runner.options.poll;
+        let (state, ttls, wake) = (Mutex::default(), WaiterTtls::default(), Notify::new());
+        Waiters { runner, requests, confirms, state, ttls, wake, poll }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins to listen for `attempt`, before anything is sent: the answer may come at once.
+    pub fn join(&self, attempt: String, ttl: Duration) -> WaiterHandle<'_> {
+        let mut state = self.state();
+        state.joined += 1;
+        self.ttls.add(ttl);
+        let waiter = Arc::new(RedisWaiter {
+            number: state.joined,
+            attempt,
+            ttl,
+            woken: Notify::new(),
+            left: AtomicBool::new(false),
+            kept: KeepFlag::default(),
+            hand_off: Mutex::default(),
+        });
+        state.waiters.insert(waiter.attempt.clone(), waiter.clone());
+        drop(state);
+        WaiterHandle { waiters: self, waiter, queue_keys: Vec::new() }
+    }
+
+    /// How long the server keeps the queue entries of this process after its last poll.
+    pub fn entry_life(&self, claim: Duration) -> Duration {
+        self.ttls.entry_life(claim, self.poll)
+    }
+
+    /// Cancels the wait of `attempt`.
+    pub fn leave(&self, attempt: &str) {
+        if let Some(waiter) = self.state().waiters.get(attempt) {
+            waiter.left.store(true, Ordering::SeqCst);
+            waiter.woken.notify_one();
+        }
+    }
+
+    /// Makes the waiter of `attempt` send its request again. Returns whether there is one.
+    pub fn wake_attempt(&self, attempt: &str) -> bool {
+        self.state().waiters.get(attempt).inspect(|waiter| waiter.woken.notify_one()).is_some()
+    }
+
+    /// Handles the message of a hand-off: the attempt, the fence and the lease.
+    pub fn on_hand_off(self: &Arc<Self>, message: &[u8]) {
+        let Some((attempt, word)) =
+            std::str::from_utf8(message).ok().and_then(|text| text.split_at_checked(32))
+        else {
+            return;
+        };
+        let waiter = self.state().waiters.get(attempt).cloned();
+        if let Some(waiter) = waiter {
+            waiter.confirm_hand_off(self, HandOffMessage::read(word));
+        }
+    }
+
+    /// The connection is gone, and perhaps a message with it.
+    pub fn on_disconnect(&self) {
+        let mut state = self.state();
+        state.subscribed = false;
+        state.losses += 1;
+        state.poll_all_now();
+        self.wake.notify_one();
+    }
+
+    /// Whether a guard was made for this attempt without the server having confirmed it.
+    pub fn is_unconfirmed(&self, attempt: &str) -> bool {
+        self.state().unconfirmed.contains_key(attempt)
+    }
+
+    pub fn forget_unconfirmed(&self, attempt: &str) {
+        self.state().unconfirmed.remove(attempt);
+    }
+
+    fn expect(&self, group: KeyGroup, at: Instant) {
+        let mut state = self.state();
+        let subscribed = state.subscribed;
+        if let Some(poll) = state.polls.get_mut(&group)
+            && (at < poll.due || !subscribed)
+        {
+            poll.due = poll.due.min(at);
+            self.wake.notify_one();
+        }
+    }
+}
+
+impl WaiterHandle<'_> {
+    /// It stands in queue for these keys now; the first of those who hold them is expected to be gone after `ends`, if
+    /// it says nothing. `woken` is what to say when it is woken.
+    pub fn stand(
+        &mut self,
+        group: KeyGroup,
+        keys: &[String],
+        woken: Vec<Vec<u8>>,
+        since: QueuedAt,
+        ends: Option<Duration>,
+    ) {
+        let request = ConfirmRequest { group, keys: keys.to_vec(), args: woken };
+        let mut hand_off = self.waiter.hand_off();
+        (hand_off.request, hand_off.under_way, hand_off.answer) = (Some(request), None, None);
+        hand_off.since = hand_off.since.max(since);
+        drop(hand_off);
+        if self.queue_keys.is_empty() {
+            let mut state = self.waiters.state();
+            for key in keys {
+                let queue_key = (group, key.clone());
+                let queue = state.queues.entry(queue_key.clone()).or_default();
+                queue.insert(self.waiter.number, self.waiter.clone());
+                let new = queue.len() == 1;
+                self.queue_keys.push(queue_key);
+                if new {
+                    let due = Instant::now() + self.waiters.poll;
+                    let fresh = || GroupPoll { queue_keys: 0, due, last: None, in_flight: false };
+                    state.polls.entry(group).or_insert_with(fresh).queue_keys += 1;
+                    self.waiters.wake.notify_one();
+                }
+            }
+        }
+        let soon = ends.map_or(Duration::from_secs(1), |ends| ends + Duration::from_millis(1));
+        self.waiters.expect(group, Instant::now() + soon);
+    }
+
+    /// Ends when it is worth asking again.
+    pub async fn woken(&self) {
+        self.waiter.woken.notified().await;
+    }
+
+    /// It asks by itself now: a call that comes meanwhile is not answered for it.
+    pub fn request(&self) {
+        self.waiter.hand_off().request = None;
+    }
+
+    /// Whether the call is being answered: then the answer comes.
+    pub fn answers(&self) -> bool {
+        let hand_off = self.waiter.hand_off();
+        hand_off.under_way.is_some() && hand_off.answer.is_none()
+    }
+
+    /// What became of a call, if there was one.
+    pub fn answer(&self) -> Option<HandOffOutcome> {
+        self.waiter.hand_off().answer.take()
+    }
+
+    /// It has the lock, and keeps it. `unconfirmed`: it has a minimum hold, and the server need not have heard yet that
+    /// it is there.
+    pub fn keep(&self, unconfirmed: bool) {
+        self.waiter.kept.store(true, Ordering::SeqCst);
+        if unconfirmed {
+            let (mut state, now) = (self.waiters.state(), Instant::now());
+            // No hold stays unconfirmed for longer than the longest hand_off.
+            state.unconfirmed.retain(|_, since| *since + Options::CLAIM_MOST > now);
+            state.unconfirmed.insert(self.waiter.attempt.clone(), now);
+        }
+    }
+
+    /// Whether the wait was cancelled.
+    pub fn left(&self) -> bool {
+        self.waiter.left.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for WaiterHandle<'_> {
+    fn drop(&mut self) {
+        // What is said for one that has the lock is said to the end.
+        if !self.waiter.kept.load(Ordering::SeqCst)
+            && let Some(task) = self.waiter.hand_off().under_way.take()
+        {
+            task.abort();
+        }
+        let mut state = self.waiters.state();
+        self.waiters.ttls.remove(self.waiter.ttl);
+        // The same attempt may have asked again meanwhile.
+        if state.waiters.get(&self.waiter.attempt).is_some_and(|other| Arc::ptr_eq(other, &self.waiter)) {
+            state.waiters.remove(&self.waiter.attempt);
+        }
+        for queue_key in &self.queue_keys {
+            if let Some(queue) = state.queues.get_mut(queue_key) {
+                queue.remove(&self.waiter.number);
+                if queue.is_empty() {
+                    state.queues.remove(queue_key);
+                    if let Some(poll) = state.polls.get_mut(&queue_key.0) {
+                        poll.queue_keys -= 1;
+                        if poll.queue_keys == 0 {
+                            state.polls.remove(&queue_key.0);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

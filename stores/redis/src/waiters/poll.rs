@@ -1,0 +1,160 @@
+//! Polls the queues of this process: one task keeps its queue entries alive, finds hand-offs whose message was lost, and
+//! makes the server grant locks whose holder ended without a release.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use redis::{Value, cmd};
+
+use super::{QueuedAt, RedisWaiter, Waiters};
+use crate::keys::KeyGroup;
+use crate::statements::millis;
+use crate::statements::{POLL, ScriptCall};
+
+/// A lock taken by another client is released without a message to us: it is looked at more often.
+const FOREIGN_POLL: Duration = Duration::from_millis(100);
+/// How many names one script polls at.
+const KEYS_PER_POLL: usize = 200;
+
+/// Runs for as long as the store is open.
+pub(crate) async fn run(waiters: Arc<Waiters>) {
+    let waiters = &waiters;
+    let (mut polls, mut subscribing) = (FuturesUnordered::new(), FuturesUnordered::new());
+    let mut subscribe_at = Instant::now();
+    loop {
+        let (next, subscribed) = {
+            let state = waiters.state();
+            (state.next(), state.subscribed || state.polls.is_empty())
+        };
+        if !subscribed && subscribing.is_empty() && subscribe_at <= Instant::now() {
+            subscribing.push(subscribe(waiters));
+        }
+        let resubscribe = !subscribed && subscribing.is_empty();
+        tokio::select! {
+            () = sleep_until(next) => {
+                let due = waiters.state().begin_polls(waiters.runner.options.poll);
+                polls.extend(due.into_iter().map(|group| poll_group(waiters, group)));
+            }
+            Some(()) = polls.next(), if !polls.is_empty() => {}
+            Some(()) = subscribing.next(), if !subscribing.is_empty() => {
+                subscribe_at = Instant::now() + waiters.runner.options.poll;
+            }
+            () = sleep_until(Some(subscribe_at)), if resubscribe => {}
+            () = waiters.wake.notified() => {}
+        }
+    }
+}
+
+async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Any node will do: messages of a cluster reach all of them.
+async fn subscribe(waiters: &Arc<Waiters>) {
+    let losses = waiters.state().losses;
+    match waiters.runner.router.call_any(cmd("SUBSCRIBE").arg(waiters.runner.wake_channel())).await {
+        Ok(_) => {
+            let mut state = waiters.state();
+            state.subscribed = state.losses == losses;
+            // What was said before we listened was not heard.
+            state.poll_all_now();
+        }
+        Err(failure) => {
+            tracing::warn!(
+                ?failure,
+                "no messages: waiting goes on by in_flight every {:?}",
+                waiters.runner.options.poll
+            );
+        }
+    }
+}
+
+/// Looks at everything of a group that is waited for, once, whatever the number of those who wait.
+async fn poll_group(waiters: &Arc<Waiters>, group: KeyGroup) {
+    let queue_keys: Vec<(KeyGroup, String)> = {
+        let state = waiters.state();
+        let from = state.queues.range((group, String::new())..).map(|(queue_key, _)| queue_key);
+        from.take_while(|queue_key| queue_key.0 == group).cloned().collect()
+    };
+    let polls = queue_keys.chunks(KEYS_PER_POLL).map(|batch| poll_keys(waiters, batch));
+    let next = futures_util::future::join_all(polls).await.into_iter().flatten().min();
+    let soonest = next.unwrap_or(waiters.runner.options.poll).min(waiters.runner.options.poll);
+    let now = Instant::now();
+    if let Some(poll) = waiters.state().polls.get_mut(&group) {
+        (poll.in_flight, poll.last) = (false, Some(now));
+        poll.due = poll.due.min(now + soonest);
+    }
+}
+
+/// Looks at some keys of one group. Says when it is worth in_flight again.
+async fn poll_keys(waiters: &Arc<Waiters>, batch: &[(KeyGroup, String)]) -> Option<Duration> {
+    let (group, sent_at) = (batch[0].0, waiters.runner.options.clock.now());
+    let names: Vec<&str> = batch.iter().map(|(_, key)| key.as_str()).collect();
+    let call = ScriptCall::new(&POLL, &waiters.runner.script_keys(group, &names))
+        .arg(waiters.runner.keys.group_prefix(group))
+        .arg(waiters.runner.claim_ms())
+        .arg(&waiters.runner.client)
+        .arg(millis(waiters.entry_life(waiters.runner.options.claim)));
+    let answer = match waiters.runner.run(group, &call).await {
+        Ok(Value::Array(answer)) => answer,
+        other => {
+            tracing::warn!(?other, "could not look at the waiters, will look again");
+            return None;
+        }
+    };
+    let state = waiters.state();
+    if matches!(answer.first(), Some(Value::Int(0))) {
+        // The queue entries expired, or the server lost them: all waiters send their requests again.
+        for waiter in
+            batch.iter().filter_map(|queue_key| state.queues.get(queue_key)).flat_map(BTreeMap::values)
+        {
+            waiter.woken.notify_one();
+        }
+        return Some(waiters.runner.options.poll);
+    }
+    let mut soonest = waiters.runner.options.poll;
+    let [_, Value::Int(fence), Value::Array(let_in) | Value::Set(let_in), replies @ ..] = &answer[..] else {
+        return None;
+    };
+    let since = QueuedAt { sent_at, fence: u64::try_from(*fence).unwrap_or(u64::MAX) };
+    let attempts = let_in.iter().filter_map(|attempt| match attempt {
+        Value::BulkString(attempt) => std::str::from_utf8(attempt).ok(),
+        _ => None,
+    });
+    // The message to these was lost, or they have not confirmed yet.
+    let let_in: HashSet<&str> = attempts.collect();
+    for waiter in let_in.iter().filter_map(|attempt| state.waiters.get(*attempt)) {
+        waiter.confirm_hand_off(waiters, None);
+    }
+    for (queue_key, reply) in batch.iter().zip(replies) {
+        let Value::Array(reply) = reply else { continue };
+        let [Value::Int(held), Value::Int(pttl)] = &reply[..] else { continue };
+        // The others were in the queue when the server looked.
+        for waiter in state.queues.get(queue_key).into_iter().flat_map(BTreeMap::values) {
+            let mut hand_off = waiter.hand_off();
+            if hand_off.request.is_some() && !let_in.contains(&*waiter.attempt) {
+                hand_off.since = hand_off.since.max(since);
+            }
+        }
+        match *held {
+            // Free, and still there are waiters: the queue was lost. The first asks again.
+            0 => _ = first_of(state.queues.get(queue_key)).inspect(|one| one.woken.notify_one()),
+            2 => soonest = soonest.min(FOREIGN_POLL),
+            _ => {}
+        }
+        if let Ok(pttl) = u64::try_from(*pttl) {
+            soonest = soonest.min(Duration::from_millis(pttl + 1));
+        }
+    }
+    Some(soonest)
+}
+
+fn first_of(queue: Option<&BTreeMap<u64, Arc<RedisWaiter>>>) -> Option<&Arc<RedisWaiter>> {
+    queue?.values().next()
+}

@@ -1,0 +1,266 @@
+//! A slot stays on its way between two nodes for longer than a ttl. The guards of its locks survive, and releases and breaks work,
+//! wherever the keys of a lock are meanwhile.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Client, keeper, open, tell};
+use futures_util::future::join_all;
+use lockkeeper::{Guard, Lockkeeper};
+use lockkeeper_core::{AcquireOutcome, Error, Fence, Mode, ReleaseOutcome, RenewOutcome};
+use lockkeeper_testkit::laws::{eventually, name, owner, refused, request, soon, take, with};
+use lockkeeper_testkit::servers::{self, RedisCluster};
+
+const TTL: Duration = Duration::from_secs(3);
+/// Longer than any ttl here.
+const LONG: Duration = Duration::from_secs(600);
+
+/// Which keys of the locks of a slot have moved.
+#[derive(Clone, Copy, Debug)]
+enum Moved {
+    Nothing,
+    /// The lock keys, and not what belongs to them.
+    LockKeys,
+    /// All but the lock keys.
+    OtherKeys,
+    Holds,
+    Ends,
+    Everything,
+}
+
+const MOVES: [Moved; 6] =
+    [Moved::Nothing, Moved::LockKeys, Moved::OtherKeys, Moved::Holds, Moved::Ends, Moved::Everything];
+
+impl Moved {
+    fn includes(self, key: &str) -> bool {
+        let ours = key.starts_with("lockkeeper:");
+        match self {
+            Moved::Nothing => false,
+            Moved::LockKeys => !ours,
+            Moved::OtherKeys => ours,
+            Moved::Holds => key.contains(":holds:"),
+            Moved::Ends => key.contains(":ends:"),
+            Moved::Everything => true,
+        }
+    }
+
+    /// Moves them, as an operator's tool does: a key at a time.
+    fn apply(self, cluster: &RedisCluster, slot: u16, from: usize, to: usize) {
+        let port = cluster.addrs()[to].port().to_string();
+        let keys = tell(cluster.addrs()[from], &["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "1000"]);
+        for key in keys.lines().filter(|key| self.includes(key)) {
+            tell(cluster.addrs()[from], &["MIGRATE", "127.0.0.1", &port, key, "0", "1000"]);
+        }
+    }
+}
+
+async fn client_of(cluster: &RedisCluster) -> Client {
+    open(&format!("redis+cluster://{}", cluster.addrs()[0])).await
+}
+
+/// One guard of each kind, with the name after its hash tag.
+async fn guards(keeper: &Lockkeeper, tag: &str) -> Vec<(&'static str, Guard)> {
+    let lock = |text: &str| keeper.lock(format!("{{{tag}}}/{text}")).ttl(TTL);
+    let all = keeper.lock_all([format!("{{{tag}}}/first"), format!("{{{tag}}}/second")]).ttl(TTL);
+    let me = owner();
+    let requests = [
+        ("plain", lock("plain")),
+        ("shared", lock("shared").shared()),
+        ("shared", lock("shared").shared()),
+        ("permits", lock("permits").permits(2)),
+        ("permits", lock("permits").permits(2)),
+        ("owned", lock("owned").owner(me)),
+        ("owned", lock("owned").owner(me)),
+        ("delayed", lock("delayed").lock_delay(LONG)),
+        ("kept", lock("kept").min_hold(LONG)),
+        ("first", all),
+    ];
+    let mut guards = Vec::new();
+    for (kind, request) in requests {
+        guards.push((kind, request.acquire().await.unwrap()));
+    }
+    guards
+}
+
+/// Every guard outlives two ttls of a migration, and is released in it; what it held is free for others when the slot has moved,
+/// and its fence is behind theirs.
+async fn guards_survive(watched: bool) {
+    let Ok(cluster) = servers::redis_cluster(3) else { return };
+    let one = client_of(&cluster).await;
+    let hasty = open(&format!("redis+cluster://{}?timeout=300ms", cluster.addrs()[0])).await;
+    let watch = if watched { Some(one.watch("").await.unwrap()) } else { None };
+    let keeper = keeper(&one);
+    let mut moves = Vec::new();
+    for moved in MOVES {
+        let tag = format!("{moved:?}");
+        let guards = guards(&keeper, &tag).await;
+        let slot = cluster.slot_of(&format!("lock:{{{tag}}}/plain"));
+        let from = cluster.node_of_slot(slot);
+        let to = (from + 1) % 3;
+        let migration = cluster.begin_migration(slot, to);
+        moved.apply(&cluster, slot, from, to);
+        moves.push((tag, guards, migration));
+    }
+    tokio::time::sleep(2 * TTL).await;
+    let text = |tag: &str, kind: &str| format!("{{{tag}}}/{kind}");
+    let requests =
+        moves.iter().flat_map(|(tag, guards, _)| guards.iter().map(move |(kind, _)| text(tag, kind)));
+    let hasty = &hasty;
+    join_all(requests.map(|text| async move {
+        let second = soon("an request ends", hasty.acquire(&request(&text))).await;
+        assert!(!matches!(second, Ok(AcquireOutcome::Granted(_))), "a second holder of {text}: {second:?}");
+    }))
+    .await;
+    let lost = |guard: &Guard| (!guard.is_held()).then(|| guard.loss_reason());
+    for (tag, guards, _) in &moves {
+        let lost: Vec<_> = guards.iter().filter_map(|(kind, guard)| Some((kind, lost(guard)?))).collect();
+        assert!(lost.is_empty(), "{tag}: guards were lost: {lost:?}");
+    }
+    for (tag, guards, migration) in moves {
+        let mut fences: Vec<(&str, Fence)> = Vec::new();
+        for (kind, guard) in guards {
+            fences.push((kind, guard.fence()));
+            let released = soon("a release ends", guard.release()).await;
+            assert!(matches!(released, Ok(ReleaseOutcome::Released)), "{tag}: {kind}: {released:?}");
+        }
+        cluster.finish_migration(migration);
+        for (kind, fence) in fences {
+            let text = text(&tag, kind);
+            if kind == "kept" {
+                refused(&one, &request(&text)).await;
+                continue;
+            }
+            let grant = take(&one, &request(&text)).await;
+            assert!(grant.fence > fence, "{tag}: the fence of {kind} goes back");
+            assert_eq!(one.release(&grant.key).await.unwrap(), ReleaseOutcome::Released);
+            let left = one.inspect(&name(&text)).await.unwrap();
+            assert!(left.is_none(), "{tag}: left behind: {left:?}");
+        }
+    }
+    drop(watch);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn guards_outlive_a_long_migration_and_are_released_in_it() {
+    guards_survive(false).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn guards_that_are_watched_outlive_a_long_migration() {
+    guards_survive(true).await;
+}
+
+/// A co-holder that stays is not harmed by one that is released, or whose time is over, while the slot is on its way.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_co_holder_stays_when_another_is_released_in_a_migration() {
+    let Ok(cluster) = servers::redis_cluster(3) else { return };
+    let (one, two) = (client_of(&cluster).await, client_of(&cluster).await);
+    for moved in MOVES {
+        let text = format!("{{co{moved:?}}}/shared");
+        let shared = |ttl| with(common::ask_for(&text, ttl), |request| request.mode = Mode::Shared);
+        let (stays, goes) = (take(&one, &shared(LONG)).await, take(&two, &shared(LONG)).await);
+        let slot = cluster.slot_of(&format!("lock:{text}"));
+        let from = cluster.node_of_slot(slot);
+        let to = (from + 1) % 3;
+        let migration = cluster.begin_migration(slot, to);
+        moved.apply(&cluster, slot, from, to);
+        assert_eq!(
+            soon("a release", two.release(&goes.key)).await.unwrap(),
+            ReleaseOutcome::Released,
+            "{moved:?}"
+        );
+        let again = soon("a release", two.release(&goes.key)).await.unwrap();
+        assert_eq!(again, ReleaseOutcome::AlreadyGone, "{moved:?}");
+        assert_eq!(common::renew(&two, &goes).await, RenewOutcome::Lost, "{moved:?}");
+        assert_eq!(common::renew(&one, &stays).await, RenewOutcome::Renewed, "{moved:?}");
+        cluster.finish_migration(migration);
+        assert_eq!(refused(&two, &request(&text)).await.held.len(), 1, "{moved:?}");
+        assert_eq!(common::renew(&one, &stays).await, RenewOutcome::Renewed, "{moved:?}");
+        assert_eq!(one.release(&stays.key).await.unwrap(), ReleaseOutcome::Released, "{moved:?}");
+        take(&two, &request(&text)).await;
+    }
+}
+
+/// A waiter whose slot is on its way leaves the queue when it gives up, and one that stays is let in when the slot has moved.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_is_let_in_after_a_long_migration() {
+    let Ok(cluster) = servers::redis_cluster(3) else { return };
+    let (one, two) = (client_of(&cluster).await, client_of(&cluster).await);
+    for moved in MOVES {
+        let text = format!("{{wait{moved:?}}}/plain");
+        let held = take(&one, &request(&text)).await;
+        let waiting = lockkeeper_testkit::laws::join_queue(&two, &request(&text), 1).await;
+        let gives_up = request(&text);
+        let given_up = lockkeeper_testkit::laws::join_queue(&two, &gives_up, 2).await;
+        let slot = cluster.slot_of(&format!("lock:{text}"));
+        let from = cluster.node_of_slot(slot);
+        let to = (from + 1) % 3;
+        let migration = cluster.begin_migration(slot, to);
+        moved.apply(&cluster, slot, from, to);
+        given_up.abort();
+        _ = given_up.await;
+        soon("a waiter leaves", two.release(&gives_up.key)).await.unwrap();
+        assert_eq!(
+            soon("a release", one.release(&held.key)).await.unwrap(),
+            ReleaseOutcome::Released,
+            "{moved:?}"
+        );
+        cluster.finish_migration(migration);
+        let grant = lockkeeper_testkit::laws::granted(waiting).await;
+        assert!(grant.fence > held.fence, "{moved:?}");
+        assert_eq!(two.release(&grant.key).await.unwrap(), ReleaseOutcome::Released);
+        eventually("nothing is left", || async { two.inspect(&name(&text)).await.unwrap().is_none() }).await;
+    }
+}
+
+/// A break works too: the holder is lost, a lock-delay follows, and the next grant has a higher fence.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_is_broken_in_a_migration() {
+    let Ok(cluster) = servers::redis_cluster(3) else { return };
+    let (one, two) = (client_of(&cluster).await, client_of(&cluster).await);
+    for moved in MOVES {
+        let text = |kind: &str| format!("{{break{moved:?}}}/{kind}");
+        let plain = take(&one, &request(&text("plain"))).await;
+        let shared = take(&one, &with(request(&text("shared")), |request| request.mode = Mode::Shared)).await;
+        let delayed = take(&one, &with(request(&text("delayed")), |request| request.lock_delay = LONG)).await;
+        let names = [text("first"), text("second")];
+        let both = take(&one, &lockkeeper_testkit::laws::request_all(&[&names[0], &names[1]])).await;
+        let slot = cluster.slot_of(&format!("lock:{}", text("plain")));
+        let from = cluster.node_of_slot(slot);
+        let to = (from + 1) % 3;
+        let migration = cluster.begin_migration(slot, to);
+        moved.apply(&cluster, slot, from, to);
+        let mut broken = Vec::new();
+        for (kind, grant) in [("plain", plain), ("shared", shared), ("delayed", delayed), ("first", both)] {
+            let fence = soon("a break ends", two.break_lock(&name(&text(kind)), "in the way")).await;
+            let fence = fence.unwrap_or_else(|error| panic!("{moved:?}: {kind}: {error:?}"));
+            assert!(fence > grant.fence, "{moved:?}: {kind}");
+            assert_eq!(common::renew(&one, &grant).await, RenewOutcome::Lost, "{moved:?}: {kind}");
+            broken.push((kind, fence));
+        }
+        cluster.finish_migration(migration);
+        broken.push(("second", broken[3].1));
+        for (kind, fence) in broken {
+            if kind == "delayed" {
+                let kept_out = two.acquire(&request(&text(kind))).await;
+                assert!(matches!(kept_out, Ok(AcquireOutcome::Busy(_))), "{moved:?}: {kept_out:?}");
+            } else {
+                assert!(take(&two, &request(&text(kind))).await.fence > fence, "{moved:?}: {kind}");
+            }
+        }
+    }
+}
+
+/// While its slot is on its way, a free lock is not granted: none of its nodes could see another holder.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_free_lock_is_granted_to_nobody_in_a_migration() {
+    let Ok(cluster) = servers::redis_cluster(3) else { return };
+    let store = open(&format!("redis+cluster://{}?timeout=300ms", cluster.addrs()[0])).await;
+    let slot = cluster.slot_of("lock:orders/42");
+    let migration = cluster.begin_migration(slot, (cluster.node_of_slot(slot) + 1) % 3);
+    let answer = soon("an request ends", store.acquire(&request("orders/42"))).await;
+    assert!(matches!(answer, Err(Error::Unavailable(_))), "{answer:?}");
+    cluster.finish_migration(migration);
+    take(&store, &request("orders/42")).await;
+}

@@ -1,4 +1,0 @@
--- One lock as this node sees it. KEYS: L, V.
-local value = redis.call('GET', KEYS[1])
-if not value then return { now_us() } end
-return { now_us(), seen(KEYS[1], KEYS[2], value) }

@@ -1,0 +1,148 @@
+//! The check of the nodes when the store is opened, and the guarantees that follow from it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use lockkeeper_core::{Error, Guarantee, Profile, Result, WaitOrder};
+use lockkeeper_redis::Failure;
+use redis::Value;
+
+use crate::node::RedlockNode;
+use crate::quorum::unexpected_reply;
+use crate::store::RedlockInner;
+
+type NodeInfo = HashMap<String, String>;
+
+/// Checks every node and returns the profile of the store.
+pub(crate) async fn profile(inner: &Arc<RedlockInner>) -> Result<Profile> {
+    // No waiter subscribes to this channel: the call shows whether this user may publish.
+    let mut questions = redis::pipe();
+    questions.cmd("INFO").cmd("PUBLISH").arg(inner.channel("")).arg("");
+    let work = |node: Arc<RedlockNode>| {
+        let questions = questions.clone();
+        async move {
+            let [info, published] = <[_; 2]>::try_from(node.connection.calls(&questions).await?)
+                .map_err(|_| reply_count_mismatch())?;
+            Ok(Value::Array(vec![info?, Value::Boolean(published.is_ok())]))
+        }
+    };
+    // Opening may take the whole timeout of a connection, because no caller waits for a lock yet.
+    let answers = inner.call_all(inner.options.access.timeout * 2, work, |_| false).await;
+    let answered: Vec<bool> = answers.iter().map(|answer| matches!(answer, Some(Ok(_)))).collect();
+    let good = inner.require_majority(answers)?;
+    let mut notes = notes(inner);
+    let mut known: HashMap<String, usize> = HashMap::new();
+    for (index, answer) in good {
+        let Value::Array(parts) = answer else { return Err(unexpected_reply()) };
+        let [info, Value::Boolean(publishes)] = &parts[..] else { return Err(unexpected_reply()) };
+        let (endpoint, info) = (inner.nodes[index].connection.endpoint(), read(info));
+        check(&info, &endpoint.to_string())?;
+        let run = info.get("run_id").cloned().unwrap_or_default();
+        if let Some(other) = known.insert(run, index) {
+            let other = inner.nodes[other].connection.endpoint();
+            return Err(Error::invalid(format!(
+                "{endpoint} and {other} are one server: it would vote twice"
+            )));
+        }
+        if !is(&info, "maxmemory", "0") && !is(&info, "maxmemory_policy", "noeviction") {
+            notes.push(format!(
+                "{endpoint} may evict locks when its memory is full: set maxmemory-policy noeviction"
+            ));
+        }
+        if !publishes {
+            notes.push(format!(
+                "this user may not publish to the channels lockkeeper:* of {endpoint}: waiters poll, and are not notified of a \
+                 release"
+            ));
+        }
+        if !is(&info, "connected_slaves", "0") {
+            notes.push(format!(
+                "{endpoint} has a replica: if the replica takes over, it may lack locks and is not young"
+            ));
+        }
+    }
+    for node in inner.nodes.iter().filter(|node| !answered[node.index]) {
+        notes.push(format!("{} did not answer when the store was opened", node.connection.endpoint()));
+    }
+    Ok(promises(inner, notes))
+}
+
+fn notes(inner: &RedlockInner) -> Vec<String> {
+    let mut notes = vec![
+        "efficiency only: a majority of nodes that forget, or whose clocks jump, lets two in, and can let the fence go \
+         back"
+            .to_owned(),
+        "fences grow from grant to grant of a lock; two locks that are taken at the same moment may have the same one".into(),
+        "waiters have no order: they are notified of a release and try again".into(),
+    ];
+    if inner.options.young_node < inner.options.max_ttl {
+        notes.push(
+            "young_node is shorter than max_ttl: a node that restarts empty lets a second holder in while the first still \
+             holds"
+                .into(),
+        );
+    }
+    notes
+}
+
+fn promises(inner: &RedlockInner, notes: Vec<String>) -> Profile {
+    Profile {
+        store: "redlock".into(),
+        exclusion: Guarantee::Likely,
+        fence: Guarantee::Likely,
+        durable: Guarantee::No,
+        waiting: WaitOrder::Poll,
+        // A try, if no message comes; and the time it takes if a node says nothing in each of its three steps.
+        wake: inner.options.poll + inner.options.node_timeout * 3,
+        shared: false,
+        permits: false,
+        multi_name: false,
+        reentry: false,
+        deadlocks: false,
+        lock_delay: false,
+        min_hold: false,
+        watch: false,
+        revoke: true,
+        records: false,
+        notes,
+    }
+}
+
+fn reply_count_mismatch() -> Failure {
+    Failure::NoReply("a node sent another number of replies than there were commands".into())
+}
+
+fn read(answer: &Value) -> NodeInfo {
+    let text = match answer {
+        Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+        Value::VerbatimString { text, .. } | Value::SimpleString(text) => text.clone(),
+        _ => String::new(),
+    };
+    let pairs = text.lines().filter_map(|line| line.split_once(':'));
+    pairs.map(|(key, value)| (key.to_owned(), value.trim().to_owned())).collect()
+}
+
+fn is(info: &NodeInfo, key: &str, value: &str) -> bool {
+    info.get(key).is_some_and(|found| found == value)
+}
+
+fn check(info: &NodeInfo, endpoint: &str) -> Result<()> {
+    let version = info.get("redis_version").map_or("", String::as_str);
+    let major: u32 = version.split('.').next().and_then(|n| n.parse().ok()).unwrap_or(0);
+    if major < 7 {
+        return Err(Error::Unsupported(format!(
+            "{endpoint} is Redis {version}: version 7.0 or a compatible server is needed"
+        )));
+    }
+    if !is(info, "role", "master") {
+        return Err(Error::invalid(format!(
+            "{endpoint} is a replica: the nodes of a vote are independent primaries"
+        )));
+    }
+    if is(info, "cluster_enabled", "1") {
+        return Err(Error::invalid(format!(
+            "{endpoint} is a node of a cluster: use redis+cluster:// for that"
+        )));
+    }
+    Ok(())
+}

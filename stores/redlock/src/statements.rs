@@ -1,0 +1,73 @@
+//! The Lua scripts that the store runs on a node.
+
+use std::sync::LazyLock;
+
+use lockkeeper_redis::{Connection, Failure};
+use redis::{Arg, Cmd, Script, ToRedisArgs, Value, cmd};
+
+/// A script and its hash.
+pub struct Lua {
+    code: &'static str,
+    hash: LazyLock<String>,
+}
+
+macro_rules! lua {
+    ($name:ident, $file:literal) => {
+        pub static $name: Lua = {
+            const CODE: &str =
+                concat!(include_str!("lua/common.lua"), include_str!(concat!("lua/", $file, ".lua")));
+            Lua { code: CODE, hash: LazyLock::new(|| Script::new(CODE).get_hash().to_owned()) }
+        };
+    };
+}
+
+lua!(LOCK, "lock");
+lua!(FENCE, "fence");
+lua!(RELEASE, "release");
+lua!(RENEW, "renew");
+lua!(RESTORE, "restore");
+lua!(INSPECT, "inspect");
+lua!(BREAK, "break");
+lua!(REVOKE, "revoke");
+lua!(RAISE, "raise");
+
+/// A call of a script with its keys and arguments.
+#[derive(Clone)]
+pub struct ScriptCall {
+    code: &'static str,
+    by_hash: Cmd,
+}
+
+impl ScriptCall {
+    pub fn new<K: ToRedisArgs>(lua: &'static Lua, keys: &[K]) -> Self {
+        let mut by_hash = cmd("EVALSHA");
+        by_hash.arg(lua.hash.as_str()).arg(keys.len()).arg(keys);
+        ScriptCall { code: lua.code, by_hash }
+    }
+
+    pub fn arg(mut self, part: impl ToRedisArgs) -> Self {
+        self.by_hash.arg(part);
+        self
+    }
+
+    /// The call with the whole script, which also loads it into the server's cache.
+    fn in_full(&self) -> Cmd {
+        let mut full = cmd("EVAL");
+        full.arg(self.code);
+        for part in self.by_hash.args_iter().skip(2) {
+            if let Arg::Simple(part) = part {
+                full.arg(part);
+            }
+        }
+        full
+    }
+
+    /// Runs it at one node.
+    pub async fn run(&self, connection: &Connection) -> Result<Value, Failure> {
+        match connection.call(&self.by_hash).await {
+            // A restart, or SCRIPT FLUSH. Nothing has happened yet.
+            Err(failure) if failure.is("NOSCRIPT") => connection.call(&self.in_full()).await,
+            answer => answer,
+        }
+    }
+}

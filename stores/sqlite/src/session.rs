@@ -1,0 +1,253 @@
+//! The session of the worker with the database file: begins and commits transactions, and opens the file again if it was
+//! deleted or replaced.
+
+use std::path::Path;
+
+use lockkeeper_core::table::Now;
+use lockkeeper_core::{BootInstant, Error, Result};
+use lockkeeper_host::random_128;
+
+use crate::config::Options;
+use crate::connection::{self, LockDatabase};
+use crate::db_path::FileId;
+use crate::error::{commit_error, sql_error};
+use crate::identity::StoreIdentity;
+use crate::profile::StorageInfo;
+use crate::state_row::StateRow;
+use crate::statements;
+use crate::transaction::{PostCommit, Tx};
+use crate::waiters::Waiters;
+
+/// How many transactions a short-lived command makes at most. Other processes let the log grow longer between checkpoints.
+const SHORT_LIVED: u32 = 256;
+/// A session sweeps in one of so many transactions.
+const SWEEP_INTERVAL: u32 = 16;
+
+#[derive(Debug)]
+pub(crate) struct FileSession {
+    options: Options,
+    db: LockDatabase,
+    identity: StoreIdentity,
+    /// The number of writing transactions so far.
+    commits: u32,
+    /// Whether this session has seen that the file has no locks of another boot.
+    this_boot: bool,
+    /// Whether a commit on this connection waits for the disk.
+    durable: bool,
+}
+
+/// What [`FileSession::begin`] did.
+pub(crate) enum Begin {
+    /// A transaction has begun.
+    Begun,
+    /// The log or its index was deleted. The session has opened the same database again.
+    Reopened,
+    /// The database was deleted or replaced. The session has opened the other one, and has a new identity.
+    Replaced,
+}
+
+impl FileSession {
+    pub fn open(mut options: Options) -> Result<Self> {
+        let boot = lockkeeper_host::boot_id().map_err(|e| {
+            let why = format!("cannot read the boot id of this machine: {e}");
+            // Other errors pass, for instance that no file descriptor is left.
+            let lasting = e.kind() == std::io::ErrorKind::NotFound;
+            if lasting { Error::Unsupported(why) } else { Error::Unavailable(why) }
+        })?;
+        // A relative path leads to another file after the program has changed its directory.
+        options.path = std::path::absolute(&options.path)
+            .map_err(|e| Error::invalid(format!("{}: {e}", options.path.display())))?;
+        let db = LockDatabase::open(&options, boot.as_deref().unwrap_or_default())?;
+        let random = random_128();
+        let identity = StoreIdentity::new(&db.path, random, boot)?;
+        // Short-lived processes sweep too: each begins its count at a random number.
+        let commits = u32::from(random[0]) % SWEEP_INTERVAL;
+        Ok(FileSession { options, db, identity, commits, this_boot: false, durable: true })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.options.path
+    }
+
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    pub fn identity(&self) -> &StoreIdentity {
+        &self.identity
+    }
+
+    pub fn now(&self) -> BootInstant {
+        self.options.clock.now()
+    }
+
+    /// What the file is stored on, and what a user should know about it.
+    pub fn storage(&self) -> StorageInfo {
+        let mut storage = self.db.storage.clone();
+        if self.identity.boot.is_none() {
+            storage.notes.push(
+                "this container masks the identity of the boot: after a reboot of the machine, locks that were held \
+                 before end with their ttl"
+                    .into(),
+            );
+        }
+        storage
+    }
+
+    /// Begins a transaction if the path still leads to the open file. A session that went on with a deleted or replaced
+    /// file would keep a second set of the same locks.
+    pub fn begin(&mut self, writes: bool) -> Result<Begin> {
+        self.rollback();
+        connection::begin(&self.db.sql, writes)?;
+        if self.db.is_in_place(&self.options.path) {
+            return Ok(Begin::Begun);
+        }
+        self.rollback();
+        self.reopen()
+    }
+
+    /// Ends a transaction without a commit, if one has begun.
+    pub fn rollback(&self) {
+        if !self.db.sql.is_autocommit() {
+            let _ = statements::run(&self.db.sql, "ROLLBACK");
+        }
+    }
+
+    fn reopen(&mut self) -> Result<Begin> {
+        self.db.save_lost_log();
+        let boot = self.identity.boot.clone();
+        let db = LockDatabase::open(&self.options, boot.as_deref().unwrap_or_default())?;
+        let same = db.id == self.db.id;
+        if !same {
+            self.identity = StoreIdentity::new(&db.path, random_128(), boot)?;
+        }
+        self.db = db;
+        (self.this_boot, self.durable) = (false, true);
+        self.commits %= SWEEP_INTERVAL;
+        let path = self.options.path.display();
+        if same {
+            tracing::warn!(%path, "the log of the file or its index was deleted: opened the file again");
+            return Ok(Begin::Reopened);
+        }
+        tracing::warn!(%path, "the file was deleted or replaced: its locks are lost");
+        Ok(Begin::Replaced)
+    }
+
+    /// Whether the log was deleted while this process has it open.
+    pub fn has_lost_log(&self) -> bool {
+        !self.db.is_in_place(&self.options.path) && self.db.has_lost_log()
+    }
+
+    /// Whether the path still leads to the database that is open.
+    pub fn is_same_file(&self) -> bool {
+        FileId::of(&self.options.path) == Some(self.db.id)
+    }
+
+    /// Takes a new identity in the same file, because the pipe of the old one was deleted.
+    pub fn renew_identity(&mut self) {
+        self.identity.peer = random_128();
+        self.identity.wake_pipe = std::cell::OnceCell::new();
+    }
+
+    pub fn knows_this_boot(&self) -> bool {
+        self.this_boot
+    }
+
+    /// In a reading transaction: whether the file has no locks of another boot. A reader checks this without the write
+    /// lock, so that it does not wait for a writer.
+    pub fn check_boot(&mut self) -> Result<bool> {
+        let (now, state) = (self.now(), StateRow::read(&self.db.sql));
+        self.rollback();
+        self.this_boot = !state?.0.is_of_another_boot(self.identity.boot.as_deref(), now);
+        Ok(self.this_boot)
+    }
+
+    /// Runs `work` in the reading transaction that has begun. The second value says whether `work` found something that
+    /// only a writing transaction can do.
+    pub fn run_read<T>(
+        &self,
+        waiters: &Waiters,
+        sent: BootInstant,
+        work: impl FnOnce(&mut Tx<'_>) -> Result<T>,
+    ) -> Result<(T, bool)> {
+        let mut tx = Tx::new(&self.db.sql, &self.identity, waiters, false, sent, self.time());
+        let done = work(&mut tx);
+        let needs_write = tx.needs_write;
+        self.rollback();
+        Ok((done?, needs_write))
+    }
+
+    /// Runs `work` in the writing transaction that has begun, grants locks to waiters of this process, and commits.
+    pub fn run_write<T>(
+        &mut self,
+        waiters: &Waiters,
+        sent: BootInstant,
+        work: impl FnOnce(&mut Tx<'_>) -> Result<T>,
+    ) -> Result<(T, PostCommit)> {
+        let durable = self.durable;
+        self.commits = self.commits.wrapping_add(1);
+        let mut tx = Tx::new(&self.db.sql, &self.identity, waiters, true, sent, self.time());
+        let sweeps = self.commits.is_multiple_of(SWEEP_INTERVAL);
+        let done = (|| {
+            tx.load()?;
+            let done = work(&mut tx)?;
+            if sweeps {
+                tx.sweep()?;
+            }
+            tx.grant_waiters()?;
+            tx.wake_watchers()?;
+            tx.save()?;
+            Ok(done)
+        })();
+        let after = tx.after;
+        let end = match done {
+            Ok(_) => statements::run(&self.db.sql, "COMMIT").map_err(commit_error),
+            Err(_) => Ok(()),
+        };
+        self.rollback();
+        let done = done?;
+        end?;
+        if after.durable && !durable {
+            self.sync()?;
+        }
+        self.this_boot = true;
+        if self.commits == SHORT_LIVED {
+            let _ = statements::set_pragma(&self.db.sql, "wal_autocheckpoint", connection::LONG_LOG);
+        }
+        Ok((done, after))
+    }
+
+    /// Copies the log into the database if this process has written much.
+    pub fn checkpoint(&self) {
+        if self.commits > SHORT_LIVED {
+            let _ = statements::checkpoint(&self.db.sql, "PASSIVE");
+        }
+    }
+
+    fn time(&self) -> Now {
+        Now { moment: self.options.clock.now(), wall: self.options.clock.wall() }
+    }
+
+    /// Sets whether the next commit waits for the disk. The log is written in order, so a commit that waits brings all
+    /// earlier commits to the disk too.
+    pub fn set_durable(&mut self, durable: bool) -> Result<()> {
+        if self.durable != durable {
+            let level = if durable { connection::FULL } else { connection::NORMAL };
+            statements::set_pragma(&self.db.sql, "synchronous", level).map_err(sql_error)?;
+            self.durable = durable;
+        }
+        Ok(())
+    }
+
+    /// Brings the earlier commits to the disk.
+    fn sync(&mut self) -> Result<()> {
+        let unknown = |e: Error| Error::Unknown(format!("a power cut could still take it back: {e}"));
+        self.set_durable(true).map_err(unknown)?;
+        connection::begin(&self.db.sql, true).map_err(unknown)?;
+        let done = statements::run(&self.db.sql, statements::FORCE_SYNC)
+            .and_then(|()| statements::run(&self.db.sql, "COMMIT"))
+            .map_err(|e| unknown(sql_error(e)));
+        self.rollback();
+        done
+    }
+}

@@ -1,0 +1,128 @@
+//! The profile: what the store checks when it is opened, and the guarantees that follow.
+
+use lockkeeper_core::{Error, Guarantee, Profile, Result, WaitOrder};
+use zookeeper_client::{self as zk, CreateMode};
+
+use crate::codec;
+use crate::connection::Session;
+use crate::error::Failure;
+use crate::server_version::{self, ServerVersion};
+use crate::store::StoreInner;
+
+/// Connects, refuses servers and paths that cannot work, and returns the guarantees.
+pub(crate) async fn check(shared: &StoreInner) -> Result<Profile> {
+    let session = shared.connection.session().await?;
+    let root = shared.keys.root();
+    let exists = session.call(session.client.check_stat(root)).await?.is_some();
+    if !exists {
+        if !shared.options.create {
+            return Err(Error::Invalid(format!(
+                "{root} does not exist: create it first (zkCli.sh create {root}), correct the address, or add ?create=yes"
+            )));
+        }
+        shared.create_root(&session).await?;
+    }
+    check_format(shared, &session).await?;
+    // Also finds out whether the user may read and write here.
+    shared.refresh_base(&session, false).await?;
+    match shared.ensemble_time(&session).await {
+        Err(Failure::Rejected(_, zk::Error::Unimplemented)) => {
+            return Err(Error::Unsupported("this ZooKeeper is too old: 3.5 or later is needed".into()));
+        }
+        time => _ = time?,
+    }
+    let options = &shared.options;
+    let (requested, granted) = (options.session, session.client.session_timeout());
+    let version = server_version::query(&options.servers, options.tls.as_ref(), options.timeout).await;
+    let warning = durability_warning(version.as_ref());
+    if let Some(note) = &warning {
+        tracing::warn!("{note}");
+    }
+    let guarantee = if warning.is_some() { Guarantee::Likely } else { Guarantee::Kept };
+    let mut notes = Vec::from_iter(warning);
+    notes.extend([
+        "a holder that is paused past its ttl may still write: only a resource that checks the fence refuses that".to_owned(),
+        format!(
+            "the session timeout is {granted:?}: a dead process keeps its locks for that long. A ttl of more than {:?} is kept by a hold-back node that Curator does not know",
+            session.trusted_for()
+        ),
+    ]);
+    notes.push(
+        "every restart of a single server, and every new leader, counts all sessions anew: the locks of a dead process stay for a whole \
+         session after the last of them"
+            .into(),
+    );
+    if granted < requested {
+        notes.push(format!(
+            "a session timeout of {requested:?} was requested, the servers allow {granted:?} (maxSessionTimeout)"
+        ));
+    }
+    if shared.options.login.is_none() {
+        notes.push(
+            "without a user every client may read and change the locks: the nodes are open to all".into(),
+        );
+    }
+    notes.push("Lockkeeper's clients respect lock-delay and min-hold; Curator does not know of them".into());
+    notes.push("deadlocks between owners are not detected: give requests a wait time".into());
+    Ok(Profile {
+        store: "zk".into(),
+        exclusion: guarantee,
+        // A new epoch has higher zxids, also if the last one lost writes.
+        fence: Guarantee::Kept,
+        durable: guarantee,
+        waiting: WaitOrder::Queue,
+        // The servers round the end of a session up to their next tick, and a session has at least two ticks.
+        wake: shared.options.poll + granted * 3 / 2,
+        shared: true,
+        permits: true,
+        multi_name: true,
+        reentry: true,
+        deadlocks: false,
+        lock_delay: true,
+        min_hold: true,
+        watch: true,
+        revoke: true,
+        records: true,
+        notes,
+    })
+}
+
+/// Refuses a path whose nodes have another format. The first store on a path writes the version of its own.
+async fn check_format(shared: &StoreInner, session: &Session) -> Result<()> {
+    let path = shared.keys.format();
+    let mode = CreateMode::Persistent.with_acls(shared.connection.acls());
+    loop {
+        if let Some((data, _)) = Failure::if_exists(session.get(&path).await)? {
+            if data == codec::FORMAT.as_bytes() {
+                return Ok(());
+            }
+            return Err(Error::Unsupported(format!(
+                "the nodes below {} have format {}, and this program reads format {}: use another path, or a program of that version",
+                shared.keys.root(),
+                String::from_utf8_lossy(&data),
+                codec::FORMAT
+            )));
+        }
+        match session.call(session.client.create(&path, codec::FORMAT.as_bytes(), &mode)).await {
+            Err(failure) if failure.is(&zk::Error::NodeExists) => {}
+            Err(failure) if failure.is(&zk::Error::NoNode) => shared.create_root(session).await?,
+            written => return Ok(written.map(drop)?),
+        }
+    }
+}
+
+/// Why the servers may lose a grant, if they may.
+fn durability_warning(version: Option<&ServerVersion>) -> Option<String> {
+    match version {
+        Some(version) if version.can_lose_writes() => Some(format!(
+            "servers of ZooKeeper {version} can lose writes that a majority has accepted when leaders change in quick succession \
+             (ZOOKEEPER-4643, 4785): use 3.9.4 or later. Until then the fence is what protects you"
+        )),
+        Some(_) => None,
+        None => Some(
+            "no server returned its version, and servers before 3.9.4 can lose writes that a majority has accepted \
+             (ZOOKEEPER-4785): let the servers answer srvr (4lw.commands.whitelist)"
+                .into(),
+        ),
+    }
+}

@@ -1,0 +1,90 @@
+//! Reads queues: the node names with one request for each queue, and the content of only the nodes that are needed.
+
+use std::collections::HashSet;
+
+use futures_util::future::join_all;
+use lockkeeper_core::{LockName, LockRequest, Mode};
+
+use crate::connection::Session;
+use crate::error::Failure;
+use crate::queue::{NodeContent, QueueEntry, QueueSnapshot};
+use crate::store::StoreInner;
+
+/// How many entries are read to report the holders to a request that was refused.
+const SHOWN_IN_BUSY: usize = 3;
+
+impl StoreInner {
+    /// Lists the queue of a name without the content of its nodes. Empty if there is no such node.
+    pub async fn list_queue(&self, session: &Session, name: &LockName) -> Result<QueueSnapshot, Failure> {
+        let dir = self.keys.queue(name);
+        let (children, children_zxid) = match Failure::if_exists(session.children(&dir).await)? {
+            Some((children, stat)) => (children, stat.pzxid),
+            None => (Vec::new(), 0),
+        };
+        Ok(QueueSnapshot::new(name, &dir, children, children_zxid))
+    }
+
+    pub async fn list_queues(
+        &self,
+        session: &Session,
+        names: &[LockName],
+    ) -> Result<Vec<QueueSnapshot>, Failure> {
+        join_all(names.iter().map(|name| self.list_queue(session, name))).await.into_iter().collect()
+    }
+
+    /// Reads the content of some of the nodes. Entries whose nodes are gone are removed from the snapshot.
+    pub async fn read_entries(
+        &self,
+        session: &Session,
+        queue: &mut QueueSnapshot,
+        wanted: impl Fn(usize, &QueueEntry) -> bool,
+    ) -> Result<(), Failure> {
+        let reads = queue
+            .entries
+            .iter()
+            .enumerate()
+            .filter(|(i, entry)| entry.content.is_none() && wanted(*i, entry));
+        let reads =
+            reads.map(|(i, entry)| async move { (i, Failure::if_exists(session.get(&entry.path).await)) });
+        let mut gone = HashSet::new();
+        for (i, found) in join_all(reads).await {
+            match found? {
+                Some((data, stat)) => {
+                    let stored = queue.entries[i].hash.and_then(|_| serde_json::from_slice(&data).ok());
+                    queue.entries[i].content = Some(NodeContent { stored, stat });
+                }
+                None => _ = gone.insert(queue.entries[i].path.clone()),
+            }
+        }
+        queue.entries.retain(|entry| !gone.contains(&entry.path));
+        Ok(())
+    }
+
+    /// Reads what is needed to decide about a request. An exclusive request without an owner only needs to know
+    /// whether there is an entry ahead; but re-entries may be at any position.
+    pub async fn read_for_request(
+        &self,
+        session: &Session,
+        request: &LockRequest,
+        queue: &mut QueueSnapshot,
+        own: &str,
+    ) -> Result<(), Failure> {
+        let position = queue.position(own).unwrap_or(queue.entries.len());
+        let simple = request.mode == Mode::Exclusive && request.owner.is_none();
+        let wanted = |i: usize, entry: &QueueEntry| match simple {
+            true => position == 0 && entry.owned,
+            false => i < position || (entry.owned && i != position),
+        };
+        self.read_entries(session, queue, wanted).await?;
+        self.read_hold_backs(session, queue).await
+    }
+
+    /// Reads the first entries, to report the holders.
+    pub async fn read_first_entries(
+        &self,
+        session: &Session,
+        queue: &mut QueueSnapshot,
+    ) -> Result<(), Failure> {
+        self.read_entries(session, queue, |i, _| i < SHOWN_IN_BUSY).await
+    }
+}

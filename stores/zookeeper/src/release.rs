@@ -1,0 +1,336 @@
+//! Release: give a grant back, leave a queue, and end a hold that was not renewed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_core::{Fence, LockName, Names, ReleaseOutcome, Result};
+use zookeeper_client as zk;
+
+use crate::codec::{HoldBackKind, HoldBackNode, RequestState, millis};
+use crate::connection::{Session, TxnReply};
+use crate::error::Failure;
+use crate::events::EventTag;
+use crate::hold_registry::{OwnHold, SessionGrant};
+use crate::keys::AttemptHash;
+use crate::queue::QueueEntry;
+use crate::statements::{ANY, TxnOp, create, delete};
+use crate::store::StoreInner;
+
+/// The nodes of one attempt.
+pub struct OwnEntries {
+    pub entries: Vec<QueueEntry>,
+    pub has_hold_back: bool,
+}
+
+/// Which task removes the nodes of an attempt.
+#[derive(Clone, Copy, PartialEq)]
+pub enum RemovedBy {
+    Caller,
+    /// The registry, for as long as the attempt is in its set `ending`.
+    Registry,
+}
+
+/// A release that is in progress. If it fails, or its caller drops the future, the registry removes the nodes later:
+/// no caller will come back for them.
+struct UnfinishedRelease<'a> {
+    shared: &'a StoreInner,
+    hash: AttemptHash,
+    names: &'a Names,
+    done: bool,
+}
+
+impl Drop for UnfinishedRelease<'_> {
+    fn drop(&mut self) {
+        if !self.done {
+            let hold = OwnHold::abandoned(self.names.clone(), self.shared.clock.now());
+            self.shared.registry.schedule_cleanup(self.hash, hold);
+        }
+    }
+}
+
+impl StoreInner {
+    /// Releases a grant, or removes a request from its queue.
+    pub async fn release_attempt(
+        self: &Arc<Self>,
+        names: &Names,
+        hash: AttemptHash,
+    ) -> Result<ReleaseOutcome, Failure> {
+        let hold = {
+            let mut table = self.registry.table();
+            table.ending.remove(&hash);
+            table.holds.remove(&hash)
+        };
+        let mut unfinished = UnfinishedRelease { shared: self, hash, names, done: false };
+        let caller = hold.as_ref().and_then(|hold| hold.caller.clone());
+        if let Some(caller) = &caller {
+            caller.cancel();
+        }
+        let done = match hold.as_ref().and_then(|hold| hold.grant.as_ref()) {
+            Some(known) if !known.session.is_over() => self.release_grant(names, &hash, known).await,
+            // The call of `acquire` is still running, and knows which replies it has missed.
+            _ if caller.is_some() => self.remove_attempt(names, &hash).await,
+            _ => self.remove_late_attempt(names, &hash, RemovedBy::Caller).await,
+        };
+        unfinished.done = done.is_ok();
+        match done {
+            Ok(ReleaseOutcome::AlreadyGone) if caller.is_some_and(|caller| caller.has_left_queue()) => {
+                Ok(ReleaseOutcome::Released)
+            }
+            done => done,
+        }
+    }
+
+    async fn release_grant(
+        self: &Arc<Self>,
+        names: &Names,
+        hash: &AttemptHash,
+        known: &SessionGrant,
+    ) -> Result<ReleaseOutcome, Failure> {
+        let session = self.connection.session().await?;
+        let held = self.clock.now().since(known.since);
+        let rest = Duration::from_millis(known.stored.min_hold_ms).saturating_sub(held);
+        let hold_back = (!rest.is_zero()).then_some((HoldBackKind::Lingering, rest));
+        match self.end_grant(&session, names, hash, known, hold_back, EventTag::Released).await {
+            Ok(()) => Ok(ReleaseOutcome::Released),
+            // The lock was broken, or another client deleted some of the nodes.
+            Err(Failure::Rejected(..) | Failure::SessionEnded) => self.remove_attempt(names, hash).await,
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Ends a hold that was not renewed in time.
+    pub async fn expire(
+        self: &Arc<Self>,
+        hash: &AttemptHash,
+        hold: &OwnHold,
+        known: &SessionGrant,
+    ) -> Result<(), Failure> {
+        let session = self.connection.session().await?;
+        if session.id == known.session.id {
+            let delay = Duration::from_millis(known.stored.lock_delay_ms);
+            let hold_back = (!delay.is_zero()).then_some((HoldBackKind::Delayed, delay));
+            match self.end_grant(&session, &hold.names, hash, known, hold_back, EventTag::Expired).await {
+                Ok(()) => return Ok(()),
+                Err(Failure::Rejected(..) | Failure::SessionEnded) => {}
+                Err(failure) => return Err(failure),
+            }
+        }
+        // The session ended, or another client deleted the nodes, and the hold-back node remains for as long as
+        // necessary; or the nodes still exist.
+        self.remove_entries(&hold.names, hash, EventTag::Expired, RemovedBy::Registry).await.map(|_| ())
+    }
+
+    /// Ends a grant in one transaction: deletes its nodes, and creates a hold-back node if the lock is to be held
+    /// back.
+    async fn end_grant(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        names: &Names,
+        hash: &AttemptHash,
+        known: &SessionGrant,
+        hold_back: Option<(HoldBackKind, Duration)>,
+        tag: EventTag,
+    ) -> Result<(), Failure> {
+        loop {
+            // The check of the base rejects a transaction without an event if a client has begun to watch.
+            let base = self.base();
+            let mut ops = vec![self.check_base(base)];
+            let mut paths = Vec::new();
+            for (name, own) in names.iter().zip(&known.paths) {
+                let path = self.keys.hold_back(name, hash);
+                ops.push(delete(own, known.version));
+                if known.has_hold_back || known.writing_hold_back {
+                    ops.push(delete(&path, ANY));
+                }
+                if let Some((kind, time)) = hold_back {
+                    let node = HoldBackNode::of(&known.stored, kind, millis(time), Some(known.fence));
+                    ops.push(create(&path, node));
+                    paths.push(path);
+                }
+                ops.extend(self.event(name, tag, Some(known.fence), Some(&known.stored.holder)));
+            }
+            match self.write_batched(session, ops, &[]).await {
+                Err(Failure::Rejected(0, zk::Error::NoNode | zk::Error::BadVersion))
+                    if self.base_changed(session, base).await? => {}
+                Ok(_) => {
+                    if let Some((_, time)) = hold_back {
+                        self.remove_hold_backs_later(paths, time + Duration::from_millis(5));
+                    }
+                    return Ok(());
+                }
+                Err(failure) => return Err(failure),
+            }
+        }
+    }
+
+    /// Sends a transaction, and does what follows every write.
+    pub async fn write(self: &Arc<Self>, session: &Session, ops: &[TxnOp]) -> Result<TxnReply, Failure> {
+        let done = session.multi(ops).await?;
+        self.after_write(&done);
+        Ok(done)
+    }
+
+    /// The same in a batch. `grants`: the names that the transaction grants.
+    pub async fn write_batched(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        ops: Vec<TxnOp>,
+        grants: &[LockName],
+    ) -> Result<TxnReply, Failure> {
+        let done = self.batch.send(session, ops, grants).await?;
+        self.after_write(&done);
+        Ok(done)
+    }
+
+    fn after_write(self: &Arc<Self>, done: &TxnReply) {
+        if let Some(stat) = done.stat() {
+            self.connection.observe_time(stat.mtime);
+        }
+        self.delete_events_later(done);
+    }
+
+    /// Makes the connected server catch up by a write, which a majority has to accept: it may not know the latest
+    /// writes yet.
+    pub async fn sync_by_write(&self, session: &Session) -> Result<(), Failure> {
+        Failure::if_exists(session.set(&self.keys.bases(), b"", ANY).await).map(drop)
+    }
+
+    /// Finds the nodes of an attempt in the queues of these names, also those that were created on an earlier
+    /// connection.
+    pub async fn find_own(
+        &self,
+        session: &Session,
+        names: &Names,
+        hash: &AttemptHash,
+    ) -> Result<OwnEntries, Failure> {
+        self.sync_by_write(session).await?;
+        let queues = self.list_queues(session, names.as_slice()).await?;
+        let mut own = OwnEntries { entries: Vec::new(), has_hold_back: false };
+        for mut queue in queues {
+            queue.entries.retain(|entry| entry.hash.as_ref() == Some(hash));
+            self.read_entries(session, &mut queue, |_, _| true).await?;
+            own.entries.append(&mut queue.entries);
+            own.has_hold_back |= queue.hold_back_hashes.contains(hash)
+                || queue.orphans.iter().any(|(_, orphan)| orphan == hash);
+        }
+        Ok(own)
+    }
+
+    /// Removes an attempt whose request may still be on its way to a server.
+    pub async fn remove_late_attempt(
+        self: &Arc<Self>,
+        names: &Names,
+        hash: &AttemptHash,
+        by: RemovedBy,
+    ) -> Result<ReleaseOutcome, Failure> {
+        match self.replace_barrier(&*self.connection.session().await?).await {
+            // Servers reject requests of a session that has ended.
+            Ok(()) | Err(Failure::SessionEnded) => {
+                self.remove_entries(names, hash, EventTag::Released, by).await
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Finds and removes all nodes of an attempt, in one transaction.
+    pub async fn remove_attempt(
+        self: &Arc<Self>,
+        names: &Names,
+        hash: &AttemptHash,
+    ) -> Result<ReleaseOutcome, Failure> {
+        self.remove_entries(names, hash, EventTag::Released, RemovedBy::Caller).await
+    }
+
+    /// The same, as a release or as the unclean end of a grant.
+    async fn remove_entries(
+        self: &Arc<Self>,
+        names: &Names,
+        hash: &AttemptHash,
+        tag: EventTag,
+        by: RemovedBy,
+    ) -> Result<ReleaseOutcome, Failure> {
+        loop {
+            let session = self.connection.session().await?;
+            let own = match self.find_own(&session, names, hash).await {
+                Err(Failure::SessionEnded) => continue,
+                own => own?,
+            };
+            if by == RemovedBy::Registry && !self.registry.table().ending.contains(hash) {
+                // A release came meanwhile, and the nodes may be those of a later grant. No call enqueues while the
+                // attempt is ending, so otherwise they are not.
+                return Ok(ReleaseOutcome::AlreadyGone);
+            }
+            let hold_back = match tag {
+                EventTag::Expired => self.lock_delay_after(&own.entries),
+                _ => self.min_hold_rest(&own.entries),
+            };
+            let mut ops: Vec<TxnOp> = own.entries.iter().map(|entry| delete(&entry.path, ANY)).collect();
+            for name in names.iter().filter(|_| own.has_hold_back || hold_back.is_some()) {
+                let path = self.keys.hold_back(name, hash);
+                let node = Failure::if_exists(session.get(&path).await)?;
+                let stored_node =
+                    node.as_ref().and_then(|(data, _)| serde_json::from_slice::<HoldBackNode>(data).ok());
+                let ended_uncleanly = |node: &HoldBackNode| own.entries.is_empty() && node.lock_delay;
+                if stored_node
+                    .is_some_and(|node| node.kind == HoldBackKind::Lingering || ended_uncleanly(&node))
+                {
+                    // The lock was released already, or its hold ended uncleanly, and a late release does not change
+                    // that.
+                    continue;
+                }
+                ops.extend(node.map(|_| delete(&path, ANY)));
+                ops.extend(hold_back.as_ref().map(|(node, _)| create(&path, node.clone())));
+            }
+            if ops.is_empty() {
+                return Ok(ReleaseOutcome::AlreadyGone);
+            }
+            for (name, entry) in names.iter().zip(&own.entries) {
+                if let Some(stored) = entry.stored().filter(|stored| stored.state == RequestState::Granted) {
+                    let fence: Fence = entry.fence(self.base().number);
+                    ops.extend(self.event(name, tag, Some(fence), Some(&stored.holder)));
+                }
+            }
+            match self.write(&session, &ops).await {
+                Ok(_) if own.entries.is_empty() => return Ok(ReleaseOutcome::AlreadyGone),
+                Ok(_) => {
+                    if let Some((_, time)) = hold_back {
+                        let paths = names.iter().map(|name| self.keys.hold_back(name, hash)).collect();
+                        self.remove_hold_backs_later(paths, time + Duration::from_millis(5));
+                    }
+                    return Ok(ReleaseOutcome::Released);
+                }
+                // A node or the session disappeared meanwhile: look again.
+                Err(Failure::Rejected(_, zk::Error::NodeExists) | Failure::SessionEnded) => {}
+                Err(Failure::Rejected(_, zk::Error::NoNode)) => self.ensure_events_node(&session).await?,
+                Err(failure) => return Err(failure),
+            }
+        }
+    }
+
+    /// The hold-back node after an unclean end, and its duration.
+    fn lock_delay_after(&self, entries: &[QueueEntry]) -> Option<(Vec<u8>, Duration)> {
+        let entry = entries.first()?;
+        let stored = entry.stored().filter(|stored| stored.lock_delay_ms > 0)?;
+        let (ms, fence) = (stored.lock_delay_ms, entry.fence(self.base().number));
+        Some((HoldBackNode::of(stored, HoldBackKind::Delayed, ms, Some(fence)), Duration::from_millis(ms)))
+    }
+
+    /// The hold-back node for the rest of a minimum hold, and its duration.
+    fn min_hold_rest(&self, entries: &[QueueEntry]) -> Option<(Vec<u8>, Duration)> {
+        let entry = entries.first()?;
+        let stored = entry
+            .stored()
+            .filter(|stored| stored.state == RequestState::Granted && stored.min_hold_ms > 0)?;
+        if stored.revoked.is_some() {
+            // A revoked lock becomes free at its release.
+            return None;
+        }
+        let since = entry.content.as_ref()?.stat.mtime.unsigned_abs();
+        let left = (since + stored.min_hold_ms)
+            .checked_sub(self.connection.known_ensemble_time()?)?
+            .min(stored.min_hold_ms);
+        let node =
+            HoldBackNode::of(stored, HoldBackKind::Lingering, left, Some(entry.fence(self.base().number)));
+        (left > 0).then_some((node, Duration::from_millis(left)))
+    }
+}
