@@ -309,7 +309,8 @@ impl Session {
         }
     }
 
-    /// After this, reads of this session return everything that the leader knew when it was called.
+    /// After this, reads of this session return everything that the connected server could know from the leader; a server
+    /// that is the leader itself may not have applied it yet: see `catch_up`.
     pub async fn sync(&self) -> Result<(), Failure> {
         self.call(self.client.sync("/")).await
     }

@@ -1,5 +1,7 @@
 //! Inspect and list: the view of a lock and of all locks.
 
+use std::sync::Arc;
+
 use futures_util::future::join_all;
 use lockkeeper_core::{LockName, LockPage, LockView, Page, Result};
 
@@ -20,9 +22,9 @@ impl StoreInner {
     }
 
     /// Makes the server catch up, and checks that the fence base is current.
-    async fn sync_and_check_base(&self, session: &Session) -> Result<(), Failure> {
+    async fn sync_and_check_base(&self, session: &Arc<Session>) -> Result<(), Failure> {
         let base = self.keys.base(self.base().number);
-        let (caught_up, found) = tokio::join!(session.sync(), session.get(&base));
+        let (caught_up, found) = tokio::join!(self.catch_up(session), session.get(&base));
         caught_up?;
         match found {
             Ok(_) => Ok(()),

@@ -19,6 +19,7 @@ mod acquire_txn;
 mod admission;
 mod batch;
 mod break_lock;
+mod catch_up;
 mod codec;
 mod config;
 mod connection;

@@ -52,6 +52,11 @@ impl RecordSnapshot {
         self.found.as_ref().is_some_and(|found| found.expired && found.node_version == node_version)
     }
 
+    /// The version of the record as readers see it.
+    fn version(&self) -> Option<Version> {
+        self.alive().map(|found| found.record.version)
+    }
+
     /// The record as readers see it.
     fn alive(&self) -> Option<&StoredRecord> {
         self.found.as_ref().filter(|found| !found.expired)
@@ -59,11 +64,30 @@ impl RecordSnapshot {
 }
 
 impl StoreInner {
-    /// Reads a record after the server has caught up with the leader.
-    pub async fn read_current(&self, session: &Session, key: &LockName) -> Result<RecordSnapshot, Failure> {
+    /// Reads a record after the server has caught up with all others.
+    pub async fn read_current(
+        &self,
+        session: &Arc<Session>,
+        key: &LockName,
+    ) -> Result<RecordSnapshot, Failure> {
+        self.catch_up(session).await?;
+        self.read_from_server(session, key).await
+    }
+
+    /// Reads a record for a write that is rejected if the record has changed since, and that needs no catch-up then.
+    /// An expectation is found not to be met only by a current read.
+    async fn read_for_write(
+        &self,
+        session: &Arc<Session>,
+        key: &LockName,
+        expect: Expect,
+    ) -> Result<RecordSnapshot, Failure> {
         let (synced, snapshot) = tokio::join!(session.sync(), self.read_from_server(session, key));
         synced?;
-        snapshot
+        match snapshot {
+            Ok(snapshot) if expect.met_by(snapshot.version()) => Ok(snapshot),
+            _ => self.read_current(session, key).await,
+        }
     }
 
     /// Reads a record as the connected server knows it.
@@ -141,7 +165,7 @@ impl StoreInner {
     ) -> Result<WriteOutcome> {
         let session = self.connection.session().await?;
         loop {
-            let snapshot = self.read_current(&session, key).await?;
+            let snapshot = self.read_for_write(&session, key, expect).await?;
             let alive = snapshot.alive().map(|found| found.record.clone());
             if !expect.met_by(alive.as_ref().map(|record| record.version)) {
                 return Ok(WriteOutcome::Conflict(alive));
@@ -232,9 +256,8 @@ impl StoreInner {
     async fn scan_records(&self, prefix: &str, page: &Page) -> Result<RecordPage> {
         let session = self.connection.session().await?;
         let records = self.keys.records();
-        let (synced, found) = tokio::join!(session.sync(), session.children(&records));
-        synced?;
-        let found = Failure::if_exists(found)?;
+        self.catch_up(&session).await?;
+        let found = Failure::if_exists(session.children(&records).await)?;
         let mut keys: Vec<LockName> =
             found.iter().flat_map(|(children, _)| children).filter_map(|child| keys::decode(child)).collect();
         keys.retain(|key| {

@@ -13,6 +13,7 @@ use lockkeeper_host::Clock;
 use lockkeeper_store_kit::{IoThread, RecentSet, Task};
 
 use crate::batch::{self, BatchSender};
+use crate::catch_up::CatchUp;
 use crate::config::Options;
 use crate::connection::Connection;
 use crate::events::{self, Watchers};
@@ -39,6 +40,7 @@ pub(crate) struct StoreInner {
     pub keys: Keys,
     pub connection: Connection,
     pub batch: BatchSender,
+    pub catch_up: CatchUp,
     pub registry: HoldRegistry,
     pub watchers: Watchers,
     pub record_expiry: RecordExpiry,
@@ -75,6 +77,7 @@ impl ZooKeeperStore {
             keys: Keys::new(&options.base),
             connection: Connection::new(&options),
             batch,
+            catch_up: CatchUp::default(),
             options,
             registry: HoldRegistry::default(),
             watchers: Watchers::default(),
