@@ -94,7 +94,7 @@ pub fn evaluate_all(
         Some(fence) if mine == request.key.names.count() && !blocked => Ok(Admission::Reenter(fence)),
         // A grant has one fence, so it cannot have some names with the old fence and some with a new one.
         Some(_) if !waits => Err(Error::invalid(format!(
-            "this owner holds some of {} already, but not all of them under one fence: request for all names at once, \
+            "this owner holds some of {} already, but not all of them under one fence: request all names at once, \
              or for the missing ones alone",
             request.key.names
         ))),

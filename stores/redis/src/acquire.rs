@@ -196,7 +196,7 @@ impl Acquirer {
         match &parts[..] {
             [Value::Int(12)] => refused(Error::Deadlock(request.key.names.iter().cloned().collect())),
             [Value::Int(14)] => refused(Error::invalid(format!(
-                "this owner holds some of {} already, but not all of them under one fence: request for all names at once, \
+                "this owner holds some of {} already, but not all of them under one fence: request all names at once, \
                  or for the missing ones alone",
                 request.key.names
             ))),
@@ -245,6 +245,6 @@ impl Acquirer {
 
     /// Removes the queue entry in the background, unless the caller acquires again.
     fn schedule_release(&self, group: KeyGroup, request: &LockRequest, limit: Option<u64>) {
-        self.unknown.schedule_release(UnansweredRelease { group, key: request.key.clone(), limit });
+        self.unknown.schedule_release(UnansweredRelease::new(group, request.key.clone(), limit));
     }
 }

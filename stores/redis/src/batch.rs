@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use futures_util::future::{join_all, try_join_all};
+use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use redis::Value;
 use tokio::sync::{mpsc, oneshot};
@@ -25,6 +25,8 @@ use crate::unknown::UnknownOutcomes;
 const MAX_IN_FLIGHT: usize = 2;
 /// How many requests one script has: few enough not to block the server's other clients for long.
 const MAX_BATCH: usize = 64;
+/// The reply of the release script to a release whose keys it could not read.
+const KEYS_ARE_SPLIT: Value = Value::Int(2);
 
 /// What a batch does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,9 +169,9 @@ impl BatchWorker {
             _ => (runner.run(group, &call).await, Ok(())),
         };
         let mut replies = match reply {
-            Err(failure) if kind == BatchKind::Release && failure.keys_are_split() => {
-                let migration = SlotMigration::new(runner, group);
-                join_all(batch.iter().map(|item| migration.release(&item.keys, &item.args[0]))).await
+            reply if kind == BatchKind::Release => {
+                let releases = batch.iter().map(|item| (&item.keys[..], &item.args[0][..]));
+                self.release_split_keys(group, &releases.collect::<Vec<_>>(), reply).await
             }
             Ok(Value::Array(replies)) if replies.len() == batch.len() => {
                 replies.into_iter().map(Ok).collect()
@@ -181,6 +183,26 @@ impl BatchWorker {
             self.revert_unreplicated(group, &batch, &mut replies, failure).await;
         }
         self.deliver(kind, group, batch, replies);
+    }
+
+    /// Carries out, a key at a time, the releases whose keys are not all on the node that ran the script: all of the script, or some.
+    async fn release_split_keys(
+        &self,
+        group: KeyGroup,
+        releases: &[(&[String], &[u8])],
+        reply: Result<Value, Failure>,
+    ) -> Vec<Result<Value, Failure>> {
+        let replies = match reply {
+            Ok(Value::Array(replies)) if replies.len() == releases.len() => replies,
+            Err(failure) if failure.keys_are_split() => vec![KEYS_ARE_SPLIT; releases.len()],
+            Ok(_) => return vec![Err(Failure::unexpected_reply()); releases.len()],
+            Err(failure) => return vec![Err(failure); releases.len()],
+        };
+        let migration = SlotMigration::new(&self.runner, group);
+        let each = releases.iter().zip(replies).map(|(&(keys, release), reply)| async move {
+            if reply == KEYS_ARE_SPLIT { migration.release(keys, release).await } else { Ok(reply) }
+        });
+        join_all(each).await
     }
 
     /// Hands each caller its reply. Releases the grants of callers that were cancelled meanwhile.
@@ -304,16 +326,10 @@ impl BatchWorker {
         };
         let releases: Vec<Vec<u8>> = granted.iter().map(encode).collect();
         let call = self.release_call(group, &keys, releases.iter());
-        match self.runner.run_or_report(group, &call).await {
-            Err(failure) if failure.keys_are_split() => {
-                let migration = SlotMigration::new(&self.runner, group);
-                let each = granted.iter().zip(&releases);
-                try_join_all(each.map(|((keys, _), release)| migration.release(keys, release)))
-                    .await
-                    .map(|_| ())
-            }
-            reply => reply.map(|_| ()),
-        }
+        let reply = self.runner.run_or_report(group, &call).await;
+        let each = granted.iter().zip(&releases).map(|((keys, _), release)| (&keys[..], &release[..]));
+        let replies = self.release_split_keys(group, &each.collect::<Vec<_>>(), reply).await;
+        replies.into_iter().collect::<Result<Vec<_>, _>>().map(|_| ())
     }
 }
 

@@ -60,8 +60,8 @@ impl From<ServerError> for Failure {
         let detail = error.details().unwrap_or_default();
         // The scripts use this code when Redis rejects their first write: they have written nothing.
         let first = error.code() == "REFUSED";
-        // Redis rejects the first write of a script with the first four codes, and never a later write. The scripts themselves
-        // raise the last code before they change a lock.
+        // Redis rejects the first write of a script with the first four codes, and never a later write. The scripts raise the last
+        // code before they change a lock; those that acquire or release many locks answer each request instead.
         let never_late = ["OOM", "READONLY", "MISCONF", "NOREPLICAS", "TRYAGAIN"];
         let whole = format!("{} {detail}", error.code());
         if detail.contains(IN_SCRIPT)

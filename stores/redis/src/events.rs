@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::try_join_all;
+use futures_util::future::join_all;
 use lockkeeper_core::{Event, EventKind, EventStream, Fence, Result, WallTime};
 use lockkeeper_store_kit::EventHub;
 use redis::cmd;
@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 use crate::codec;
 use crate::error::Failure;
-use crate::keys::Keys;
+use crate::keys::{KeyGroup, Keys};
 use crate::runner::ScriptRunner;
 
 /// How long a flag stands, and how often it is set anew.
@@ -22,6 +22,8 @@ const REFRESH: Duration = Duration::from_secs(10);
 pub(crate) struct Watchers {
     runner: Arc<ScriptRunner>,
     state: Mutex<State>,
+    /// Held by the task that subscribes: two at once would cancel each other's subscriptions.
+    subscribing: tokio::sync::Mutex<()>,
     wake: Notify,
 }
 
@@ -29,11 +31,18 @@ pub(crate) struct Watchers {
 struct State {
     hub: EventHub,
     subscribed: bool,
+    /// How often a connection was lost, and perhaps the subscription with it.
+    losses: u64,
 }
 
 impl Watchers {
     pub fn new(runner: Arc<ScriptRunner>) -> Self {
-        Watchers { runner, state: Mutex::default(), wake: Notify::new() }
+        Watchers {
+            runner,
+            state: Mutex::default(),
+            subscribing: tokio::sync::Mutex::default(),
+            wake: Notify::new(),
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -44,6 +53,7 @@ impl Watchers {
     pub fn on_disconnect(&self) {
         let mut state = self.state();
         state.subscribed = false;
+        state.losses += 1;
         state.hub.miss();
         self.wake.notify_one();
     }
@@ -61,20 +71,43 @@ impl Watchers {
         Ok(events)
     }
 
+    /// Subscribes at one node, because messages of a cluster reach all of them, and sets the flags of all groups. A node that does not
+    /// reply silences no other: this fails only if no group has its flag.
     async fn subscribe_and_flag(&self) -> Result<(), Failure> {
-        if !self.state().subscribed {
-            self.runner.router.call(0, cmd("SUBSCRIBE").arg(self.runner.events_channel())).await?;
-            self.state().subscribed = true;
+        self.subscribe().await?;
+        let outcomes = join_all(self.runner.keys.groups().map(|group| self.set_flag(group))).await;
+        let (groups, failures) = (outcomes.len(), outcomes.into_iter().filter_map(Result::err));
+        let failures: Vec<Failure> = failures.collect();
+        match failures.first() {
+            Some(failure) if failures.len() == groups => return Err(failure.clone()),
+            Some(failure) => {
+                tracing::debug!(?failure, groups = failures.len(), "these groups publish no events for now");
+                self.state().hub.miss();
+            }
+            None => {}
         }
-        let channel = &self.runner.events_channel();
-        try_join_all(self.runner.keys.groups().map(|group| async move {
-            let mut set = cmd("SET");
-            set.arg(format!("{}watched", self.runner.keys.group_prefix(group))).arg(channel);
-            set.arg("PX").arg(crate::statements::millis(FLAG_TTL));
-            self.runner.router.call(group.slot(), &set).await
-        }))
-        .await?;
         Ok(())
+    }
+
+    async fn subscribe(&self) -> Result<(), Failure> {
+        let _subscribing = self.subscribing.lock().await;
+        let (subscribed, losses) = {
+            let state = self.state();
+            (state.subscribed, state.losses)
+        };
+        if !subscribed {
+            self.runner.router.subscribe_at_one(&self.runner.events_channel()).await?;
+            let mut state = self.state();
+            state.subscribed = state.losses == losses;
+        }
+        Ok(())
+    }
+
+    async fn set_flag(&self, group: KeyGroup) -> Result<(), Failure> {
+        let mut set = cmd("SET");
+        set.arg(format!("{}watched", self.runner.keys.group_prefix(group))).arg(self.runner.events_channel());
+        set.arg("PX").arg(crate::statements::millis(FLAG_TTL));
+        self.runner.router.call(group.slot(), &set).await.map(drop)
     }
 }
 

@@ -53,7 +53,7 @@ impl MultiSlot<'_> {
     ) -> Result<AcquireOutcome> {
         if request.owner.is_some() {
             return Err(Error::Unsupported(
-                "in a cluster an owner can request for several names at once only if they share a hash tag, as {orders}/1 \
+                "in a cluster an owner can request several names at once only if they share a hash tag, as {orders}/1 \
                  and {orders}/2 do"
                     .into(),
             ));

@@ -11,6 +11,7 @@ use redis::{Pipeline, Value};
 use crate::config::Servers;
 use crate::connection::{ConnectHandshake, Endpoint, text_of};
 use crate::error::Failure;
+use crate::router::Router;
 use crate::runner::ScriptRunner;
 use crate::statements;
 
@@ -23,6 +24,8 @@ pub(crate) struct ServerSettings {
     info: HashMap<String, String>,
     /// What `CONFIG GET` tells; `None`: we may not look.
     config: Option<HashMap<String, String>>,
+    /// Whether the server has, or had while the store was open, a replica that may be promoted.
+    replicated: bool,
 }
 
 impl ServerSettings {
@@ -32,6 +35,12 @@ impl ServerSettings {
 
     fn config(&self, key: &str) -> Option<&str> {
         self.config.as_ref()?.get(key).map(String::as_str)
+    }
+
+    /// Whether a replica is connected, or was lately: the server keeps its backlog for a replica whose link is cut, and that replica
+    /// is promoted with the fewest grants.
+    fn has_replica(&self) -> bool {
+        !self.is("connected_slaves", "0") || self.is("repl_backlog_active", "1")
     }
 
     fn evicts(&self) -> bool {
@@ -74,7 +83,9 @@ impl ServerSettings {
         let pairs = info.lines().filter_map(|line| line.split_once(':'));
         let info = pairs.map(|(key, value)| (key.to_owned(), value.trim().to_owned())).collect();
         let config = next().ok().and_then(|config| pairs_of(&config));
-        Ok(ServerSettings { info, config })
+        let mut settings = ServerSettings { info, config, replicated: false };
+        settings.replicated = settings.has_replica();
+        Ok(settings)
     }
 }
 
@@ -140,7 +151,10 @@ pub(crate) fn handshake(runner: Weak<ScriptRunner>, settings: Arc<KnownSettings>
 
 /// Notes what was found. Once the store is open its profile changes with it.
 fn record_settings(monitor: &ProfileMonitor, endpoint: &Endpoint, found: ServerSettings) {
-    monitor.settings.found().insert(endpoint.clone(), found);
+    let mut all = monitor.settings.found();
+    let replicated = found.replicated || all.get(endpoint).is_some_and(|before| before.replicated);
+    all.insert(endpoint.clone(), ServerSettings { replicated, ..found });
+    drop(all);
     let mut slot = monitor.settings.slot();
     if let Some(before) = &*slot {
         let now = profile_of(monitor);
@@ -170,6 +184,9 @@ pub(crate) async fn run(monitor: ProfileMonitor) {
     for turn in 1_u32.. {
         tokio::time::sleep(monitor.runner.options.poll).await;
         monitor.runner.router.follow_primary().await;
+        for router in [Some(&monitor.runner.router), monitor.runner.grant_router.as_ref()] {
+            router.into_iter().for_each(Router::prune);
+        }
         if turn.is_multiple_of(POLLS) {
             refresh(&monitor).await;
         }
@@ -203,7 +220,7 @@ fn profile_of(monitor: &ProfileMonitor) -> Profile {
             warnings.push(format!("{endpoint} has not been asked yet how it is set up"));
             continue;
         };
-        replicas |= !found.is("connected_slaves", "0");
+        replicas |= found.replicated;
         if found.evicts() {
             evicts = true;
             let policy = found.info.get("maxmemory_policy").cloned().unwrap_or_default();

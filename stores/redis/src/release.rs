@@ -1,9 +1,9 @@
 //! Releases holds and queue entries, and sends releases without a reply again.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use lockkeeper_core::{ReleaseOutcome, RequestKey, Result};
 use redis::{Value, cmd};
 
@@ -15,9 +15,6 @@ use crate::keys::KeyGroup;
 use crate::runner::ScriptRunner;
 use crate::unknown::{UnansweredRelease, UnknownOutcomes};
 use crate::waiters::Waiters;
-
-/// The longest pause before releases without a reply are sent again.
-const MAX_PAUSE: Duration = Duration::from_secs(5);
 
 /// Releases locks of one group. Clones share the store's state.
 #[derive(Clone)]
@@ -58,33 +55,31 @@ impl Releaser {
         }
     }
 
-    /// Sends releases without a reply again while the store is open. They apply only to a queue entry or an unconfirmed hold, for
-    /// which no guard exists: the ttl ends a confirmed hold.
+    /// Sends releases without a reply again while the store is open, each after a pause of its own, so a silent node delays no release
+    /// at another. They apply only to a queue entry or an unconfirmed hold, for which no guard exists: the ttl ends a confirmed hold.
     pub async fn run(self) {
-        let poll = self.runner.options.poll;
-        let mut pause = poll;
+        let mut sends = FuturesUnordered::new();
         loop {
-            self.unknown.wait_for_releases().await;
-            tokio::time::sleep(pause).await;
-            let sends = self.unknown.take_releases().into_iter().map(|release| async {
-                let outcome = self.retry_release(&release).await;
-                // The caller may have acquired again meanwhile: then its waiter checks whether it is still in the queue.
-                let waits = self.waiters.wake_attempt(&release.key.attempt.to_hex());
-                let replied = outcome.is_ok();
-                if !replied && !waits {
-                    self.unknown.schedule_release(release);
-                }
-                replied
-            });
-            let replied = join_all(sends).await.into_iter().any(|replied| replied);
-            pause = if replied { poll } else { (pause * 2).min(MAX_PAUSE) };
+            tokio::select! {
+                due = self.unknown.due_releases() => sends.extend(due.into_iter().map(|release| self.send_again(release))),
+                Some(()) = sends.next(), if !sends.is_empty() => {}
+            }
+        }
+    }
+
+    async fn send_again(&self, release: UnansweredRelease) {
+        let outcome = self.retry_release(&release).await;
+        // The caller may have acquired again meanwhile: then its waiter checks whether it is still in the queue.
+        let waits = self.waiters.wake_attempt(&release.key.attempt.to_hex());
+        if outcome.is_err() && !waits {
+            self.unknown.schedule_release(UnansweredRelease { retries: release.retries + 1, ..release });
         }
     }
 
     /// Sends a release that must not end what the attempt acquires after it: that has a higher fence or ticket than the server has
     /// issued so far. The first round leaves the tombstone; the second ends a request that arrived just before the tombstone.
     async fn retry_release(&self, release: &UnansweredRelease) -> Result<()> {
-        let UnansweredRelease { group, key, limit } = release;
+        let UnansweredRelease { group, key, limit, .. } = release;
         if let Some(limit) = limit {
             return self.release_once(*group, key, release_flags::UNCONFIRMED, *limit).await.map(drop);
         }
@@ -114,7 +109,7 @@ struct ReleaseInFlight<'a> {
 impl Drop for ReleaseInFlight<'_> {
     fn drop(&mut self) {
         if let Some((group, key)) = self.release {
-            self.unknown.schedule_release(UnansweredRelease { group, key: key.clone(), limit: None });
+            self.unknown.schedule_release(UnansweredRelease::new(group, key.clone(), None));
         }
     }
 }

@@ -2,10 +2,12 @@
 //! Follows the redirects of a cluster, and sends a request again only where the server has refused it.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
+use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use redis::{Cmd, Pipeline, Value, cmd};
 use tokio::runtime::Handle;
@@ -32,6 +34,8 @@ pub struct Router {
     topology: Arc<Mutex<Topology>>,
     /// Held by the task that reads the topology; other tasks wait for its result.
     reading: tokio::sync::Mutex<()>,
+    /// The epoch of the topology at which this router last closed connections.
+    pruned_at: AtomicU64,
 }
 
 /// After this time without a reply the router asks one more node for the slot map.
@@ -114,6 +118,7 @@ impl Router {
             sentinels,
             topology: Arc::default(),
             reading: tokio::sync::Mutex::default(),
+            pruned_at: AtomicU64::new(0),
         }
     }
 
@@ -129,6 +134,7 @@ impl Router {
             sentinels: self.sentinels.clone(),
             topology: self.topology.clone(),
             reading: tokio::sync::Mutex::default(),
+            pruned_at: AtomicU64::new(0),
         }
     }
 
@@ -238,15 +244,30 @@ impl Router {
         self.send(slot, &Payload::Many(commands), split).await
     }
 
+    /// Subscribes at any server that replies, and cancels the subscriptions at the others, which would bring every message once more.
+    pub async fn subscribe_at_one(&self, channel: &str) -> Result<(), Failure> {
+        let here = self.call_some(cmd("SUBSCRIBE").arg(channel)).await?.0;
+        let others: Vec<Arc<Connection>> = self.connections().values().cloned().collect();
+        let others = others.iter().filter(|other| other.endpoint() != here.endpoint() && other.is_open());
+        let cancel = &cmd("UNSUBSCRIBE").arg(channel).to_owned();
+        // A connection on which this fails is about to be closed.
+        join_all(others.map(|other| other.call(cancel))).await;
+        Ok(())
+    }
+
     /// Sends one command to any server that replies, connected servers first.
     pub async fn call_any(&self, command: &Cmd) -> Result<Value, Failure> {
+        self.call_some(command).await.map(|(_, reply)| reply)
+    }
+
+    async fn call_some(&self, command: &Cmd) -> Result<(Arc<Connection>, Value), Failure> {
         let mut connections = self.all().await?;
         let suspects = self.topology().suspects.clone();
         connections
             .sort_by_key(|connection| (suspects.contains(connection.endpoint()), !connection.is_open()));
         let mut answer = Err(Failure::NotSent("there are no servers".into()));
         for connection in connections {
-            answer = connection.call(command).await;
+            answer = connection.call(command).await.map(|reply| (connection.clone(), reply));
             match &answer {
                 Err(failure @ (Failure::NotSent(_) | Failure::NoReply(_))) => {
                     self.mark_suspect(connection.endpoint(), failure)
@@ -404,9 +425,8 @@ impl Router {
         if let Some(old) = &known {
             tracing::warn!(%old, new = %reported.endpoint, "the sentinels report another primary; the store uses it from now on");
         }
-        let mut topology = self.topology();
-        (topology.primary, topology.primary_epoch) = (Some(reported.endpoint.clone()), reported.epoch);
-        self.connections().retain(|endpoint, _| *endpoint == reported.endpoint);
+        self.topology().set_primary(reported.endpoint, reported.epoch);
+        self.prune();
         Ok(connection)
     }
 
@@ -433,8 +453,8 @@ impl Router {
             };
             match next {
                 Some(Ok((endpoint, ranges))) => {
-                    self.topology().replace(ranges);
-                    self.prune(seeds, &endpoint);
+                    self.topology().replace(ranges, endpoint);
+                    self.prune();
                     return Ok(());
                 }
                 Some(Err(failure)) => why = failure,
@@ -479,11 +499,17 @@ impl Router {
         }
     }
 
-    /// Closes the connections to nodes that have left the cluster.
-    fn prune(&self, seeds: &[Endpoint], asked: &Endpoint) {
+    /// Closes the connections to servers that have left the topology since the last call. Each router of a store has connections of
+    /// its own, and another one may have read the topology.
+    pub fn prune(&self) {
         let topology = self.topology();
-        let keeps = |endpoint: &Endpoint| {
-            topology.nodes.contains(endpoint) || seeds.contains(endpoint) || endpoint == asked
+        if self.pruned_at.swap(topology.epoch, Ordering::Relaxed) == topology.epoch {
+            return;
+        }
+        let keeps = |endpoint: &Endpoint| match &self.servers {
+            Servers::Single(_) => true,
+            Servers::Sentinel { .. } => topology.primary.as_ref().is_none_or(|primary| primary == endpoint),
+            Servers::Cluster(seeds) => topology.nodes.contains(endpoint) || seeds.contains(endpoint),
         };
         self.connections().retain(|endpoint, _| keeps(endpoint));
     }

@@ -1,7 +1,7 @@
 //! Runs scripts on the servers of a store: what every operation needs, and nothing about waiters or batches.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkeeper_core::{Fence, Result};
 use lockkeeper_host::random_128;
@@ -142,5 +142,13 @@ impl ScriptRunner {
             return Ok((reply, replicated));
         }
         Err(Failure::unexpected_reply())
+    }
+}
+
+/// Sleeps until then, on a thread of the store; for ever without a time.
+pub(crate) async fn sleep_until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at.into()).await,
+        None => std::future::pending().await,
     }
 }

@@ -65,7 +65,7 @@ impl RedisStore {
         let inner = Arc::new_cyclic(|weak: &Weak<RedisStoreInner>| {
             let settings = Arc::new(KnownSettings::default());
             let runner = new_runner(options, &io, listener(weak.clone()), &settings);
-            let unknown = Arc::new(UnknownOutcomes::new(runner.tombstone_ttl()));
+            let unknown = Arc::new(UnknownOutcomes::new(runner.tombstone_ttl(), runner.options.poll));
             let waiters = Arc::new(Waiters::new(runner.clone(), requests.clone(), confirms));
             RedisStoreInner {
                 acquirer: Acquirer {

@@ -18,12 +18,12 @@ pub struct Topology {
     pub primary_epoch: u64,
     /// The node of each slot.
     pub slots: Vec<Option<Arc<Endpoint>>>,
-    /// All nodes of the last slot map, replicas included.
+    /// All nodes of the last slot map, replicas included, and the node that sent it.
     pub nodes: HashSet<Endpoint>,
     /// Nodes that failed since the slot map was read. The client reads the map again before it uses a slot of theirs, and
     /// goes on using the slots of the other nodes.
     pub suspects: HashSet<Endpoint>,
-    /// How often the slot map was read.
+    /// How often the slot map was read, or another server became the primary.
     pub epoch: u64,
 }
 
@@ -45,8 +45,14 @@ impl Topology {
         }
     }
 
+    /// Records another primary.
+    pub fn set_primary(&mut self, primary: Endpoint, primary_epoch: u64) {
+        (self.primary, self.primary_epoch) = (Some(primary), primary_epoch);
+        self.epoch += 1;
+    }
+
     /// Replaces the slot map.
-    pub fn replace(&mut self, ranges: Vec<SlotRange>) {
+    pub fn replace(&mut self, ranges: Vec<SlotRange>, sent_by: Endpoint) {
         self.slots = vec![None; usize::from(SLOTS)];
         self.nodes.clear();
         for SlotRange { first, last, primary, replicas } in ranges {
@@ -54,6 +60,7 @@ impl Topology {
             self.nodes.extend(replicas);
             self.slots[usize::from(first)..=usize::from(last)].fill(Some(Arc::new(primary)));
         }
+        self.nodes.insert(sent_by);
         self.suspects.clear();
         self.epoch += 1;
     }

@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 
 use crate::codec;
 use crate::keys::KeyGroup;
+use crate::runner::sleep_until;
 
 /// The attempts and releases of one store whose outcome is unknown.
 pub struct UnknownOutcomes {
@@ -20,7 +21,12 @@ pub struct UnknownOutcomes {
     wake: Notify,
     /// How long a tombstone lasts on the server, and an attempt in this registry.
     tombstone_ttl: Duration,
+    /// The pause before a release is sent again for the first time.
+    first_pause: Duration,
 }
+
+/// The longest pause before a release without a reply is sent once more.
+const MAX_PAUSE: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
 struct State {
@@ -28,7 +34,8 @@ struct State {
     attempts: HashMap<String, UnansweredAttempt>,
     /// When expired attempts were last removed.
     swept: Option<Instant>,
-    releases: Vec<UnansweredRelease>,
+    /// With the time at which each is sent again.
+    releases: Vec<(Instant, UnansweredRelease)>,
 }
 
 /// A release to send again.
@@ -38,6 +45,14 @@ pub struct UnansweredRelease {
     /// The highest fence or ticket that the release applies to; `None`: the highest that the server has issued when it is
     /// reachable again.
     pub limit: Option<u64>,
+    /// How often the store has sent it again.
+    pub retries: u32,
+}
+
+impl UnansweredRelease {
+    pub fn new(group: KeyGroup, key: RequestKey, limit: Option<u64>) -> Self {
+        UnansweredRelease { group, key, limit, retries: 0 }
+    }
 }
 
 struct UnansweredAttempt {
@@ -46,8 +61,8 @@ struct UnansweredAttempt {
 }
 
 impl UnknownOutcomes {
-    pub fn new(tombstone_ttl: Duration) -> Self {
-        UnknownOutcomes { state: Mutex::default(), wake: Notify::new(), tombstone_ttl }
+    pub fn new(tombstone_ttl: Duration, first_pause: Duration) -> Self {
+        UnknownOutcomes { state: Mutex::default(), wake: Notify::new(), tombstone_ttl, first_pause }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -100,8 +115,12 @@ impl UnknownOutcomes {
         let same = |other: &UnansweredRelease| {
             other.key.attempt == release.key.attempt && other.key.names == release.key.names
         };
-        if !state.releases.iter().any(same) {
-            state.releases.push(release);
+        if !state.releases.iter().any(|(_, other)| same(other)) {
+            let pause = match release.retries {
+                0 => self.first_pause,
+                retries => (self.first_pause * 2_u32.pow(retries.min(10))).min(MAX_PAUSE),
+            };
+            state.releases.push((Instant::now() + pause, release));
             self.wake.notify_one();
         }
     }
@@ -109,20 +128,24 @@ impl UnknownOutcomes {
     /// Suspends the scheduled releases of an attempt while its caller acquires again.
     pub fn suspend(&self, key: &RequestKey) -> SuspendedReleases<'_> {
         let mut state = self.state();
-        let releases = state.releases.extract_if(.., |release| release.key.attempt == key.attempt).collect();
+        let releases = state.releases.extract_if(.., |(_, release)| release.key.attempt == key.attempt);
+        let releases = releases.map(|(_, release)| release).collect();
         SuspendedReleases { unknown: self, releases }
     }
 
-    /// Waits until a release is scheduled.
-    pub async fn wait_for_releases(&self) {
-        while self.state().releases.is_empty() {
-            self.wake.notified().await;
+    /// Waits until releases are due, and takes them.
+    pub async fn due_releases(&self) -> Vec<UnansweredRelease> {
+        loop {
+            let next = self.state().releases.iter().map(|(due, _)| *due).min();
+            tokio::select! {
+                () = sleep_until(next) => {
+                    let (mut state, now) = (self.state(), Instant::now());
+                    let due = state.releases.extract_if(.., |(due, _)| *due <= now);
+                    return due.map(|(_, release)| release).collect();
+                }
+                () = self.wake.notified() => {}
+            }
         }
-    }
-
-    /// Takes all scheduled releases.
-    pub fn take_releases(&self) -> Vec<UnansweredRelease> {
-        std::mem::take(&mut self.state().releases)
     }
 }
 

@@ -21,7 +21,7 @@ use crate::error::Failure;
 use crate::keys::KeyGroup;
 use crate::runner::ScriptRunner;
 
-/// The least time between two looks.
+/// The least time between two polls.
 const MIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The waiters of this process.
@@ -32,7 +32,7 @@ pub(crate) struct Waiters {
     state: Mutex<State>,
     ttls: WaiterTtls,
     wake: Notify,
-    /// How often a group is looked at, at least.
+    /// The longest time between two polls of a group.
     poll: Duration,
 }
 
@@ -40,11 +40,11 @@ pub(crate) struct Waiters {
 struct State {
     /// By attempt, in hexadecimal digits.
     waiters: HashMap<String, Arc<RedisWaiter>>,
-    /// Who waits for which key, in the request in which they came.
+    /// The waiters for each key, in the order in which they came.
     queues: BTreeMap<(KeyGroup, String), BTreeMap<u64, Arc<RedisWaiter>>>,
     /// How many waiters there were so far.
     joined: u64,
-    /// When each group that is waited for is looked at next.
+    /// When the process polls each group with waiters next.
     polls: BTreeMap<KeyGroup, GroupPoll>,
     subscribed: bool,
     /// How often a connection was lost, and perhaps messages with it.
@@ -53,9 +53,9 @@ struct State {
     unconfirmed: HashMap<String, Instant>,
 }
 
-/// The looks at the keys of one group. A node that does not reply delays those at its own groups only.
+/// The polls of one group. A node that does not reply delays the polls of its own groups only.
 struct GroupPoll {
-    /// How many keys of the group are waited for.
+    /// How many keys of the group have waiters.
     queue_keys: usize,
     due: Instant,
     last: Option<Instant>,
@@ -69,12 +69,12 @@ impl GroupPoll {
 }
 
 impl State {
-    /// When the next group is to be looked at, if no look at it is in flight already.
+    /// When the next poll of a group is due that has none in flight.
     fn next(&self) -> Option<Instant> {
         self.polls.values().filter(|poll| !poll.in_flight).map(GroupPoll::at).min()
     }
 
-    /// The groups that are due now; looks at them begin.
+    /// The groups whose polls are due now. The polls count as in flight from here on.
     fn begin_polls(&mut self, poll_every: Duration) -> Vec<KeyGroup> {
         let now = Instant::now();
         let due = self.polls.iter_mut().filter(|(_, poll)| !poll.in_flight && poll.at() <= now);
@@ -112,15 +112,15 @@ struct HandOffState {
     answer: Option<HandOffOutcome>,
 }
 
-/// A waiter was in queue, and not woken, when the server got something that was sent at this moment, and the highest fence
-/// of all was this one. What is granted to it since has a higher one, and is kept for a hand_off counted from here at least.
+/// The last moment at which the client sent something to which the server replied that the waiter is in the queue, and the highest
+/// fence of the server at that time. A later grant to the waiter has a higher fence, and its lease began after that moment.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct QueuedAt {
     pub sent_at: BootInstant,
     pub fence: u64,
 }
 
-/// What is said for a waiter.
+/// The request that confirms a hand-off.
 struct ConfirmRequest {
     group: KeyGroup,
     keys: Vec<String>,
@@ -143,11 +143,11 @@ impl HandOffMessage {
     }
 }
 
-/// What became of a call.
+/// The outcome of a hand-off.
 pub enum HandOffOutcome {
-    /// It was let in, by a message: this lease counts from then, and is long enough to go on with.
+    /// The message granted the lock: the lease counts from `sent_at`, and its rest is long enough to begin with.
     In { sent_at: BootInstant, lease: Duration, fence: Fence },
-    /// It said that it is there, and this was the answer to what was sent then.
+    /// The client sent the request again at this moment, and this is the reply.
     Asked(BootInstant, Result<Value, Failure>),
 }
 
@@ -156,8 +156,8 @@ impl RedisWaiter {
         self.hand_off.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says that it is there, if it stands in queue and has not said so already; else lets it ask by itself. `word` is
-    /// what a message said.
+    /// Confirms a hand-off, unless a confirmation is in flight. A waiter that is not in the queue is woken instead, and sends its
+    /// request itself. `word`: the message, if there was one.
     fn confirm_hand_off(self: &Arc<Self>, waiters: &Arc<Waiters>, word: Option<HandOffMessage>) {
         let mut hand_off = self.hand_off();
         if hand_off.under_way.is_some() {
@@ -166,8 +166,8 @@ impl RedisWaiter {
         let Some(request) = hand_off.request.take() else { return self.woken.notify_one() };
         let QueuedAt { sent_at, fence: before } = hand_off.since;
         let (waiter, waiters, now) = (self.clone(), waiters.clone(), waiters.runner.options.clock.now());
-        // Good for a while yet, no message from long ago, and newer than all that we know of: a server that has forgotten
-        // must be asked.
+        // The message counts if its lease lasts for a while yet and its fence is higher than every fence that this client has seen.
+        // Otherwise it may be an old one, or from a server that has lost data, and the server has to confirm it first.
         let good = |word: &HandOffMessage| {
             let newest = word.fence.get() > before.max(waiters.runner.highest_fence_seen());
             newest && waiters.runner.grant_router.is_none() && now < sent_at + word.lease / 2
@@ -186,8 +186,8 @@ impl RedisWaiter {
                     .await;
                 return tell(HandOffOutcome::Asked(now, answer));
             };
-            // The waiter confirms, together with others that were let in, and its caller need not wait for that: without
-            // an answer, the holder renews within its first lease.
+            // The confirmation shares a script with those of other waiters, and the caller does not wait for its reply: without one,
+            // the guard renews within the first lease.
             let attempt = vec![request.args[0].clone()];
             let told = async { tell(HandOffOutcome::In { sent_at, lease, fence }) };
             let confirmed = waiters.confirms.send(request.group, request.keys, attempt, waiter.kept.clone());
@@ -199,7 +199,7 @@ impl RedisWaiter {
     }
 }
 
-/// A place in queue. Dropping it gives up waiting, not the place: that is what a release is for.
+/// A waiter, for its caller. Dropping it ends the wait; only a release removes the queue entry.
 pub struct WaiterHandle<'a> {
     waiters: &'a Waiters,
     waiter: Arc<RedisWaiter>,
@@ -298,8 +298,8 @@ impl Waiters {
 }
 
 impl WaiterHandle<'_> {
-    /// It stands in queue for these keys now; the first of those who hold them is expected to be gone after `ends`, if
-    /// it says nothing. `woken` is what to say when it is woken.
+    /// Records that the server has the waiter in the queues of these keys. `ends`: when the lease of the first holder ends, unless
+    /// the holder renews. `woken`: the arguments of the request that confirms a hand-off.
     pub fn stand(
         &mut self,
         group: KeyGroup,
@@ -333,34 +333,33 @@ impl WaiterHandle<'_> {
         self.waiters.expect(group, Instant::now() + soon);
     }
 
-    /// Ends when it is worth asking again.
+    /// Waits until the caller should look for the outcome, or send the request again.
     pub async fn woken(&self) {
         self.waiter.woken.notified().await;
     }
 
-    /// It asks by itself now: a call that comes meanwhile is not answered for it.
+    /// The caller sends the request itself now, so a message that arrives meanwhile starts no confirmation.
     pub fn request(&self) {
         self.waiter.hand_off().request = None;
     }
 
-    /// Whether the call is being answered: then the answer comes.
+    /// Whether a confirmation is in flight: then its outcome follows.
     pub fn answers(&self) -> bool {
         let hand_off = self.waiter.hand_off();
         hand_off.under_way.is_some() && hand_off.answer.is_none()
     }
 
-    /// What became of a call, if there was one.
+    /// Takes the outcome of a hand-off, if there was one.
     pub fn answer(&self) -> Option<HandOffOutcome> {
         self.waiter.hand_off().answer.take()
     }
 
-    /// It has the lock, and keeps it. `unconfirmed`: it has a minimum hold, and the server need not have heard yet that
-    /// it is there.
+    /// Records that the caller has the lock. `unconfirmed`: it has a minimum hold, and the server may not have the confirmation yet.
     pub fn keep(&self, unconfirmed: bool) {
         self.waiter.kept.store(true, Ordering::SeqCst);
         if unconfirmed {
             let (mut state, now) = (self.waiters.state(), Instant::now());
-            // No hold stays unconfirmed for longer than the longest hand_off.
+            // No hold stays unconfirmed for longer than the longest claim.
             state.unconfirmed.retain(|_, since| *since + Options::CLAIM_MOST > now);
             state.unconfirmed.insert(self.waiter.attempt.clone(), now);
         }
@@ -374,7 +373,7 @@ impl WaiterHandle<'_> {
 
 impl Drop for WaiterHandle<'_> {
     fn drop(&mut self) {
-        // What is said for one that has the lock is said to the end.
+        // The confirmation of a waiter that has the lock goes on.
         if !self.waiter.kept.load(Ordering::SeqCst)
             && let Some(task) = self.waiter.hand_off().under_way.take()
         {

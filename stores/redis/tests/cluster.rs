@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use common::{Client, grow, keeper, open, renew, says, tell};
 use futures_util::future::join_all;
-use lockkeeper_core::{AcquireOutcome, Error, Fence, LockRequest, Outcome, ReleaseOutcome, RenewOutcome};
+use lockkeeper_core::{
+    AcquireOutcome, Error, Fence, LockRequest, Mode, Outcome, ReleaseOutcome, RenewOutcome,
+};
 use lockkeeper_testkit::laws::{
     eventually, give_back, granted, is_free, join_queue, name, refused, request, request_all, soon, take,
     with,
@@ -19,11 +21,11 @@ async fn client_of(cluster: &RedisCluster) -> Client {
     open(&format!("redis+cluster://{}", cluster.addrs()[0])).await
 }
 
-/// All request at once. A client without a grant gets Busy, or an error that says that the slot is migrating.
+/// All clients send a request at once. A client without a grant gets Busy, or an error that says that the slot is migrating.
 async fn ask_at_once(clients: &[&Client], name: &str) -> Vec<(usize, LockRequest, Fence)> {
     let requests = clients.iter().enumerate().map(|(nth, client)| async move {
         let asked = request(name);
-        match soon("an request ends", client.acquire(&asked)).await {
+        match soon("a request ends", client.acquire(&asked)).await {
             Ok(AcquireOutcome::Granted(grant)) => Some((nth, asked, grant.fence)),
             Ok(AcquireOutcome::Busy(_)) | Err(Error::Unavailable(_)) => None,
             other => panic!("{name} while its slot moves: {other:?}"),
@@ -101,6 +103,38 @@ async fn fences_grow_over_many_moves_of_a_slot() {
     grow(&fences);
 }
 
+/// Grants that wait for replicas are sent by connections of their own, each with the command that waits behind it. A client that knows
+/// the old map is redirected there too, and every step of a grant arrives once.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grant_that_waits_for_a_replica_follows_a_slot_that_moved() {
+    let Ok(cluster) = servers::redis_cluster_with_replicas(3, RedisOptions::default()) else { return };
+    let url = format!("redis+cluster://{}?wait_replicas=1", cluster.addrs()[0]);
+    let clients = [open(&url).await, open(&url).await];
+    let slot = cluster.slot_of("lock:orders/42");
+    let mut fences = Vec::new();
+    for round in 0..4 {
+        let (one, stale) = (&clients[round % 2], &clients[(round + 1) % 2]);
+        let grant = take(one, &request("orders/42")).await;
+        let shared = with(request("{orders/42}/shared"), |request| request.mode = Mode::Shared);
+        let reader = take(one, &shared).await;
+        fences.extend([grant.fence, reader.fence]);
+        cluster.migrate_slot(slot, (cluster.node_of_slot(slot) + 1) % 3);
+        assert_eq!(refused(stale, &request("orders/42")).await.held[0].fence, grant.fence);
+        for held in [&grant, &reader] {
+            assert_eq!(renew(one, held).await, RenewOutcome::Renewed);
+            assert_eq!(give_back(one, &held.key).await, ReleaseOutcome::Released);
+        }
+        // The first request after the move is the grant of a client that knows the old map.
+        cluster.migrate_slot(slot, (cluster.node_of_slot(slot) + 1) % 3);
+        let grant = take(stale, &request("orders/42")).await;
+        fences.push(grant.fence);
+        assert_eq!(renew(stale, &grant).await, RenewOutcome::Renewed);
+        assert_eq!(give_back(stale, &grant.key).await, ReleaseOutcome::Released);
+        is_free(one, "orders/42").await;
+    }
+    grow(&fences);
+}
+
 /// One of three nodes is killed. The others go on; it comes back with what it had, and no client has to open anything anew.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_was_killed_is_found_again() {
@@ -118,7 +152,7 @@ async fn a_node_that_was_killed_is_found_again() {
     cluster.node_mut(1).kill9();
     let asked = request(&here);
     for client in [&one, &two] {
-        let answer = soon("an request ends", client.acquire(&asked)).await;
+        let answer = soon("a request ends", client.acquire(&asked)).await;
         assert!(matches!(answer, Err(Error::Unavailable(_) | Error::Unknown(_))), "{answer:?}");
         // A client that noticed has forgotten the map with it, and finds the others all the same.
         eventually("the other nodes go on", || async {

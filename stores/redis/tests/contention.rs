@@ -194,6 +194,11 @@ async fn a_poll_reads_nothing_of_waiters_that_are_gone() {
     let store = open(&format!("redis://{}?poll=100ms", server.addr())).await;
     take(&store, &request("kept")).await;
     let waits = join_queue(&store, &request("kept"), 1).await;
+    let noted = || {
+        let keys = redis_call(server.addr(), &["KEYS", "lockkeeper:*:unconfirmed:*"]).unwrap();
+        let count = |key: &str| redis_call(server.addr(), &["SCARD", key]).unwrap().parse::<usize>().unwrap();
+        keys.lines().map(count).sum::<usize>()
+    };
     for mode in [Mode::Exclusive, Mode::Shared] {
         for _ in 0..5 {
             let held = take(&store, &request("popular")).await;
@@ -203,6 +208,7 @@ async fn a_poll_reads_nothing_of_waiters_that_are_gone() {
             gives_up.abort();
             _ = gives_up.await;
             give_back(&store, &held.key).await;
+            assert_eq!(noted(), 1, "nothing is shown: the server noted no hand-off");
             give_back(&store, &asked.key).await;
         }
     }
@@ -219,11 +225,6 @@ async fn a_poll_reads_nothing_of_waiters_that_are_gone() {
     for task in tasks.collect::<Vec<_>>() {
         task.await.unwrap();
     }
-    let noted = || {
-        let keys = redis_call(server.addr(), &["KEYS", "lockkeeper:*:in:*"]).unwrap();
-        let count = |key: &str| redis_call(server.addr(), &["SCARD", key]).unwrap().parse::<usize>().unwrap();
-        keys.lines().map(count).sum::<usize>()
-    };
     eventually("nothing of them is noted", || async { noted() == 0 }).await;
     assert!(!waits.is_finished(), "the process went on polling");
     waits.abort();

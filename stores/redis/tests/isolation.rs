@@ -6,8 +6,9 @@ use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use common::{Client, keeper, open, tell};
+use futures_util::StreamExt;
 use futures_util::future::join_all;
-use lockkeeper_core::{AcquireOutcome, Error, RenewOutcome};
+use lockkeeper_core::{AcquireOutcome, Error, Event, EventKind, RenewOutcome};
 use lockkeeper_testkit::laws::{
     eventually, give_back, granted, is_free, join_queue, name, request, soon, take,
 };
@@ -133,7 +134,7 @@ async fn a_node_that_dies_costs_the_others_not_one_request() {
     take(&store, &request(&dead[0])).await;
     cluster.node_mut(1).kill9();
     for (here, there) in healthy.iter().zip(&dead) {
-        let lost = soon("an request ends", store.acquire(&request(there))).await;
+        let lost = soon("a request ends", store.acquire(&request(there))).await;
         assert!(matches!(lost, Err(Error::Unknown(_) | Error::Unavailable(_))), "{lost:?}");
         let begun = Instant::now();
         let answer = store.acquire(&request(here)).await;
@@ -156,14 +157,102 @@ async fn seeds_that_are_silent_do_not_delay_the_opening() {
     assert!(store.inspect(&name("orders/42")).await.unwrap().is_some());
 }
 
-/// A node that has left the cluster is not called any more: the store closes its connection.
+/// A watch reports what happens at the nodes that reply: one that dies, also the one that the client listens at, silences no other.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_goes_on_at_the_nodes_that_reply() {
+    // Node 0 has the first slot.
+    for dead in [1, 0] {
+        let Some(mut cluster) = cluster() else { return };
+        let text = names_at(&cluster, 2, 1).remove(0);
+        let slot = cluster.slot_of(&format!("lock:{text}")).to_string();
+        let store = client_of(&cluster).await;
+        let before = store.watch("").await.unwrap();
+        cluster.node_mut(dead).kill9();
+        let after = soon("a watch opens", store.watch("")).await.unwrap();
+        // The flags expire unless the client sets them again.
+        let keys = tell(cluster.addrs()[2], &["CLUSTER", "GETKEYSINSLOT", &slot, "100"]);
+        let flag = keys.lines().find(|key| key.ends_with(":watched")).expect("a flag").to_owned();
+        let flagged = || tell(cluster.addrs()[2], &["EXISTS", &flag]) == "1";
+        tell(cluster.addrs()[2], &["DEL", &flag]);
+        eventually("the client sets its flag again", || async { flagged() }).await;
+        // A watch may miss events while the client subscribes anew.
+        let working = async {
+            loop {
+                give_back(&store, &take(&store, &request(&text)).await.key).await;
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        let reported = async {
+            for mut watch in [before, after] {
+                while !is_grant(soon("an event", watch.next()).await.expect("the watch goes on")) {}
+            }
+        };
+        tokio::select! {
+            () = working => {}
+            () = reported => {}
+        }
+    }
+}
+
+fn is_grant(event: lockkeeper_core::Result<Event>) -> bool {
+    matches!(event.unwrap().kind, EventKind::Granted { .. })
+}
+
+/// A release that a node did not answer is sent again for as long as the node is silent. That delays no release at another node.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_is_sent_again_though_another_node_is_silent() {
+    let Some(cluster) = cluster() else { return };
+    // A client without patience, and one whose calls to a silent node do not end in this test.
+    let other = client_of(&cluster).await;
+    let store =
+        open(&format!("redis+cluster://{}?poll=50ms&claim=10m&timeout=10m", cluster.addrs()[0])).await;
+    let (silent, healthy) = (names_at(&cluster, 2, 1).remove(0), names_at(&cluster, 1, 2));
+    let held = take(&store, &request(&silent)).await;
+    let mut queued = Vec::new();
+    for text in &healthy {
+        take(&other, &request(text)).await;
+        let asked = request(text);
+        queued.push((name(text), asked.key.clone(), join_queue(&store, &asked, 1).await));
+    }
+    cluster.nodes()[2].pause();
+    let unanswered = tokio::time::timeout(Duration::from_millis(50), store.release(&held.key)).await;
+    assert!(unanswered.is_err(), "{unanswered:?}");
+    let refuse =
+        |replicas: &str| tell(cluster.addrs()[1], &["CONFIG", "SET", "min-replicas-to-write", replicas]);
+    for (name, key, waiter) in queued {
+        // The server refuses the release, and the process goes on polling: only a release removes the queue entry.
+        refuse("1");
+        let refused = soon("a release ends", store.release(&key)).await;
+        assert!(matches!(refused, Err(Error::Unavailable(_))), "{refused:?}");
+        soon("the wait ends", waiter).await.unwrap().expect_err("it was released");
+        refuse("0");
+        eventually("the release is sent again", || async {
+            other.inspect(&name).await.unwrap().unwrap().waiting == 0
+        })
+        .await;
+    }
+    cluster.nodes()[2].resume();
+    eventually("the silent node has the release too", || async {
+        store.inspect(&name(&silent)).await.is_ok_and(|view| view.is_none())
+    })
+    .await;
+}
+
+/// A node that has left the cluster is not called any more: the store closes its connections, also those that it keeps for grants
+/// that wait for replicas.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_left_the_cluster_is_disconnected() {
+    for option in ["", "?wait_replicas=1&timeout=300ms"] {
+        leaves(option).await;
+    }
+}
+
+async fn leaves(option: &str) {
     let Some(cluster) = cluster() else { return };
     let (addrs, text) = (cluster.addrs(), names_at(&cluster, 2, 1).remove(0));
-    let store = client_of(&cluster).await;
-    let held = take(&store, &request(&text)).await;
-    give_back(&store, &held.key).await;
+    let store = open(&format!("redis+cluster://{}{option}", addrs[0])).await;
+    // Without replicas the grants of a store that waits for them are given back.
+    _ = soon("an answer", store.acquire(&request(&text))).await.map(drop);
     let connections = || {
         tell(addrs[2], &["CLIENT", "LIST", "TYPE", "PUBSUB"]).lines().count()
             + tell(addrs[2], &["CLIENT", "LIST", "TYPE", "NORMAL"]).lines().count()
@@ -177,7 +266,8 @@ async fn a_node_that_left_the_cluster_is_disconnected() {
     }
     tell(addrs[1], &["CLUSTER", "ADDSLOTSRANGE", "10922", "16383"]);
     eventually("another node has its slots", || async {
-        matches!(store.acquire(&request(&text)).await, Ok(AcquireOutcome::Granted(_)))
+        _ = store.acquire(&request(&text)).await.map(drop);
+        store.inspect(&name(&text)).await.is_ok()
     })
     .await;
     // One is the connection that this test asks on.

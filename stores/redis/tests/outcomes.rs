@@ -354,6 +354,58 @@ async fn a_short_claim_does_not_shorten_the_queue_of_a_long_one() {
     granted(waiter).await;
 }
 
+/// The waiters of a process are let in while it is cut off, by a client with a short claim, and another client has the lock by
+/// the time the process is back. A request of the process for another lock keeps its entries alive as a whole, so the process has
+/// to find out that these ones are gone: else they starve.
+#[tokio::test(flavor = "multi_thread")]
+async fn waiters_that_were_let_in_while_they_were_cut_off_wait_again() {
+    let Some((server, proxy, patient, _other)) = through_a_proxy("poll=200ms&claim=60s").await else {
+        return;
+    };
+    let hasty = open(&format!("{}?poll=50ms&claim=100ms", url(&server))).await;
+    let elsewhere = take(&hasty, &request("elsewhere")).await;
+    let waits = join_queue(&patient, &request("elsewhere"), 1).await;
+    let held = take(&hasty, &request("jobs")).await;
+    let first = join_queue(&patient, &request("jobs"), 1).await;
+    let second = join_queue(&patient, &request("jobs"), 2).await;
+    proxy.cut_all();
+    let behind = join_queue(&hasty, &request("jobs"), 3).await;
+    give_back(&hasty, &held.key).await;
+    let held = granted(behind).await;
+    eventually("no note of the hand-offs is left", || async {
+        tell(server.addr(), &["KEYS", "lockkeeper:*:unconfirmed:*"]).is_empty()
+    })
+    .await;
+    proxy.heal();
+    queue_reaches(&hasty, &name("jobs"), 2).await;
+    give_back(&hasty, &held.key).await;
+    give_back(&patient, &granted(first).await.key).await;
+    give_back(&patient, &granted(second).await.key).await;
+    give_back(&hasty, &elsewhere.key).await;
+    granted(waits).await;
+}
+
+/// An outage outlasts the queue entries of a process, and afterwards a new request of the process arrives before its poll: what the
+/// server keeps of the process is there, but the older waiters are not in it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_whose_entry_expired_waits_again_though_its_process_has_a_newer_one() {
+    let Some((server, proxy, patient, other)) = through_a_proxy("poll=100ms&claim=400ms").await else {
+        return;
+    };
+    let held = take(&other, &request("jobs")).await;
+    let waiter = join_queue(&patient, &request("jobs"), 1).await;
+    let entries = || tell(server.addr(), &["KEYS", "lockkeeper:*:client:*"]);
+    let process = entries();
+    proxy.cut_all();
+    eventually("the entries of the process expire", || async { entries().is_empty() }).await;
+    tell(server.addr(), &["HSET", &process, "the attempt of a newer request", "its terms"]);
+    proxy.heal();
+    // It is the only one in the queue, also after a look that counts entries without a process.
+    eventually("it has an entry again", || async { tell(server.addr(), &["HLEN", &process]) == "2" }).await;
+    give_back(&other, &held.key).await;
+    granted(waiter).await;
+}
+
 /// A release that finds a waiter of another kind puts it back: the queue goes on having an end.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_queue_has_an_end() {
@@ -436,4 +488,38 @@ async fn a_lock_whose_holds_are_missing_does_not_fail_the_others() {
     granted(waiter).await;
     assert!(!stuck.is_finished(), "it is neither free nor lost");
     stuck.abort();
+}
+
+/// Releases that travel in one script: the one whose holds are missing does not make the others be told that they held nothing.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_whose_holds_are_missing_does_not_fail_the_others() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let (store, other) = (client_of(&server).await, client_of(&server).await);
+    for round in 0..5 {
+        let lost = take(&store, &with(request("jobs"), |request| request.mode = Mode::Shared)).await;
+        let mut grants = Vec::new();
+        for i in 0..63 {
+            grants.push(take(&store, &request(&format!("orders/{i}"))).await);
+        }
+        // Handed over or free, a plain lock or not.
+        let waiter = join_queue(&other, &request("orders/0"), 1).await;
+        let shared = with(request("shared"), |request| request.mode = Mode::Shared);
+        grants.push(take(&store, &shared).await);
+        tell(server.addr(), &["DEL", "lockkeeper:{all}:holds:lock:jobs"]);
+        let tasks: Vec<_> = [&[lost], &grants[..]]
+            .concat()
+            .into_iter()
+            .map(|grant| {
+                let store = store.clone();
+                tokio::spawn(async move { (grant.key.names.to_string(), store.release(&grant.key).await) })
+            })
+            .collect();
+        for task in tasks {
+            let (text, answer) = soon("a release ends", task).await.unwrap();
+            let released = matches!(answer, Ok(ReleaseOutcome::Released));
+            assert!(released || text == "jobs", "round {round}: {text}: {answer:?}");
+        }
+        give_back(&other, &granted(waiter).await.key).await;
+        other.break_lock(&name("jobs"), "its holds are gone").await.unwrap();
+    }
 }

@@ -29,7 +29,7 @@ async fn the_store_follows_the_primary_that_the_sentinels_name() {
     fleet.pair.primary_mut().kill9();
     // Until there is a new primary, a request says so; it does not hang.
     let asked = request("orders/43");
-    let meanwhile = lockkeeper_testkit::laws::soon("an request ends", store.acquire(&asked)).await;
+    let meanwhile = lockkeeper_testkit::laws::soon("a request ends", store.acquire(&asked)).await;
     assert!(matches!(meanwhile, Err(Error::Unavailable(_) | Error::Unknown(_))), "{meanwhile:?}");
     assert_eq!(fleet.wait_for_failover(old), fleet.pair.replica().addr());
 

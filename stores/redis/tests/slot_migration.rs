@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 use lockkeeper::{Guard, Lockkeeper};
 use lockkeeper_core::{AcquireOutcome, Error, Fence, Mode, ReleaseOutcome, RenewOutcome};
 use lockkeeper_testkit::laws::{eventually, name, owner, refused, request, soon, take, with};
-use lockkeeper_testkit::servers::{self, RedisCluster};
+use lockkeeper_testkit::servers::{self, RedisCluster, RedisOptions, Skip};
 
 const TTL: Duration = Duration::from_secs(3);
 /// Longer than any ttl here.
@@ -85,9 +85,9 @@ async fn guards(keeper: &Lockkeeper, tag: &str) -> Vec<(&'static str, Guard)> {
 
 /// Every guard outlives two ttls of a migration, and is released in it; what it held is free for others when the slot has moved,
 /// and its fence is behind theirs.
-async fn guards_survive(watched: bool) {
-    let Ok(cluster) = servers::redis_cluster(3) else { return };
-    let one = client_of(&cluster).await;
+async fn guards_survive(cluster: Result<RedisCluster, Skip>, options: &str, watched: bool) {
+    let Ok(cluster) = cluster else { return };
+    let one = open(&format!("redis+cluster://{}{options}", cluster.addrs()[0])).await;
     let hasty = open(&format!("redis+cluster://{}?timeout=300ms", cluster.addrs()[0])).await;
     let watch = if watched { Some(one.watch("").await.unwrap()) } else { None };
     let keeper = keeper(&one);
@@ -108,7 +108,7 @@ async fn guards_survive(watched: bool) {
         moves.iter().flat_map(|(tag, guards, _)| guards.iter().map(move |(kind, _)| text(tag, kind)));
     let hasty = &hasty;
     join_all(requests.map(|text| async move {
-        let second = soon("an request ends", hasty.acquire(&request(&text))).await;
+        let second = soon("a request ends", hasty.acquire(&request(&text))).await;
         assert!(!matches!(second, Ok(AcquireOutcome::Granted(_))), "a second holder of {text}: {second:?}");
     }))
     .await;
@@ -143,12 +143,20 @@ async fn guards_survive(watched: bool) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn guards_outlive_a_long_migration_and_are_released_in_it() {
-    guards_survive(false).await;
+    guards_survive(servers::redis_cluster(3), "", false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn guards_that_are_watched_outlive_a_long_migration() {
-    guards_survive(true).await;
+    guards_survive(servers::redis_cluster(3), "", true).await;
+}
+
+/// A renewal counts once a replica has it, wherever the key is: the command that waits goes to the node to which the server sends
+/// the renewal.
+#[tokio::test(flavor = "multi_thread")]
+async fn guards_whose_replicas_are_waited_for_outlive_a_long_migration() {
+    let cluster = servers::redis_cluster_with_replicas(3, RedisOptions::default());
+    guards_survive(cluster, "?wait_replicas=1", false).await;
 }
 
 /// A co-holder that stays is not harmed by one that is released, or whose time is over, while the slot is on its way.
@@ -259,7 +267,7 @@ async fn a_free_lock_is_granted_to_nobody_in_a_migration() {
     let store = open(&format!("redis+cluster://{}?timeout=300ms", cluster.addrs()[0])).await;
     let slot = cluster.slot_of("lock:orders/42");
     let migration = cluster.begin_migration(slot, (cluster.node_of_slot(slot) + 1) % 3);
-    let answer = soon("an request ends", store.acquire(&request("orders/42"))).await;
+    let answer = soon("a request ends", store.acquire(&request("orders/42"))).await;
     assert!(matches!(answer, Err(Error::Unavailable(_))), "{answer:?}");
     cluster.finish_migration(migration);
     take(&store, &request("orders/42")).await;

@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use common::{Contender, Dir, name, open, request, take, wait_for_waiters, waiting};
 use lockkeeper_core::{Fence, LockRequest, Locks, ReleaseOutcome, RenewOutcome};
+use lockkeeper_sqlite::SqliteStore;
+use rustix::fs::{Mode, OFlags};
 use rustix::process::Signal;
 
 #[test]
@@ -162,32 +164,110 @@ async fn a_stopped_first_waiter_is_skipped_and_granted_the_lock_when_it_continue
 }
 
 /// W: the next waiter is let in within the declared time behind any number of waiters that were killed or stopped, and 20 of them cost
-/// what one costs. The declaration left out how long a stopped waiter is waited for.
+/// what one costs, but for a quarter of the declared time. The declaration left out how long a stopped waiter is waited for.
 #[tokio::test(flavor = "multi_thread")]
 async fn dead_waiters_cost_no_more_than_declared() {
     let dir = Dir::new();
     let store = open(&dir.db());
-    let bound = store.profile().wake + Duration::from_secs(2);
+    let slack = store.profile().wake / 4;
     for signal in [Signal::KILL, Signal::STOP] {
-        for count in [1, 5, 20] {
-            let jobs = format!("{signal:?}/{count}");
-            let held = take(&store, &request(&jobs)).await;
-            let begun: Vec<_> = (0..=count).map(|_| Contender::begin(&[], &dir.db())).collect();
-            let mut all: Vec<_> = begun.into_iter().map(Contender::ready).collect();
-            for (i, contender) in all.iter_mut().enumerate() {
-                contender.tell(&format!("wait {jobs}"));
-                wait_for_waiters(&store, &jobs, i + 1).await;
+        let behind = async |count: usize, sample: usize| {
+            wait_behind_dead(&dir, &store, signal, count, &format!("{signal:?}/{count}/{sample}")).await
+        };
+        // The greatest that one dead waiter cost, and the least that more of them did: a busy machine and the moment at which a poll
+        // is due change single measurements, and growth is in all of them.
+        let mut one = behind(1, 0).await;
+        for count in [5, 20] {
+            let mut many = behind(count, 0).await;
+            for sample in 1..5 {
+                if many <= one + slack {
+                    break;
+                }
+                one = one.max(behind(1, sample * count).await);
+                many = many.min(behind(count, sample).await);
             }
-            let live = all.pop().unwrap();
-            all.iter().for_each(|dead| dead.signal(signal));
-            let freed = Instant::now();
-            assert_eq!(store.release(&held.key).await.unwrap(), ReleaseOutcome::Released);
-            Contender::fence(&live.hear());
-            let took = freed.elapsed();
-            println!("behind {count} waiters with {signal:?}: {took:?}, of {bound:?}");
-            assert!(took <= bound, "the next waiter was let in after {took:?} behind {count}: {bound:?}");
+            assert!(
+                many <= one + slack,
+                "the wait grows with the number of dead waiters: {many:?} behind {count}, {one:?} behind 1 ({signal:?})"
+            );
         }
     }
+}
+
+/// How long the live waiter waits behind `count` waiters that got this signal.
+async fn wait_behind_dead(
+    dir: &Dir,
+    store: &SqliteStore,
+    signal: Signal,
+    count: usize,
+    jobs: &str,
+) -> Duration {
+    let held = take(store, &request(jobs)).await;
+    let begun: Vec<_> = (0..=count).map(|_| Contender::begin(&[], &dir.db())).collect();
+    let mut all: Vec<_> = begun.into_iter().map(Contender::ready).collect();
+    for (i, contender) in all.iter_mut().enumerate() {
+        contender.tell(&format!("wait {jobs}"));
+        wait_for_waiters(store, jobs, i + 1).await;
+    }
+    let live = all.pop().unwrap();
+    all.iter().for_each(|dead| dead.signal(signal));
+    let freed = Instant::now();
+    assert_eq!(store.release(&held.key).await.unwrap(), ReleaseOutcome::Released);
+    Contender::fence(&live.hear());
+    let took = freed.elapsed();
+    let bound = store.profile().wake + Duration::from_secs(2);
+    println!("behind {count} waiters with {signal:?}: {took:?}, of {bound:?}");
+    assert!(took <= bound, "the next waiter was let in after {took:?} behind {count}: {bound:?}");
+    took
+}
+
+/// W: a waiter whose wake-up was lost is let in within the declared time, by its own poll.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_wake_up_costs_no_more_than_declared() {
+    let dir = Dir::new();
+    let store = open(&dir.db());
+    let bound = store.profile().wake + Duration::from_secs(2);
+    for sample in 0..10 {
+        let jobs = format!("jobs/{sample}");
+        let held = take(&store, &request(&jobs)).await;
+        let mut waiter = Contender::start(&dir.db());
+        waiter.tell(&format!("wait {jobs}"));
+        wait_for_waiters(&store, &jobs, 1).await;
+        waiter.signal(Signal::STOP);
+        until_stopped(&waiter);
+        assert_eq!(store.release(&held.key).await.unwrap(), ReleaseOutcome::Released);
+        let lost = read_wake_pipes(&dir);
+        waiter.signal(Signal::CONT);
+        let resumed = Instant::now();
+        Contender::fence(&waiter.hear());
+        let took = resumed.elapsed();
+        println!("after {lost} bytes of wake-ups were lost: {took:?}, of {bound:?}");
+        assert!(took <= bound, "the waiter was let in after {took:?}: {bound:?}");
+        // On a busy machine the waiter may have been stopped for so long that the release sent it nothing.
+        if lost > 0 {
+            return;
+        }
+    }
+    panic!("nothing is shown: no wake-up was sent");
+}
+
+fn until_stopped(contender: &Contender) {
+    let stat = format!("/proc/{}/stat", contender.pid);
+    common::until("it is stopped", || {
+        let stat = std::fs::read_to_string(&stat).unwrap();
+        stat[stat.rfind(')').unwrap()..].starts_with(") T")
+    });
+}
+
+/// Reads what is in the wake pipes of all processes, which then do not get it. Returns how many bytes that was.
+fn read_wake_pipes(dir: &Dir) -> usize {
+    let pipes = std::fs::read_dir(dir.path().join("locks.db.wake")).unwrap();
+    let read = |pipe: std::io::Result<std::fs::DirEntry>| {
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK;
+        let pipe = rustix::fs::open(pipe.unwrap().path(), flags, Mode::empty()).unwrap();
+        rustix::io::read(&pipe, &mut [0; 4096]).unwrap_or(0)
+    };
+    pipes.map(read).sum()
 }
 
 /// Ctrl-Z stopped a process inside a transaction: the file was busy for all processes until `fg`.
@@ -199,11 +279,7 @@ async fn a_process_stops_outside_of_its_transactions() {
     other.tell("churn");
     for i in 0..20 {
         other.tell("stop");
-        let stat = format!("/proc/{}/stat", other.pid);
-        common::until("it is stopped", || {
-            let stat = std::fs::read_to_string(&stat).unwrap();
-            stat[stat.rfind(')').unwrap()..].starts_with(") T")
-        });
+        until_stopped(&other);
         let grant = take(&store, &request(&format!("mine/{i}"))).await;
         store.release(&grant.key).await.unwrap();
         other.signal(Signal::CONT);

@@ -72,7 +72,7 @@ pub enum Direction {
     Replies = 1,
 }
 
-/// FaultAction went through the proxy since it was started.
+/// What went through the proxy since it was started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Count {
     /// Connections that were taken.

@@ -72,6 +72,8 @@ local function enqueue(keys, attempt, terms, mark, min_hold, info)
     tell('waiting', key, 0, info)
   end
   redis.call('HSET', CLIENT, attempt, struct.pack('>c1ddc0c0', mark, now_us, min_hold, attempt, terms))
+  -- It was let in and came too late: its process is not to be told again at every poll.
+  if stage == 2 then redis.call('SREM', BASE .. 'unconfirmed:' .. client, attempt) end
   return true
 end
 

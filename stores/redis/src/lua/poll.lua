@@ -11,10 +11,18 @@ flush()
 if redis.call('PTTL', let_in_key) < CLAIM * 2 then redis.call('PEXPIRE', let_in_key, CLAIM * 2) end
 answer[2] = tonumber(redis.call('GET', COUNTER) or '0')
 answer[3] = redis.call('SMEMBERS', let_in_key)
+-- The entries of a process do not always end together: a hand-off may have ended while the process was cut off, or all entries
+-- expired and a newer request has made new ones. So the waiter of each name that has waited longest is looked for.
+local function is_kept(key, attempt)
+  if attempt == '' or redis.call('SISMEMBER', let_in_key, attempt) == 1 then return 1 end
+  if redis.call('HEXISTS', BASE .. 'client:' .. ARGV[3], attempt) == 0 then return 0 end
+  return redis.call('ZSCORE', BASE .. 'queue:' .. key, attempt .. ARGV[3]) and 1 or 0
+end
+
 for i, key in ipairs(names_at(4, #KEYS - 3)) do
   local slot = slots[key]
   -- A key of another type is not a lock: a waiter learns that when it asks again.
   local state = not slot and 1 or slot.foreign and not slot.odd and 2 or slot.size > 0 and 1 or 0
-  answer[i + 3] = { state, redis.call('PTTL', key) }
+  answer[i + 3] = { state, redis.call('PTTL', key), is_kept(key, ARGV[i + 4]) }
 end
 return answer

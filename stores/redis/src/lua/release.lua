@@ -1,5 +1,16 @@
-load_all(slow)
-for _, one in ipairs(rest) do load_all(names_at(one[3], one[4])) end
+-- A node that gives its slot away runs this only if all of KEYS exist, so only while a client watches. Then each of these calls
+-- fails if a key of the lock is not on this node.
+local function is_here(keys)
+  for _, key in ipairs(values[2] and keys or {}) do
+    local found = redis.pcall('EXISTS', CLIENT, BASE .. 'unconfirmed:' .. client, BASE .. 'queue:' .. key,
+      BASE .. 'holds:' .. key, BASE .. 'ends:' .. key)
+    if type(found) == 'table' then return false end
+  end
+  return readable(keys)
+end
+
+-- Other releases of this script may have been carried out already: one lock does not fail them.
+for _, one in ipairs(rest) do one[8] = is_here(names_at(one[3], one[4])) end
 serve(slow)
 
 -- Flags: a guard exists though the hold is not confirmed; no caller ever learned of the grant; a request of the attempt may
@@ -59,8 +70,8 @@ local function release(keys, attempt, flags, generation, limit)
 end
 
 for _, one in ipairs(rest) do
-  local attempt, i, first, count, flags, generation, limit = unpack(one)
-  answers[i] = release(names_at(first, count), attempt, flags, generation, limit)
+  local attempt, i, first, count, flags, generation, limit, here = unpack(one)
+  answers[i] = here and release(names_at(first, count), attempt, flags, generation, limit) or UNREADABLE
 end
 flush()
 return answers

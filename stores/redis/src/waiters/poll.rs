@@ -11,6 +11,7 @@ use redis::{Value, cmd};
 
 use super::{QueuedAt, RedisWaiter, Waiters};
 use crate::keys::KeyGroup;
+use crate::runner::sleep_until;
 use crate::statements::millis;
 use crate::statements::{POLL, ScriptCall};
 
@@ -48,13 +49,6 @@ pub(crate) async fn run(waiters: Arc<Waiters>) {
     }
 }
 
-async fn sleep_until(at: Option<Instant>) {
-    match at {
-        Some(at) => tokio::time::sleep_until(at.into()).await,
-        None => std::future::pending().await,
-    }
-}
-
 /// Any node will do: messages of a cluster reach all of them.
 async fn subscribe(waiters: &Arc<Waiters>) {
     let losses = waiters.state().losses;
@@ -62,20 +56,20 @@ async fn subscribe(waiters: &Arc<Waiters>) {
         Ok(_) => {
             let mut state = waiters.state();
             state.subscribed = state.losses == losses;
-            // What was said before we listened was not heard.
+            // The client has not received the messages from before the subscription.
             state.poll_all_now();
         }
         Err(failure) => {
             tracing::warn!(
                 ?failure,
-                "no messages: waiting goes on by in_flight every {:?}",
+                "cannot subscribe to hand-offs; the waiters poll every {:?} until it works",
                 waiters.runner.options.poll
             );
         }
     }
 }
 
-/// Looks at everything of a group that is waited for, once, whatever the number of those who wait.
+/// Polls all names of a group that have waiters, once, whatever the number of the waiters.
 async fn poll_group(waiters: &Arc<Waiters>, group: KeyGroup) {
     let queue_keys: Vec<(KeyGroup, String)> = {
         let state = waiters.state();
@@ -92,7 +86,7 @@ async fn poll_group(waiters: &Arc<Waiters>, group: KeyGroup) {
     }
 }
 
-/// Looks at some keys of one group. Says when it is worth in_flight again.
+/// Polls some names of one group. Returns when the next poll is worth it.
 async fn poll_keys(waiters: &Arc<Waiters>, batch: &[(KeyGroup, String)]) -> Option<Duration> {
     let (group, sent_at) = (batch[0].0, waiters.runner.options.clock.now());
     let names: Vec<&str> = batch.iter().map(|(_, key)| key.as_str()).collect();
@@ -101,6 +95,7 @@ async fn poll_keys(waiters: &Arc<Waiters>, batch: &[(KeyGroup, String)]) -> Opti
         .arg(waiters.runner.claim_ms())
         .arg(&waiters.runner.client)
         .arg(millis(waiters.entry_life(waiters.runner.options.claim)));
+    let call = waiters.longest_waiting(batch).iter().fold(call, |call, attempt| call.arg(attempt));
     let answer = match waiters.runner.run(group, &call).await {
         Ok(Value::Array(answer)) => answer,
         other => {
@@ -134,11 +129,18 @@ async fn poll_keys(waiters: &Arc<Waiters>, batch: &[(KeyGroup, String)]) -> Opti
     }
     for (queue_key, reply) in batch.iter().zip(replies) {
         let Value::Array(reply) = reply else { continue };
-        let [Value::Int(held), Value::Int(pttl)] = &reply[..] else { continue };
-        // The others were in the queue when the server looked.
-        for waiter in state.queues.get(queue_key).into_iter().flat_map(BTreeMap::values) {
+        let [Value::Int(held), Value::Int(pttl), Value::Int(kept)] = &reply[..] else { continue };
+        let queue = state.queues.get(queue_key).into_iter().flat_map(BTreeMap::values);
+        for waiter in queue.filter(|waiter| !let_in.contains(&*waiter.attempt)) {
             let mut hand_off = waiter.hand_off();
-            if hand_off.request.is_some() && !let_in.contains(&*waiter.attempt) {
+            if hand_off.request.is_none() {
+                continue;
+            }
+            if *kept == 0 && hand_off.since.sent_at < sent_at {
+                // One of them has lost its entry, so all of them send their requests again. An entry that is there stays.
+                waiter.woken.notify_one();
+            } else if *kept != 0 {
+                // The waiter was in the queue when the server looked.
                 hand_off.since = hand_off.since.max(since);
             }
         }
@@ -153,6 +155,18 @@ async fn poll_keys(waiters: &Arc<Waiters>, batch: &[(KeyGroup, String)]) -> Opti
         }
     }
     Some(soonest)
+}
+
+impl Waiters {
+    /// For each key the attempt of the waiter that has waited longest, of those that no hand-off has woken; empty if there is none.
+    fn longest_waiting(&self, queue_keys: &[(KeyGroup, String)]) -> Vec<String> {
+        let state = self.state();
+        let longest = |queue_key| {
+            let mut waiters = state.queues.get(queue_key)?.values();
+            waiters.find(|waiter| waiter.hand_off().request.is_some()).map(|waiter| waiter.attempt.clone())
+        };
+        queue_keys.iter().map(|queue_key| longest(queue_key).unwrap_or_default()).collect()
+    }
 }
 
 fn first_of(queue: Option<&BTreeMap<u64, Arc<RedisWaiter>>>) -> Option<&Arc<RedisWaiter>> {

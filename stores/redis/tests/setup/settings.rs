@@ -97,9 +97,32 @@ async fn settings_that_change_while_the_store_is_open_change_its_profile() {
     }
     // A replica comes: from now on there may be a fail-over.
     let options = RedisOptions { replica_of: Some(server.addr()), ..RedisOptions::default() };
-    let Ok(_replica) = servers::redis(options) else { return };
+    let Ok(replica) = servers::redis(options) else { return };
     eventually("the replica is noticed", || async { !kept() }).await;
     not_for_correctness(&store, &["fail-over"]);
+    // Its link is cut: it may be promoted at any time, and has no grant from now on.
+    drop(replica);
+    let replication = || tell(server.addr(), &["INFO", "replication"]);
+    eventually("the server notices", || async { replication().contains("connected_slaves:0") }).await;
+    let looks = || looks_at(&server);
+    let before = looks();
+    eventually("the store looks again, twice", || async { looks() >= before + 2 }).await;
+    not_for_correctness(&store, &["fail-over"]);
+    not_for_correctness(&client_of(&server).await, &["fail-over"]);
+    // The server forgets in the end that it had a replica; a store that is open does not.
+    tell(server.addr(), &["CONFIG", "SET", "repl-backlog-ttl", "1"]);
+    eventually("the server forgets", || async { replication().contains("repl_backlog_active:0") }).await;
+    let before = looks();
+    eventually("the store looks again, twice", || async { looks() >= before + 2 }).await;
+    not_for_correctness(&store, &["fail-over"]);
+    client_of(&server).await.profile().allows(Purpose::Correctness).unwrap();
+}
+
+/// How often clients have looked at the settings of a server.
+fn looks_at(server: &Server) -> u64 {
+    let stats = tell(server.addr(), &["INFO", "commandstats"]);
+    let looks = stats.lines().find_map(|line| line.strip_prefix("cmdstat_config|get:calls="));
+    looks.and_then(|rest| rest.split(',').next()?.parse().ok()).unwrap_or(0)
 }
 
 /// Every new connection looks at the server before anything is asked of it: no poll is due here.

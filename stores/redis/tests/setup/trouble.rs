@@ -124,7 +124,7 @@ async fn a_silent_server_is_noticed_while_callers_come_and_go() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_outlives_the_callers_that_gave_up() {
     let Some(server) = server() else { return };
-    let store = open(&format!("{}?timeout=100ms", url(&server))).await;
+    let store = open(&format!("{}?timeout=1s", url(&server))).await;
     let connections = || {
         let info = tell(server.addr(), &["INFO", "stats"]);
         let count = info.lines().find_map(|line| line.strip_prefix("total_connections_received:"));
@@ -136,7 +136,7 @@ async fn a_connection_outlives_the_callers_that_gave_up() {
         let held = name("held");
         let mut call = std::pin::pin!(store.inspect(&held));
         _ = futures_util::poll!(&mut call);
-        tokio::time::sleep(Duration::from_millis(25)).await;
+        tokio::time::sleep(Duration::from_millis(250)).await;
     }
     assert_eq!(connections(), before + 1, "only the one that asks here is new");
     assert!(store.inspect(&name("held")).await.is_ok());
@@ -157,7 +157,7 @@ async fn scripts_that_the_server_forgot_are_told_to_it_again() {
         let asked = request(&format!("jobs/{}", round / 2));
         flush(&mut server);
         let granted = loop {
-            match soon("an request ends", store.acquire(&asked)).await {
+            match soon("a request ends", store.acquire(&asked)).await {
                 Ok(AcquireOutcome::Granted(grant)) => break grant,
                 // The connection that the restart ended may be noticed by this very call.
                 Err(Error::Unknown(_) | Error::Unavailable(_)) if round % 2 == 1 => {}
