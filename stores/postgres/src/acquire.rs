@@ -50,9 +50,11 @@ struct AcquireReplyJson {
 
 impl LockClient {
     pub async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
-        let was_unknown = self.unknown.reclaim(&request.key.attempt)?;
+        let call = self.unknown.begin(&request.key, request.ttl)?;
         let mut enqueued = false;
         let outcome = self.acquire_or_wait(request, &mut enqueued).await;
+        let was_unknown = call.was_unknown;
+        call.finish();
         match &outcome {
             // An unreachable server reveals nothing about the earlier request.
             Err(error) if was_unknown || matches!(error, Error::Unknown(_)) => {

@@ -19,6 +19,8 @@ pub(crate) const KEPT_FOR_RETRY: Duration = Duration::from_secs(5);
 /// The requests that the database may have carried out, and that no caller uses.
 pub(crate) struct UnknownOutcomes {
     all: Mutex<HashMap<Attempt, AbandonedRequest>>,
+    /// The newest acquire in flight for each attempt.
+    calls: Mutex<(u64, HashMap<Attempt, u64>)>,
     changed: Notify,
     /// When a release is sent once more after one that succeeded: by then PostgreSQL has finished the request without a reply, which an old
     /// connection may still have been running.
@@ -39,9 +41,14 @@ impl UnknownOutcomes {
     pub fn new(timeout: Duration) -> Self {
         UnknownOutcomes {
             all: Mutex::default(),
+            calls: Mutex::default(),
             changed: Notify::new(),
             second_release_after: timeout * 2 + Duration::from_secs(10),
         }
+    }
+
+    fn calls(&self) -> MutexGuard<'_, (u64, HashMap<Attempt, u64>)> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn all(&self) -> MutexGuard<'_, HashMap<Attempt, AbandonedRequest>> {
@@ -74,8 +81,21 @@ impl UnknownOutcomes {
         }
     }
 
-    /// A caller sends the request again, and uses its outcome. Returns whether the outcome was unknown before.
-    pub fn reclaim(&self, attempt: &Attempt) -> Result<bool> {
+    /// A caller sends the request, perhaps again, and uses its outcome.
+    pub fn begin<'a>(&'a self, key: &'a RequestKey, ttl: Duration) -> Result<AcquireInProgress<'a>> {
+        let abandoned = self.reclaim(&key.attempt)?;
+        let (call, replaces) = {
+            let mut calls = self.calls();
+            calls.0 += 1;
+            let call = calls.0;
+            (call, calls.1.insert(key.attempt, call).is_some())
+        };
+        let kept = ttl.min(KEPT_FOR_RETRY);
+        Ok(AcquireInProgress { unknown: self, key, call, kept, was_unknown: abandoned || replaces })
+    }
+
+    /// A caller uses the outcome of this attempt. Returns whether it was unknown before.
+    fn reclaim(&self, attempt: &Attempt) -> Result<bool> {
         let mut all = self.all();
         match all.get(attempt) {
             Some(request) if request.releasing => Err(Error::Unavailable(
@@ -130,6 +150,43 @@ impl UnknownOutcomes {
                 }
             }))
             .await;
+        }
+    }
+}
+
+/// An acquire in flight. If its caller drops it before the outcome, an old connection may still be running its statement: then the store releases
+/// the request as one without a reply.
+pub(crate) struct AcquireInProgress<'a> {
+    unknown: &'a UnknownOutcomes,
+    key: &'a RequestKey,
+    call: u64,
+    kept: Duration,
+    /// The outcome of an earlier call with this attempt was unknown when this one began.
+    pub was_unknown: bool,
+}
+
+impl AcquireInProgress<'_> {
+    /// The call has an outcome.
+    pub fn finish(self) {
+        self.end_call();
+        std::mem::forget(self);
+    }
+
+    /// Whether this was the newest call of its attempt: a newer one uses the outcome of both.
+    fn end_call(&self) -> bool {
+        let mut calls = self.unknown.calls();
+        let newest = calls.1.get(&self.key.attempt) == Some(&self.call);
+        if newest {
+            calls.1.remove(&self.key.attempt);
+        }
+        newest
+    }
+}
+
+impl Drop for AcquireInProgress<'_> {
+    fn drop(&mut self) {
+        if self.end_call() {
+            self.unknown.add(self.key, self.kept);
         }
     }
 }

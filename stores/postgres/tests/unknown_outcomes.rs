@@ -6,9 +6,10 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{try_open, url};
+use common::{number, sql, try_open, url};
 use futures_util::FutureExt;
 use lockkeeper_core::{Error, Store, Wait};
+use lockkeeper_postgres::{Options, connect_to};
 use lockkeeper_testkit::laws::{
     eventually, give_back, granted, is_free, join_queue, name, queue_reaches, request, take, with,
 };
@@ -66,4 +67,40 @@ async fn an_abandoned_release_is_done_in_the_end() {
     proxy.heal();
     is_free(&other, "x").await;
     is_free(&other, "y").await;
+}
+
+/// A statement that waits in the database sees the epochs of the moment when it began. Its caller has gone, its connection is lost and another one
+/// confirms the release; then the statement goes on and grants the lock to no holder. Such a request was released once only.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_after_the_release_of_a_dropped_request_is_released_too() {
+    let Some((server, proxy, store, other)) = set_up().await else { return };
+    let blocker = connect_to(&Options::from_url(&url(server.addr())).unwrap()).await.unwrap();
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+    // The fast path applies only while the counter is ahead of the clock.
+    sql(&server, "SELECT setval('lockkeeper.fence', lockkeeper.now_us() + 600000000)");
+    // PostgreSQL runs the statement for twice the timeout at most: on a busy machine it may have ended too early to show anything.
+    let mut round = 0;
+    let late = loop {
+        round += 1;
+        let dropped = request(&format!("late/{round}"));
+        blocker.batch_execute("BEGIN; ALTER SEQUENCE lockkeeper.fence CACHE 1").await.unwrap();
+        let (store2, request2) = (store.clone(), dropped.clone());
+        let caller = tokio::spawn(async move { store2.acquire(&request2).await });
+        eventually("it waits for the sequence, or has failed", || async {
+            number(&server, waiting) > 0 || caller.is_finished()
+        })
+        .await;
+        caller.abort();
+        _ = caller.await;
+        proxy.cut_all();
+        proxy.heal();
+        eventually("it is released", || async { store.release(&dropped.key).await.is_ok() }).await;
+        blocker.batch_execute("COMMIT").await.unwrap();
+        eventually("its statement has ended", || async { number(&server, waiting) == 0 }).await;
+        if other.inspect(dropped.key.names.first()).await.unwrap().is_some() {
+            break dropped;
+        }
+        assert!(round < 20, "no statement outlived its connection");
+    };
+    is_free(&other, late.key.names.first().as_str()).await;
 }
