@@ -1,4 +1,4 @@
-//! What a store declares about itself, and which purposes it may serve.
+//! The declarations of a store about itself, and which purposes it may serve.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
-/// What a lock is for. The purpose decides which stores may be used.
+/// The purpose of a lock. It decides which stores may be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Purpose {
@@ -39,7 +39,7 @@ pub enum WaitOrder {
     Poll,
 }
 
-/// What a store guarantees and what it does not. The laws of the test kit hold it to that.
+/// The guarantees of a store, and the features that it lacks. The laws of the test kit hold it to that.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Profile {
     /// The scheme of the store's URL.
@@ -76,7 +76,7 @@ pub struct Profile {
     pub revoke: bool,
     /// Records.
     pub records: bool,
-    /// What a user of this store should know: what it does not promise, and which settings it found wrong. The gravest comes first.
+    /// Warnings for a user of this store: missing guarantees, and settings that the store found wrong. The gravest comes first.
     pub notes: Vec<String>,
 }
 

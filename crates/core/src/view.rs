@@ -1,4 +1,4 @@
-//! What other clients may see of a lock: views, lists and events.
+//! The public state of a lock: views, lists and events.
 
 use serde::{Deserialize, Serialize};
 
@@ -110,7 +110,7 @@ pub struct Event {
     pub holder: Option<Holder>,
 }
 
-/// What happened.
+/// The kind of an event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum EventKind {

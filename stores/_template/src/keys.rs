@@ -27,7 +27,7 @@ impl TemplateKeys {
     }
 }
 
-/// What the backend keeps instead of the attempt: a user who can read the backend must not be able to release a lock.
+/// The hash that the backend keeps instead of the attempt: a user who can read the backend must not be able to release a lock.
 pub fn attempt_hash(attempt: &Attempt) -> String {
     Sha256::digest(attempt.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -25,7 +25,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(2);
 pub(super) struct HttpMarks {
     pub keeper: Lockkeeper,
     pub space: String,
-    /// What is under way here, which must be told if the lock of the marks is lost.
+    /// The requests in flight here, which are notified if the lock of the marks is lost.
     pub in_flight: InFlightRequests,
     /// Holds the lock of the marks, from the first request on.
     owner: Arc<OnceLock<MarksLock>>,
@@ -163,7 +163,7 @@ fn mark(record: &Record) -> Result<Option<Fence>> {
     if record.value.starts_with(b"lk0 ") {
         return Ok(None);
     }
-    // What `lockkeeper record set` writes has a line of its own before it.
+    // A record that `lockkeeper record set` wrote has a line of its own before it.
     let text = std::str::from_utf8(&record.value).ok().and_then(|text| text.rsplit('\n').next());
     let number = text.and_then(|text| text.parse().ok());
     number.and_then(|number| Fence::new(number).ok()).map(Some).ok_or_else(|| {
