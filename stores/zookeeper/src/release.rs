@@ -7,7 +7,7 @@ use lockkeeper_core::{Fence, LockName, Names, ReleaseOutcome, Result};
 use zookeeper_client as zk;
 
 use crate::codec::{HoldBackKind, HoldBackNode, RequestState, millis};
-use crate::connection::{Session, TxnReply};
+use crate::connection::{MultiReply, Session};
 use crate::error::Failure;
 use crate::events::EventTag;
 use crate::hold_registry::{OwnHold, SessionGrant};
@@ -164,7 +164,7 @@ impl StoreInner {
     }
 
     /// Sends a transaction, and does what follows every write.
-    pub async fn write(self: &Arc<Self>, session: &Session, ops: &[TxnOp]) -> Result<TxnReply, Failure> {
+    pub async fn write(self: &Arc<Self>, session: &Session, ops: &[TxnOp]) -> Result<MultiReply, Failure> {
         let done = session.multi(ops).await?;
         self.after_write(&done);
         Ok(done)
@@ -176,13 +176,13 @@ impl StoreInner {
         session: &Arc<Session>,
         ops: Vec<TxnOp>,
         grants: &[LockName],
-    ) -> Result<TxnReply, Failure> {
+    ) -> Result<MultiReply, Failure> {
         let done = self.batch.send(session, ops, grants).await?;
         self.after_write(&done);
         Ok(done)
     }
 
-    fn after_write(self: &Arc<Self>, done: &TxnReply) {
+    fn after_write(self: &Arc<Self>, done: &MultiReply) {
         if let Some(stat) = done.stat() {
             self.connection.observe_time(stat.mtime);
         }
