@@ -263,3 +263,19 @@ async fn a_write_whose_answer_is_lost_is_done_once_and_can_be_repeated() {
 async fn a_write_that_never_arrives_is_told_and_can_be_repeated() {
     break_everywhere(At::reset).await;
 }
+
+/// The stored format: the mark that this version writes, and that every later version must read.
+#[tokio::test]
+async fn the_golden_mark_is_read_and_written() {
+    let golden = include_str!("golden/redis-mark");
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let addr = server.addr();
+    let fenced = RedisFenced::new(single(&addr.to_string()).await);
+    fenced.set("written", fence(42), "the value").await.unwrap();
+    assert_eq!(redis_call(addr, &["GET", "lockkeeper-fence:{written}"]).unwrap(), golden);
+    redis_call(addr, &["SET", "lockkeeper-fence:{read}", golden]).unwrap();
+    redis_call(addr, &["SET", "read", "the value"]).unwrap();
+    let found = fenced.read("read").await.unwrap();
+    assert_eq!(found, Some(GuardedValue { fence: fence(42), value: Some(b"the value".to_vec()) }));
+    assert!(matches!(fenced.set("read", fence(41), "late").await, Err(Error::Stale { .. })));
+}

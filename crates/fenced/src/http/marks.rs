@@ -194,6 +194,27 @@ mod tests {
         assert!(marks.key("").is_err() && marks.key(&"x".repeat(4097)).is_err());
     }
 
+    /// The stored format: the record that this version writes, and that every later version must read.
+    #[tokio::test]
+    async fn the_golden_mark_is_read_and_written() {
+        let golden = include_bytes!("../../tests/golden/http-mark");
+        let keeper = Lockkeeper::open("memory:").await.unwrap();
+        let marks = HttpMarks::new(&keeper, "http".into(), InFlightRequests::default());
+        let (store, fence) = (keeper.store(), |n| Fence::new(n).unwrap());
+        let read = LockName::new("fence/http=/read").unwrap();
+        store.write(&read, golden, Expect::Any, None).await.unwrap();
+        assert!(marks.raise(&read, fence(41)).await.is_err());
+        assert!(marks.raise(&read, fence(43)).await.is_ok());
+        let written = marks.key("/written").unwrap();
+        assert_eq!(written.as_str(), "fence/http=/written");
+        marks.raise(&written, fence(42)).await.unwrap();
+        assert_eq!(store.read(&written).await.unwrap().unwrap().value, golden);
+        // Behind the line that `lockkeeper record set` writes.
+        let set = LockName::new("fence/http=/set").unwrap();
+        store.write(&set, &[b"lk1 7\n", golden.as_slice()].concat(), Expect::Any, None).await.unwrap();
+        assert!(marks.raise(&set, fence(41)).await.is_err());
+    }
+
     #[tokio::test]
     async fn a_mark_never_goes_back() {
         let marks = HttpMarks::new(

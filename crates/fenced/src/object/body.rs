@@ -67,6 +67,19 @@ mod tests {
         }
     }
 
+    /// The stored format: the bytes that this version writes, and that every later version must read.
+    #[test]
+    fn the_golden_objects_are_read_and_written() {
+        let fence = Fence::new(42).unwrap();
+        let object = include_bytes!("../../tests/golden/object");
+        let value = b"the value\n".as_slice();
+        assert_eq!(parse(object).unwrap(), Some(GuardedValue { fence, value: Some(value.to_vec()) }));
+        assert_eq!(written(fence, Some(value)), object);
+        let deleted = include_bytes!("../../tests/golden/object-deleted");
+        assert_eq!(parse(deleted).unwrap(), Some(GuardedValue { fence, value: None }));
+        assert_eq!(written(fence, None), deleted);
+    }
+
     #[test]
     fn an_object_without_a_mark_is_told_from_one_with_a_damaged_mark() {
         for plain in ["", "a", "lockkeeper-fence", "lockkeeper-fences 7\n", "x lockkeeper-fence 7\n"] {
