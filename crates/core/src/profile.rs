@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Result};
+use crate::{Error, LockRequest, Mode, Result};
 
 /// The purpose of a lock. It decides which stores may be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -81,6 +81,52 @@ pub struct Profile {
 }
 
 impl Profile {
+    /// A profile that declares nothing: where the author of a store begins.
+    pub fn undeclared(store: &str) -> Profile {
+        Profile {
+            store: store.into(),
+            exclusion: Guarantee::No,
+            fence: Guarantee::No,
+            durable: Guarantee::No,
+            waiting: WaitOrder::Poll,
+            wake: Duration::from_secs(1),
+            shared: false,
+            permits: false,
+            multi_name: false,
+            reentry: false,
+            deadlocks: false,
+            lock_delay: false,
+            min_hold: false,
+            watch: false,
+            revoke: false,
+            records: false,
+            notes: Vec::new(),
+        }
+    }
+
+    /// Refuses a request for a feature that this profile does not declare.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with the feature.
+    pub fn check_features(&self, request: &LockRequest) -> Result<()> {
+        match request {
+            LockRequest { mode: Mode::Shared, .. } if !self.shared => Err(self.lacks("shared locks")),
+            LockRequest { mode: Mode::Permit(_), .. } if !self.permits => Err(self.lacks("permits")),
+            LockRequest { owner: Some(_), .. } if !self.reentry => Err(self.lacks("re-entry")),
+            _ if request.key.names.count() > 1 && !self.multi_name => {
+                Err(self.lacks("requests for several names"))
+            }
+            _ if !request.lock_delay.is_zero() && !self.lock_delay => Err(self.lacks("lock-delay")),
+            _ if !request.min_hold.is_zero() && !self.min_hold => Err(self.lacks("min-hold")),
+            _ => Ok(()),
+        }
+    }
+
+    /// The answer to a call for a feature that the store does not have. The call must change nothing.
+    pub fn lacks(&self, feature: &str) -> Error {
+        Error::Unsupported(format!("the {} store has no {feature}", self.store))
+    }
+
     /// Whether the store may be used for `purpose`; if not, the reason and what to use instead.
     pub fn allows(&self, purpose: Purpose) -> Result<()> {
         let missing = match (purpose, self.fence, self.durable) {

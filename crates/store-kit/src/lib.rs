@@ -9,16 +9,26 @@
 //! | [`CancelSignal`] | connects a running acquire call with the release that cancels it |
 //! | [`EventHub`] | passes events on to the watchers of this process |
 //! | [`WaiterTtls`] | finds the shortest ttl of the waiters of this process |
+//! | [`PendingRequests`] | lists the lock requests of this process without an answer, so that a release can cancel them |
+//! | [`no_records!`] | the `Records` trait of a store without records |
 //! | [`TlsPaths`], [`login`], [`server_list`] | take the options that several stores share from a URL |
 //! | `tls_config`, with the feature `tls` | makes the TLS configuration of a connection |
 //! | [`IoThread`] | runs the sockets and timers of a store on a thread of its own |
 #![deny(missing_docs)]
+
+// For the macros of this crate.
+#[doc(hidden)]
+pub use async_trait::async_trait as __async_trait;
+#[doc(hidden)]
+pub use lockkeeper_core as __core;
 
 mod batch_delay;
 mod cancel_signal;
 mod event_hub;
 mod in_flight;
 mod io_thread;
+mod no_records;
+mod pending;
 mod recent_set;
 #[cfg(feature = "tls")]
 mod tls;
@@ -30,6 +40,7 @@ pub use cancel_signal::CancelSignal;
 pub use event_hub::EventHub;
 pub use in_flight::{InFlight, Request};
 pub use io_thread::{IoThread, Task};
+pub use pending::{PendingRequest, PendingRequests};
 pub use recent_set::RecentSet;
 #[cfg(feature = "tls")]
 pub use tls::tls_config;

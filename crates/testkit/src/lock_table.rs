@@ -24,9 +24,9 @@ const UNIT: Duration = Duration::from_secs(10);
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Numbers that are the same for the same seed.
-struct Dice(u64);
+struct SeededDice(u64);
 
-impl Dice {
+impl SeededDice {
     fn roll(&mut self, sides: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -44,7 +44,7 @@ impl Dice {
 }
 
 struct Driver {
-    dice: Dice,
+    dice: SeededDice,
     clock: ClockShim,
     passed: Duration,
     stores: Vec<Arc<dyn Store>>,
@@ -62,7 +62,7 @@ struct Driver {
 impl Driver {
     fn new(seed: u64, clock: ClockShim, stores: Vec<Arc<dyn Store>>) -> Self {
         Driver {
-            dice: Dice(seed),
+            dice: SeededDice(seed),
             clock,
             passed: Duration::ZERO,
             stores,

@@ -11,9 +11,9 @@ use redis::Value;
 use tokio::sync::watch;
 
 use crate::codec::NodeLock;
-use crate::node::{NodeRelease, RedlockNode};
-use crate::pending_request::PendingAttempt;
+use crate::connection::{NodeRelease, RedlockNode};
 use crate::statements::{FENCE, ScriptCall};
+use crate::unknown::PendingAttempt;
 
 /// The replies of the nodes, for the answer to the caller.
 #[derive(Default)]

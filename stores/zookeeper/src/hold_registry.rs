@@ -13,11 +13,6 @@ use tokio::sync::Notify;
 use crate::codec::StoredRequest;
 use crate::connection::Session;
 use crate::keys::AttemptHash;
-use crate::release::RemovedBy;
-use crate::store::StoreInner;
-
-/// The pause before the end of a hold is sent again.
-const RETRY_DELAY: Duration = Duration::from_millis(500);
 
 /// How long a request with an unknown outcome is kept for a caller that retries it.
 const KEEP_FOR_RETRY: Duration = Duration::from_secs(5);
@@ -111,7 +106,7 @@ impl HoldRegistry {
     }
 
     /// Removes the holds that have expired. They are *ending* from now on. Also returns when the next one expires.
-    fn take_due(&self, now: BootInstant) -> (Vec<(AttemptHash, OwnHold)>, Option<BootInstant>) {
+    pub fn take_due(&self, now: BootInstant) -> (Vec<(AttemptHash, OwnHold)>, Option<BootInstant>) {
         let mut table = self.table();
         let is_due = |(_, hold): &(&AttemptHash, &OwnHold)| hold.expires <= now;
         let due: Vec<AttemptHash> = table.holds.iter().filter(is_due).map(|(hash, _)| *hash).collect();
@@ -122,6 +117,11 @@ impl HoldRegistry {
         }
         table.next = table.holds.values().map(|hold| hold.expires).min();
         (taken, table.next)
+    }
+
+    /// Waits until a hold may expire sooner than [`take_due`](Self::take_due) said.
+    pub async fn changed(&self) {
+        self.changed.notified().await;
     }
 
     /// Makes the task look at the table again.
@@ -212,49 +212,6 @@ impl HoldRegistry {
                 self.changed.notify_one();
             }
         }
-    }
-}
-
-/// Ends the holds that were not renewed in time, for as long as the store is open.
-pub async fn run(shared: Arc<StoreInner>) {
-    loop {
-        let now = shared.clock.now();
-        let (due, next) = shared.registry.take_due(now);
-        for (hash, hold) in due {
-            let shared = shared.clone();
-            tokio::spawn(async move { shared.end_until_confirmed(hash, hold).await });
-        }
-        let pause = next.filter(|next| *next != BootInstant::NEVER).map(|next| next.since(now));
-        tokio::select! {
-            () = tokio::time::sleep(pause.unwrap_or(Duration::from_secs(3600))) => {}
-            () = shared.registry.changed.notified() => {}
-        }
-    }
-}
-
-impl StoreInner {
-    /// Removes the nodes of a hold, and retries until the servers confirm it.
-    async fn end_until_confirmed(self: &Arc<Self>, hash: AttemptHash, hold: OwnHold) {
-        loop {
-            if !self.registry.table().ending.contains(&hash) {
-                return;
-            }
-            let done = match &hold.grant {
-                Some(known) => self.expire(&hash, &hold, known).await,
-                None => self.remove_late_attempt(&hold.names, &hash, RemovedBy::Registry).await.map(|_| ()),
-            };
-            match done {
-                Ok(()) => break,
-                Err(failure) => {
-                    tracing::debug!(
-                        ?failure,
-                        "failed to end a hold that was not renewed; the lock stays held, retrying"
-                    )
-                }
-            }
-            tokio::time::sleep(RETRY_DELAY).await;
-        }
-        self.registry.table().ending.remove(&hash);
     }
 }
 

@@ -216,22 +216,6 @@ impl StoreInner {
         Ok(own)
     }
 
-    /// Removes an attempt whose request may still be on its way to a server.
-    pub async fn remove_late_attempt(
-        self: &Arc<Self>,
-        names: &Names,
-        hash: &AttemptHash,
-        by: RemovedBy,
-    ) -> Result<ReleaseOutcome, Failure> {
-        match self.replace_barrier(&*self.connection.session().await?).await {
-            // Servers reject requests of a session that has ended.
-            Ok(()) | Err(Failure::SessionEnded) => {
-                self.remove_entries(names, hash, EventTag::Released, by).await
-            }
-            Err(failure) => Err(failure),
-        }
-    }
-
     /// Finds and removes all nodes of an attempt, in one transaction.
     pub async fn remove_attempt(
         self: &Arc<Self>,
@@ -242,7 +226,7 @@ impl StoreInner {
     }
 
     /// The same, as a release or as the unclean end of a grant.
-    async fn remove_entries(
+    pub async fn remove_entries(
         self: &Arc<Self>,
         names: &Names,
         hash: &AttemptHash,
