@@ -4,14 +4,13 @@ use std::sync::Arc;
 
 use lockkeeper_core::Store;
 use lockkeeper_etcd::{EtcdStore, Options};
+use lockkeeper_testkit::ratio::{Comparison, CycleCounter, acquire_and_release, measure};
 use lockkeeper_testkit::servers::{self, EtcdOptions};
 use prost::{Message, Oneof};
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint};
 use tonic_prost::ProstCodec;
-
-use crate::{Pair, Run, measure, ours};
 
 #[derive(Clone, PartialEq, Message)]
 struct LeaseGrant {
@@ -125,7 +124,7 @@ async fn lease(channel: &Channel) -> i64 {
 }
 
 /// What `etcdctl lock` uses, with a lease for all of them.
-async fn own_lock(channel: Channel, lease: i64, task: u64, run: Run) {
+async fn own_lock(channel: Channel, lease: i64, task: u64, run: CycleCounter) {
     let name = format!("own/task/{task}").into_bytes();
     while run.goes_on() {
         let locked: Locked = call(&channel, "/v3lockpb.Lock/Lock", Lock { name: name.clone(), lease }).await;
@@ -135,7 +134,7 @@ async fn own_lock(channel: Channel, lease: i64, task: u64, run: Run) {
 }
 
 /// The least that a lock could be: create the key if it is not there, and delete it if it is ours.
-async fn bare(channel: Channel, lease: i64, task: u64, run: Run) {
+async fn bare(channel: Channel, lease: i64, task: u64, run: CycleCounter) {
     let key = format!("bare/task/{task}").into_bytes();
     let is = |created| Compare { result: 0, target: 1, key: key.clone(), create_revision: Some(created) };
     while run.goes_on() {
@@ -161,14 +160,14 @@ pub async fn run(rounds: usize) {
     let lease = lease(&channel).await;
     let options = Options::from_url(&format!("etcd://{}", server.addr())).expect("an address");
     let store: Arc<dyn Store> = Arc::new(EtcdStore::open(options).await.expect("a store"));
-    let mut many = Pair::new("  64 tasks, etcd's own Lock and Unlock");
-    let mut one = Pair::new("  1 task, a bare create and delete");
+    let mut many = Comparison::new("  64 tasks, etcd's own Lock and Unlock");
+    let mut one = Comparison::new("  1 task, a bare create and delete");
     for _ in 0..rounds {
         let peer = measure(64, |task, run| own_lock(channel.clone(), lease, task, run)).await;
-        many.add(peer, measure(64, |task, run| ours(store.clone(), task, run)).await);
+        many.add(peer, measure(64, |task, run| acquire_and_release(store.clone(), task, run)).await);
         let peer = measure(1, |task, run| bare(channel.clone(), lease, task, run)).await;
-        one.add(peer, measure(1, |task, run| ours(store.clone(), task, run)).await);
+        one.add(peer, measure(1, |task, run| acquire_and_release(store.clone(), task, run)).await);
     }
-    many.tell("goal: at least 4");
-    one.tell("goal: at least 0.83, which is 1.2 times the latency");
+    many.print("goal: at least 4");
+    one.print("goal: at least 0.83, which is 1.2 times the latency");
 }

@@ -5,7 +5,7 @@
 mod update;
 
 use lockkeeper_fenced::postgres::Fences;
-use lockkeeper_fenced::postgres::table::{self, Wish};
+use lockkeeper_fenced::postgres::table::{self, TableGuardSpec};
 use lockkeeper_testkit::servers::{self, PostgresOptions};
 use tokio_postgres::{Client, NoTls};
 use update::{Kind, Worker};
@@ -47,13 +47,13 @@ async fn prepare(client: &mut Client) {
         client.batch_execute(&table).await.expect("a table");
     }
     Fences::default().install(client).await.expect("guard rows");
-    let wish = Wish {
+    let spec = TableGuardSpec {
         table: Kind::Guarded.table().into(),
         column: "fence".into(),
         key: vec![],
         allow_unfenced: false,
     };
-    let found = table::find(client, &wish).await.expect("a table");
+    let found = table::find(client, &spec).await.expect("a table");
     table::install(client, &found).await.expect("triggers");
     // Every row has its mark before anything is measured.
     let marks = "INSERT INTO lockkeeper_fence SELECT 'orders/' || n, 1 FROM generate_series(0, 9999) n; VACUUM ANALYZE";

@@ -3,14 +3,13 @@
 use std::sync::Arc;
 
 use lockkeeper_core::Store;
+use lockkeeper_testkit::ratio::{Comparison, CycleCounter, acquire_and_release, measure};
 use lockkeeper_testkit::servers::{self, ZooKeeperOptions};
 use lockkeeper_zookeeper::{Options, ZooKeeperStore};
 use zookeeper_client::{Acls, Client, CreateMode, LockOptions, LockPrefix, MultiWriteResult};
 
-use crate::{Pair, Run, measure, ours};
-
 /// Its lock, in Curator's layout, given back with an answer.
-async fn recipe(client: Client, task: u64, run: Run) {
+async fn recipe(client: Client, task: u64, run: CycleCounter) {
     let dir = format!("/recipe-{task}");
     let open = CreateMode::Container.with_acls(Acls::anyone_all());
     while run.goes_on() {
@@ -26,7 +25,7 @@ async fn recipe(client: Client, task: u64, run: Run) {
 }
 
 /// The least that a lock with a fence could be: make the node and count what is there, and delete it. One round trip each.
-async fn bare(client: Client, task: u64, run: Run) {
+async fn bare(client: Client, task: u64, run: CycleCounter) {
     let dir = format!("/bare-{task}");
     let open = CreateMode::Container.with_acls(Acls::anyone_all());
     client.mkdir(&dir, &open).await.expect("a node");
@@ -48,22 +47,22 @@ pub async fn run(rounds: usize) {
     let client = Client::connect(&server.addr().to_string()).await.expect("a connection");
     let options = Options::from_url(&format!("zk://{}", server.addr())).expect("an address");
     let store: Arc<dyn Store> = Arc::new(ZooKeeperStore::open(options).await.expect("a store"));
-    let mut many = Pair::new("  64 tasks, the recipe of zookeeper-client");
-    let mut some = Pair::new("  8 tasks, the recipe of zookeeper-client");
-    let mut one = Pair::new("  1 task, the recipe of zookeeper-client");
-    let mut least = Pair::new("  1 task, a bare create and delete");
+    let mut many = Comparison::new("  64 tasks, the recipe of zookeeper-client");
+    let mut some = Comparison::new("  8 tasks, the recipe of zookeeper-client");
+    let mut one = Comparison::new("  1 task, the recipe of zookeeper-client");
+    let mut least = Comparison::new("  1 task, a bare create and delete");
     for _ in 0..rounds {
         let peer = measure(64, |task, run| recipe(client.clone(), task, run)).await;
-        many.add(peer, measure(64, |task, run| ours(store.clone(), task, run)).await);
+        many.add(peer, measure(64, |task, run| acquire_and_release(store.clone(), task, run)).await);
         let peer = measure(8, |task, run| recipe(client.clone(), task, run)).await;
-        some.add(peer, measure(8, |task, run| ours(store.clone(), task, run)).await);
+        some.add(peer, measure(8, |task, run| acquire_and_release(store.clone(), task, run)).await);
         let peer = measure(1, |task, run| recipe(client.clone(), task, run)).await;
-        let ours = measure(1, |task, run| ours(store.clone(), task, run)).await;
+        let ours = measure(1, |task, run| acquire_and_release(store.clone(), task, run)).await;
         one.add(peer, ours);
         least.add(measure(1, |task, run| bare(client.clone(), task, run)).await, ours);
     }
-    many.tell("goal: at least 1.5");
-    some.tell("goal: at least 1.5");
-    one.tell("two writes and no read against two writes and a read");
-    least.tell("two writes against two: 1 at best");
+    many.print("goal: at least 1.5");
+    some.print("goal: at least 1.5");
+    one.print("two writes and no read against two writes and a read");
+    least.print("two writes against two: 1 at best");
 }

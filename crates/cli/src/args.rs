@@ -120,7 +120,7 @@ pub struct JobArgs {
 }
 
 impl JobArgs {
-    /// What the subcommand prints about the locks `names`. The command's stdout stays the command's own.
+    /// The messages of the subcommand about the locks `names`. The command's stdout stays the command's own.
     pub fn report<'a>(&self, names: impl Iterator<Item = &'a LockName>) -> Report {
         Report::new(names, self.common.json, self.quiet, EventOutput::Stderr)
     }
@@ -185,7 +185,7 @@ pub struct LockArgs {
     /// Grant the lock to no one for this long after an unclean end (expiry, kill -9, break)
     #[arg(long, value_name = "DURATION", value_parser = duration::parse_up_to_a_day, allow_hyphen_values = true)]
     pub lock_delay: Option<Duration>,
-    /// What other processes see beside the host and the pid
+    /// A label that other processes see beside the host and the pid
     #[arg(long, value_name = "TEXT", value_parser = utf8("label"))]
     pub label: Option<String>,
 }

@@ -12,6 +12,9 @@ use rustix::fs::{FlockOperation, flock};
 use crate::exit::Failure;
 use crate::text::plain;
 
+/// The version of the format, before the attempt. Raise it when the format changes, and keep reading the old one.
+const VERSION: &str = "v1 ";
+
 /// An open and locked file with an attempt in it.
 #[derive(Debug)]
 pub struct AttemptFile {
@@ -47,8 +50,10 @@ impl AttemptFile {
             resume.write()?;
             return Ok(resume);
         }
-        let attempt = Attempt::from_hex(text.trim())
-            .map_err(|_| bad("it is not a file of this program's".into()).next("name another file"))?;
+        let attempt =
+            text.strip_prefix(VERSION).and_then(|hex| Attempt::from_hex(hex.trim_end()).ok()).ok_or_else(
+                || bad("it is not a file of this version of the program".into()).next("name another file"),
+            )?;
         Ok(AttemptFile { path: path.to_owned(), file, attempt })
     }
 
@@ -63,7 +68,7 @@ impl AttemptFile {
     }
 
     fn write(&mut self) -> Result<(), Failure> {
-        let text = format!("{}\n", self.attempt.to_hex());
+        let text = format!("{VERSION}{}\n", self.attempt.to_hex());
         // As long as before and in one call: a kill leaves the old one or the new one.
         let written = self.file.rewind().and_then(|()| self.file.write_all(text.as_bytes()));
         written.and_then(|()| self.file.sync_data()).map_err(|e| {
@@ -75,5 +80,44 @@ impl AttemptFile {
     /// Removes the file: the leader has resigned, and there is no term to resume.
     pub fn remove(self) {
         let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOLDEN: &str = include_str!("../tests/golden/attempt-v1");
+
+    fn write(name: &str, text: &str) -> PathBuf {
+        let unique = Lockkeeper::new_attempt().to_hex();
+        let path = std::env::temp_dir().join(format!("lockkeeper-{name}-{unique}"));
+        let mut file = File::options().write(true).create_new(true).mode(0o600).open(&path).unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+        path
+    }
+
+    /// The stored format: the file that this version writes, and that every later version must read.
+    #[test]
+    fn the_golden_file_is_read_and_written() {
+        let path = write("golden", GOLDEN);
+        let mut file = AttemptFile::open(&path).unwrap();
+        assert_eq!(file.attempt(), Attempt::from_bytes([7; 16]));
+        file.renew().unwrap();
+        assert_ne!(std::fs::read_to_string(&path).unwrap(), GOLDEN);
+        file.attempt = Attempt::from_bytes([7; 16]);
+        file.write().unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), GOLDEN);
+        file.remove();
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_file_of_another_version_is_refused() {
+        for text in ["v2 07070707070707070707070707070707\n", "v1 seven\n", "notes\n"] {
+            let path = write("other", text);
+            assert!(AttemptFile::open(&path).is_err(), "{text:?}");
+            std::fs::remove_file(path).unwrap();
+        }
     }
 }

@@ -31,7 +31,7 @@ pub struct Failure {
     outcome: Outcome,
     /// Empty: there is nothing more to print.
     message: String,
-    /// What the user should do next, if that is known.
+    /// The next action for the user, if one is known.
     next: Option<String>,
 }
 
@@ -152,7 +152,7 @@ const NAMED: [(&str, &str); 5] = [
     ("hold", ""),
 ];
 
-/// What to do about a bad call, where clap does not know it.
+/// The hint for a bad call that clap has none for.
 fn advice(error: &clap::Error) -> Option<String> {
     let words: Vec<_> = std::env::args_os().skip(1).collect();
     let (subcommand, rest) = *NAMED.iter().find(|(named, _)| words.iter().any(|word| word == named))?;

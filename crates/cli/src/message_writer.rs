@@ -34,12 +34,12 @@ enum Stream {
 #[derive(Debug)]
 pub struct MessageWriter {
     stream: Stream,
-    state: Mutex<State>,
+    state: Mutex<WriterState>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct State {
+struct WriterState {
     messages: VecDeque<String>,
     bytes: usize,
     dropped: u64,
@@ -50,7 +50,8 @@ struct State {
 
 impl MessageWriter {
     const fn new(stream: Stream) -> Self {
-        let state = State { messages: VecDeque::new(), bytes: 0, dropped: 0, writing: false, started: false };
+        let state =
+            WriterState { messages: VecDeque::new(), bytes: 0, dropped: 0, writing: false, started: false };
         MessageWriter { stream, state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -88,7 +89,7 @@ impl MessageWriter {
     }
 
     /// Starts the thread with the first message: most commands have none.
-    fn wake(&'static self, mut state: MutexGuard<'_, State>) {
+    fn wake(&'static self, mut state: MutexGuard<'_, WriterState>) {
         if !state.started {
             let spawned = std::thread::Builder::new().name("messages".into()).spawn(|| self.write_all());
             // Without a thread nothing can be written; the next message tries again.
@@ -130,7 +131,7 @@ impl MessageWriter {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, WriterState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -146,7 +147,7 @@ fn dropped(n: u64) -> String {
     }
 }
 
-impl State {
+impl WriterState {
     fn is_idle(&self) -> bool {
         self.messages.is_empty() && !self.writing && self.dropped == 0
     }

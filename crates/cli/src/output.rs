@@ -1,4 +1,4 @@
-//! What goes to stdout. A reader that has gone away (`| head`) ends the command quietly.
+//! Everything that goes to stdout. A reader that has gone away (`| head`) ends the command quietly.
 
 use std::io::{ErrorKind, IsTerminal, Write};
 

@@ -49,7 +49,7 @@ impl Report {
         self.quiet && self.json.is_none()
     }
 
-    /// What is locked, for messages.
+    /// The locked names, for messages.
     pub fn what(&self) -> String {
         let names: Vec<String> = self.names.iter().map(|n| quoted(n.as_str())).collect();
         names.join(" and ")

@@ -34,7 +34,7 @@ pub struct StoreSource {
 }
 
 impl StoreSource {
-    /// What a command that runs under a lock of this store finds in its environment: the file if there is one, because the
+    /// The environment of a command that runs under a lock of this store: the file if there is one, because the
     /// URL may have a password in it.
     pub fn environment(&self, hidden: bool) -> [(&'static str, Option<String>); 2] {
         let file = self.file.as_ref().map(|file| file.to_string_lossy().into_owned());
@@ -135,7 +135,7 @@ pub async fn open(
 /// A store is asked for at least this long, however late it was opened.
 const LEAST: Duration = Duration::from_millis(1);
 
-/// What is left of a wait.
+/// The rest of a wait.
 pub fn left(end: BootInstant) -> Duration {
     end.since(SystemClock.now()).max(LEAST)
 }

@@ -82,12 +82,12 @@ fn a_broken_lock_goes_to_the_next_when_its_command_has_ended() {
 #[test]
 fn term_comes_first() {
     let place = Place::new("term_first");
-    let script = "trap 'echo tidy; exit 0' TERM; echo up; while :; do sleep 0.02; done";
+    let script = "trap 'echo finished; exit 0' TERM; echo up; while :; do sleep 0.02; done";
     let mut running = place.start("x --ttl 3s", script);
     running.line();
     place.run("break x --reason test --yes");
     let (code, out, _) = running.end();
-    assert_eq!((code, out.as_str()), (76, "tidy\n"));
+    assert_eq!((code, out.as_str()), (76, "finished\n"));
 }
 
 #[test]

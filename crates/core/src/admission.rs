@@ -15,7 +15,7 @@ pub struct ActiveHold {
     pub fence: Fence,
 }
 
-/// What the rule says about a request for one name, without regard to its queue.
+/// The decision of the rule about a request for one name, without regard to its queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
     /// The request may be granted with a new fence.
@@ -69,7 +69,7 @@ pub fn evaluate(owner: Option<Owner>, mode: Mode, holders: impl Iterator<Item = 
     }
 }
 
-/// What the rule says about all names of a request together. `each` is the result for each name, with its queue and lock-delay taken into
+/// The decision of the rule about all names of a request together. `each` is the result for each name, with its queue and lock-delay taken into
 /// account. `waits`: the request is in the queue already.
 pub fn evaluate_all(
     request: &LockRequest,

@@ -146,7 +146,7 @@ impl<N: Copy + Eq + Hash> WaitGraph<N> {
         self.queue[last].names.clone()
     }
 
-    /// What blocks request `i`: the name, the owner, and that owner's own requests.
+    /// The waits that block request `i`: the name, the owner, and that owner's own requests.
     fn in_the_way_of(&self, i: usize) -> Vec<(N, Option<Owner>, Vec<usize>)> {
         let mut found = Vec::new();
         let waiting = |i: &usize| self.waiting[*i];

@@ -74,7 +74,7 @@ pub struct Holder {
     pub host: String,
     /// The process on that machine.
     pub pid: u32,
-    /// What the user calls this holder.
+    /// The user's name for this holder.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
 }

@@ -57,7 +57,7 @@ impl std::fmt::Display for LossReason {
     }
 }
 
-/// What the driver has to do.
+/// A step that the driver has to take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LeaseEffect {
     /// Send a renewal now, and report its answer with the moment it was sent.
@@ -253,7 +253,7 @@ impl Lease {
         Some(renew.min(self.deadline))
     }
 
-    /// What is to be done, oldest first.
+    /// The next step to take, oldest first.
     pub fn poll_effect(&mut self) -> Option<LeaseEffect> {
         self.effects.pop_front()
     }

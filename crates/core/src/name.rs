@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result, limits};
 
-/// What is locked: any UTF-8 text of 1 to 512 bytes without control characters. Checked once, here.
+/// The name of a lock: any UTF-8 text of 1 to 512 bytes without control characters. Checked once, here.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct LockName(Arc<str>);

@@ -1,12 +1,12 @@
-//! What a store declares about itself, and which purposes it may serve.
+//! The declarations of a store about itself, and which purposes it may serve.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Result};
+use crate::{Error, LockRequest, Mode, Result};
 
-/// What a lock is for. The purpose decides which stores may be used.
+/// The purpose of a lock. It decides which stores may be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Purpose {
@@ -39,7 +39,7 @@ pub enum WaitOrder {
     Poll,
 }
 
-/// What a store guarantees and what it does not. The laws of the test kit hold it to that.
+/// The guarantees of a store, and the features that it lacks. The laws of the test kit hold it to that.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Profile {
     /// The scheme of the store's URL.
@@ -76,11 +76,57 @@ pub struct Profile {
     pub revoke: bool,
     /// Records.
     pub records: bool,
-    /// What a user of this store should know: what it does not promise, and which settings it found wrong. The gravest comes first.
+    /// Warnings for a user of this store: missing guarantees, and settings that the store found wrong. The gravest comes first.
     pub notes: Vec<String>,
 }
 
 impl Profile {
+    /// A profile that declares nothing: where the author of a store begins.
+    pub fn undeclared(store: &str) -> Profile {
+        Profile {
+            store: store.into(),
+            exclusion: Guarantee::No,
+            fence: Guarantee::No,
+            durable: Guarantee::No,
+            waiting: WaitOrder::Poll,
+            wake: Duration::from_secs(1),
+            shared: false,
+            permits: false,
+            multi_name: false,
+            reentry: false,
+            deadlocks: false,
+            lock_delay: false,
+            min_hold: false,
+            watch: false,
+            revoke: false,
+            records: false,
+            notes: Vec::new(),
+        }
+    }
+
+    /// Refuses a request for a feature that this profile does not declare.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] with the feature.
+    pub fn check_features(&self, request: &LockRequest) -> Result<()> {
+        match request {
+            LockRequest { mode: Mode::Shared, .. } if !self.shared => Err(self.lacks("shared locks")),
+            LockRequest { mode: Mode::Permit(_), .. } if !self.permits => Err(self.lacks("permits")),
+            LockRequest { owner: Some(_), .. } if !self.reentry => Err(self.lacks("re-entry")),
+            _ if request.key.names.count() > 1 && !self.multi_name => {
+                Err(self.lacks("requests for several names"))
+            }
+            _ if !request.lock_delay.is_zero() && !self.lock_delay => Err(self.lacks("lock-delay")),
+            _ if !request.min_hold.is_zero() && !self.min_hold => Err(self.lacks("min-hold")),
+            _ => Ok(()),
+        }
+    }
+
+    /// The answer to a call for a feature that the store does not have. The call must change nothing.
+    pub fn lacks(&self, feature: &str) -> Error {
+        Error::Unsupported(format!("the {} store has no {feature}", self.store))
+    }
+
     /// Whether the store may be used for `purpose`; if not, the reason and what to use instead.
     pub fn allows(&self, purpose: Purpose) -> Result<()> {
         let missing = match (purpose, self.fence, self.durable) {

@@ -34,7 +34,7 @@ impl Record {
     }
 }
 
-/// What must be true for a write or a delete to happen.
+/// The condition of a write or a delete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expect {
     /// There is no such record.

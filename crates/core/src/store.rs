@@ -21,7 +21,7 @@ pub type EventStream = Pin<Box<dyn Stream<Item = Result<Event>> + Send>>;
 /// - The store checks ownership in the same step that changes the lock.
 #[async_trait]
 pub trait Locks: Send + Sync {
-    /// What this store guarantees and what it does not.
+    /// The guarantees of this store, and the features that it lacks.
     fn profile(&self) -> Profile;
 
     /// Requests a lock, and waits in the queue for as long as the request says. The same attempt sent again gets the same fence, and

@@ -28,7 +28,7 @@ pub struct StoreUrl {
     pub password: Option<Secret>,
     /// The hosts with their ports, in the order given.
     pub hosts: Vec<(String, Option<u16>)>,
-    /// What follows the hosts, without the slash in front.
+    /// The part behind the hosts, without the slash in front.
     pub path: String,
     options: Vec<(String, String)>,
 }
@@ -198,8 +198,8 @@ mod tests {
         let mut address = StoreUrl::parse("redis://h?wait=3s&wiat=4s&n=x").unwrap();
         assert_eq!(address.span("wait").unwrap(), Some(Duration::from_secs(3)));
         assert!(address.number("n").is_err());
-        let told = address.finish(&["wait", "n"]).unwrap_err().to_string();
-        assert!(told.contains("wiat") && told.contains("wait, n"), "{told}");
+        let error = address.finish(&["wait", "n"]).unwrap_err().to_string();
+        assert!(error.contains("wiat") && error.contains("wait, n"), "{error}");
     }
 
     #[test]

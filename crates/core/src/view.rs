@@ -1,4 +1,4 @@
-//! What other clients may see of a lock: views, lists and events.
+//! The public state of a lock: views, lists and events.
 
 use serde::{Deserialize, Serialize};
 
@@ -59,6 +59,11 @@ impl LockView {
     pub const QUEUE_SHOWN: usize = 100;
     /// How many holders a busy answer names.
     pub const BUSY: usize = 3;
+
+    /// A lock with this holder alone, and no queue.
+    pub fn exclusive(name: LockName, holder: HolderView) -> LockView {
+        LockView { name, held: vec![holder], queue: Vec::new(), waiting: 0, delayed_ms: None }
+    }
 }
 
 /// Which part of a list is wanted.
@@ -94,6 +99,18 @@ pub struct LockPage {
     pub next: Option<LockName>,
 }
 
+impl LockPage {
+    /// The page of all these locks, for a store whose backend has no order of its own.
+    pub fn select(mut locks: Vec<LockView>, prefix: &str, page: &Page) -> LockPage {
+        locks.retain(|lock| lock.name.as_str().starts_with(prefix) && Some(&lock.name) > page.after.as_ref());
+        locks.sort_by(|a, b| a.name.cmp(&b.name));
+        let more = locks.len() > page.size();
+        locks.truncate(page.size());
+        let next = locks.last().filter(|_| more).map(|last| last.name.clone());
+        LockPage { locks, next }
+    }
+}
+
 /// Something that happened to a lock.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
@@ -110,7 +127,7 @@ pub struct Event {
     pub holder: Option<Holder>,
 }
 
-/// What happened.
+/// The kind of an event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum EventKind {

@@ -49,7 +49,7 @@ pub enum LockAnswer {
     NoReply,
 }
 
-/// What the client does next at one node.
+/// The next step of the client at one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeAction {
     /// Wait for the answer to the request for the lock.
@@ -203,7 +203,7 @@ impl Vote {
         self.verdict
     }
 
-    /// What is to be done at a node now.
+    /// The next step at a node.
     pub fn action(&self, node: usize) -> NodeAction {
         let granted = match self.verdict {
             None => false,
@@ -230,7 +230,7 @@ impl Vote {
     }
 
     /// Whether every node that replied and had something of this attempt has been released.
-    pub fn tidy(&self) -> bool {
+    pub fn is_released(&self) -> bool {
         self.tally(|node| matches!(node, NodeVote::Locked { .. } | NodeVote::Written)) == 0
     }
 
@@ -314,7 +314,7 @@ impl Vote {
     }
 }
 
-/// What a majority says to a plain question: a renewal, a release.
+/// The majority's reply to a plain question: a renewal, a release.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Nodes that said yes.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
-// What the helpers are called with.
+// The types of the helpers' parameters.
 pub use aws_sdk_dynamodb;
 use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::error::{DisplayErrorContext, ProvideErrorMetadata, SdkError};
@@ -20,7 +20,7 @@ use aws_sdk_dynamodb::types::ReturnValuesOnConditionCheckFailure::AllOld;
 use aws_sdk_dynamodb::{Client, Config};
 use lockkeeper_core::{Error, Fence, Result};
 
-use crate::{Fenced, Seen};
+use crate::{Fenced, GuardedValue};
 
 /// The attribute that holds the mark.
 pub const MARK: &str = "lockkeeper_fence";
@@ -97,7 +97,7 @@ type Item = HashMap<String, AttributeValue>;
 
 /// An error that may say that a condition was not met, and what was there instead.
 pub trait Refusal {
-    /// What was there, if the condition was not met.
+    /// The stored item, if the condition was not met.
     fn found(&self) -> Option<&Item>;
 }
 
@@ -115,7 +115,7 @@ macro_rules! refusal {
 }
 refusal!(PutItemError, UpdateItemError, DeleteItemError);
 
-/// What the answer to a fenced write says of its fence. Everything else is as the SDK says: also a condition of your own that was not
+/// The fence verdict in the answer to a fenced write. Everything else is as the SDK says: also a condition of your own that was not
 /// met, when the fence was good.
 ///
 /// # Errors
@@ -195,7 +195,7 @@ fn text(resource: &str) -> Result<AttributeValue> {
     }
 }
 
-/// What the SDK says, as what to do about it. What is not known to have failed may have happened.
+/// Maps an error of the SDK. A request that is not known to have failed may have been applied.
 fn fault<E>(error: SdkError<E>) -> Error
 where
     E: std::error::Error + ProvideErrorMetadata + Send + Sync + 'static,
@@ -228,7 +228,7 @@ impl Fenced for DynamoFenced {
         self.write(resource, fence, None).await
     }
 
-    async fn read(&self, resource: &str) -> Result<Option<Seen>> {
+    async fn read(&self, resource: &str) -> Result<Option<GuardedValue>> {
         let get = self.client.get_item().table_name(&self.table).key(&self.key, text(resource)?);
         let found = get.consistent_read(true).send().await.map_err(|error| match fault(error) {
             // Nothing happens by reading.
@@ -240,7 +240,7 @@ impl Fenced for DynamoFenced {
             .ok_or_else(|| Error::invalid(format!("{resource:?} has no mark, or a damaged one")))?;
         let value =
             item.get("value").and_then(|value| value.as_b().ok()).map(|value| value.as_ref().to_vec());
-        Ok(Some(Seen { fence, value }))
+        Ok(Some(GuardedValue { fence, value }))
     }
 }
 

@@ -24,21 +24,21 @@ pub mod sql;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 
-// What the adapters are called with, and what they answer: the same types as `lockkeeper::Error` and `lockkeeper::Fence`.
+// The parameters and the answers of the adapters: the same types as `lockkeeper::Error` and `lockkeeper::Fence`.
 pub use lockkeeper_core::{Error, Fence, Result};
 
 use async_trait::async_trait;
 
 /// A value that is guarded, and the fence it was last written with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct GuardedValue {
     /// The mark: the highest fence that was taken.
     pub fence: Fence,
     /// The value; `None` if the last write deleted it.
     pub value: Option<Vec<u8>>,
 }
 
-/// What every adapter can do, whatever it writes to. One suite of laws holds all of them to it.
+/// The operations of every adapter, on any resource. One suite of laws holds all of them to it.
 ///
 /// The same write sent twice (a retry after [`Error::Unknown`]) does no harm: its fence is not lower than itself.
 #[async_trait]
@@ -50,10 +50,10 @@ pub trait Fenced: Send + Sync {
     async fn delete(&self, resource: &str, fence: Fence) -> Result<()>;
 
     /// The mark and the value. `None`: no writer has written here.
-    async fn read(&self, resource: &str) -> Result<Option<Seen>>;
+    async fn read(&self, resource: &str) -> Result<Option<GuardedValue>>;
 }
 
-/// What a mark that a resource has answered with says of the fence that was presented.
+/// The verdict on a presented fence, by the mark that the resource answered with.
 pub(crate) fn verdict(presented: Fence, mark: Fence) -> Result<()> {
     if presented < mark { Err(Error::Stale { presented, seen: mark }) } else { Ok(()) }
 }

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lockkeeper_core::{Error, Fence, Result};
-// What `apply` is called with.
+// The crate of the transactions.
 pub use rusqlite;
 use rusqlite::{Connection, ErrorCode, OptionalExtension, Params, Transaction};
 
-use crate::{Fenced, Seen, verdict};
+use crate::{Fenced, GuardedValue, verdict};
 
 /// The guard table, as [`apply`] makes it when it is missing.
 pub const TABLE: &str = "CREATE TABLE IF NOT EXISTS lockkeeper_fence (resource TEXT PRIMARY KEY, fence INTEGER NOT NULL, value BLOB)";
@@ -75,7 +75,7 @@ pub struct SqliteFenced {
 }
 
 impl SqliteFenced {
-    /// The values in this file, which is made if it is missing. What is written is on the disk when it is told.
+    /// The values in this file, which is made if it is missing. A write is on the disk when it is reported.
     ///
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Denied`] or [`Error::Invalid`] if it cannot be opened or is no database.
@@ -116,14 +116,14 @@ impl Fenced for SqliteFenced {
         self.write(resource, fence, None).await
     }
 
-    async fn read(&self, resource: &str) -> Result<Option<Seen>> {
+    async fn read(&self, resource: &str) -> Result<Option<GuardedValue>> {
         let resource = resource.to_owned();
         let row = self.on(move |sql| {
             let mut read = sql.prepare_cached(READ).map_err(fault)?;
             read.query_row([resource], |row| Ok((row.get(0)?, row.get(1)?))).optional().map_err(fault)
         });
         let Some((fence, value)) = row.await? else { return Ok(None) };
-        Ok(Some(Seen { fence: crate::fence(fence)?, value }))
+        Ok(Some(GuardedValue { fence: crate::fence(fence)?, value }))
     }
 }
 

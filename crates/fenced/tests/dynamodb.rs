@@ -14,7 +14,7 @@ use lockkeeper_fenced::dynamodb::aws_sdk_dynamodb::types::{
     AttributeDefinition, BillingMode, KeySchemaElement, KeyType, ScalarAttributeType,
 };
 use lockkeeper_fenced::dynamodb::{DynamoFenced, Guarded, MARK, verdict};
-use lockkeeper_fenced::{Fenced, Seen};
+use lockkeeper_fenced::{Fenced, GuardedValue};
 use lockkeeper_testkit::fenced::FencedHarness;
 use lockkeeper_testkit::servers::{self, Server};
 
@@ -63,11 +63,11 @@ impl Fenced for Plain {
         Ok(())
     }
 
-    async fn read(&self, resource: &str) -> Result<Option<Seen>> {
+    async fn read(&self, resource: &str) -> Result<Option<GuardedValue>> {
         let get = self.0.get_item().table_name(&self.1).key("id", S(resource.into())).consistent_read(true);
         let Some(item) = get.send().await.unwrap().item else { return Ok(None) };
         let value = item["value"].as_b().unwrap().as_ref().to_vec();
-        Ok(Some(Seen { fence: Fence::MIN, value: Some(value) }))
+        Ok(Some(GuardedValue { fence: Fence::MIN, value: Some(value) }))
     }
 }
 
@@ -135,14 +135,14 @@ async fn a_late_writer_changes_nothing() {
     stale(&values.put("x", fence(8), b"late").await, 8, 9);
     stale(&values.delete("x", fence(1)).await, 1, 9);
     let seen = values.read("x").await.unwrap();
-    assert_eq!(seen, Some(Seen { fence: fence(9), value: Some(b"new\0\xff".to_vec()) }));
+    assert_eq!(seen, Some(GuardedValue { fence: fence(9), value: Some(b"new\0\xff".to_vec()) }));
     // The same fence again is the same writer. A deleted value keeps its mark.
     values.put("x", fence(9), b"").await.unwrap();
     values.delete("x", fence(9)).await.unwrap();
     values.delete("y", fence(3)).await.unwrap();
     stale(&values.put("x", fence(8), b"late").await, 8, 9);
-    assert_eq!(values.read("x").await.unwrap(), Some(Seen { fence: fence(9), value: None }));
-    assert_eq!(values.read("y").await.unwrap(), Some(Seen { fence: fence(3), value: None }));
+    assert_eq!(values.read("x").await.unwrap(), Some(GuardedValue { fence: fence(9), value: None }));
+    assert_eq!(values.read("y").await.unwrap(), Some(GuardedValue { fence: fence(3), value: None }));
     // Bad input.
     assert!(matches!(values.put("", fence(9), b"").await, Err(Error::Invalid(_))));
     assert!(matches!(values.put("x", fence(9), &vec![0; 500_000]).await, Err(Error::Limited(_))));

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use lockkeeper_core::{Error, Fence, Result};
 use lockkeeper_fenced::file::{FencedDir, FencedFile};
-use lockkeeper_fenced::{Fenced, Seen};
+use lockkeeper_fenced::{Fenced, GuardedValue};
 use lockkeeper_testkit::fenced::FencedHarness;
 use lockkeeper_testkit::servers::TempDir;
 
@@ -50,9 +50,9 @@ impl Fenced for Plain {
         fs::remove_file(format!("{}/{resource}", self.0)).map_err(|e| Error::Unavailable(e.to_string()))
     }
 
-    async fn read(&self, resource: &str) -> Result<Option<Seen>> {
+    async fn read(&self, resource: &str) -> Result<Option<GuardedValue>> {
         let value = fs::read(format!("{}/{resource}", self.0)).ok();
-        Ok(value.map(|value| Seen { fence: Fence::MIN, value: Some(value) }))
+        Ok(value.map(|value| GuardedValue { fence: Fence::MIN, value: Some(value) }))
     }
 }
 
@@ -94,7 +94,7 @@ fn all_paths_to_one_file_lead_to_one_mark() {
     assert!(matches!(link.write(fence(6), b"late"), Err(Error::Stale { .. })));
     link.write(fence(8), b"eight").unwrap();
     assert!(dir.join("link").is_symlink(), "the link was replaced");
-    assert_eq!(real.read().unwrap(), Some(Seen { fence: fence(8), value: Some(b"eight".to_vec()) }));
+    assert_eq!(real.read().unwrap(), Some(GuardedValue { fence: fence(8), value: Some(b"eight".to_vec()) }));
     fs::hard_link(dir.join("sub/real"), dir.join("second")).unwrap();
     for path in ["second", "sub/real"] {
         let refused = FencedFile::new(dir.join(path)).write(fence(9), b"x");

@@ -11,7 +11,7 @@ use lockkeeper_fenced::redis::redis::aio::MultiplexedConnection;
 use lockkeeper_fenced::redis::redis::cluster::ClusterClient;
 use lockkeeper_fenced::redis::redis::cluster_async::ClusterConnection;
 use lockkeeper_fenced::redis::{RedisFenced, mark_key, redis};
-use lockkeeper_fenced::{Fenced, Seen};
+use lockkeeper_fenced::{Fenced, GuardedValue};
 use lockkeeper_testkit::fenced::FencedHarness;
 use lockkeeper_testkit::proxy::{At, Fault, Framing, Proxy, every_point};
 use lockkeeper_testkit::servers::{self, RedisCluster, RedisOptions, Server, redis_call};
@@ -66,7 +66,7 @@ impl<T: Fenced> Fenced for Prefixed<T> {
         self.0.delete(&self.name(resource), fence).await
     }
 
-    async fn read(&self, resource: &str) -> Result<Option<Seen>> {
+    async fn read(&self, resource: &str) -> Result<Option<GuardedValue>> {
         self.0.read(&self.name(resource)).await
     }
 }
@@ -86,10 +86,10 @@ impl<C: ConnectionLike + Clone + Send + Sync> Fenced for Plain<C> {
         Ok(())
     }
 
-    async fn read(&self, resource: &str) -> Result<Option<Seen>> {
+    async fn read(&self, resource: &str) -> Result<Option<GuardedValue>> {
         let value: Option<Vec<u8>> =
             redis::cmd("GET").arg(resource).query_async(&mut self.0.clone()).await.unwrap();
-        Ok(value.map(|value| Seen { fence: Fence::MIN, value: Some(value) }))
+        Ok(value.map(|value| GuardedValue { fence: Fence::MIN, value: Some(value) }))
     }
 }
 
@@ -217,7 +217,7 @@ async fn in_a_cluster_the_mark_moves_with_its_key() {
     assert!(matches!(told, Err(Error::Unavailable(_))), "{told:?}");
 }
 
-/// A client behind a proxy writes with 5, unheard or not; repeated, it is done once; after a newer write it is refused.
+/// A client behind a proxy writes with 5, and the reply may get lost. Sent again, the write is done once; after a newer write it is refused.
 async fn break_everywhere(fault: fn(At) -> Fault) {
     let Ok(server) = servers::redis(RedisOptions::default()) else { return };
     let other = RedisFenced::new(single(&server.addr().to_string()).await);
@@ -236,7 +236,7 @@ async fn break_everywhere(fault: fn(At) -> Fault) {
                 Err(e) => panic!("{e}"),
             }
         }
-        let seen = Seen { fence: fence(5), value: Some(b"five".to_vec()) };
+        let seen = GuardedValue { fence: fence(5), value: Some(b"five".to_vec()) };
         assert_eq!(other.read(&name).await.unwrap(), Some(seen));
         other.set(&name, fence(6), "six").await.unwrap();
         let client = redis::Client::open(url.as_str()).unwrap();
@@ -262,4 +262,20 @@ async fn a_write_whose_answer_is_lost_is_done_once_and_can_be_repeated() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_write_that_never_arrives_is_told_and_can_be_repeated() {
     break_everywhere(At::reset).await;
+}
+
+/// The stored format: the mark that this version writes, and that every later version must read.
+#[tokio::test]
+async fn the_golden_mark_is_read_and_written() {
+    let golden = include_str!("golden/redis-mark");
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let addr = server.addr();
+    let fenced = RedisFenced::new(single(&addr.to_string()).await);
+    fenced.set("written", fence(42), "the value").await.unwrap();
+    assert_eq!(redis_call(addr, &["GET", "lockkeeper-fence:{written}"]).unwrap(), golden);
+    redis_call(addr, &["SET", "lockkeeper-fence:{read}", golden]).unwrap();
+    redis_call(addr, &["SET", "read", "the value"]).unwrap();
+    let found = fenced.read("read").await.unwrap();
+    assert_eq!(found, Some(GuardedValue { fence: fence(42), value: Some(b"the value".to_vec()) }));
+    assert!(matches!(fenced.set("read", fence(41), "late").await, Err(Error::Stale { .. })));
 }

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use lockkeeper_core::{Error, Fence, Result};
 use lockkeeper_fenced::sqlite::rusqlite::{Connection, TransactionBehavior};
 use lockkeeper_fenced::sqlite::{SqliteFenced, apply};
-use lockkeeper_fenced::{Fenced, Seen};
+use lockkeeper_fenced::{Fenced, GuardedValue};
 use lockkeeper_testkit::fenced::FencedHarness;
 use lockkeeper_testkit::servers::TempDir;
 
@@ -64,10 +64,10 @@ impl Fenced for Plain {
         Ok(())
     }
 
-    async fn read(&self, resource: &str) -> Result<Option<Seen>> {
+    async fn read(&self, resource: &str) -> Result<Option<GuardedValue>> {
         let value =
             self.open().query_row("SELECT value FROM plain WHERE name = ?1", [resource], |row| row.get(0));
-        Ok(value.ok().map(|value| Seen { fence: Fence::MIN, value: Some(value) }))
+        Ok(value.ok().map(|value| GuardedValue { fence: Fence::MIN, value: Some(value) }))
     }
 }
 

@@ -1,4 +1,4 @@
-//! What Lockkeeper asks the operating system: what time it is, for random bits, which machine and process this is, and
+//! Everything that Lockkeeper needs from the operating system: the time, random bits, which machine and process this is, and
 //! whether another process still runs; and how events are passed on inside a process; and it
 //! gives a store a thread of its own for its sockets. Stores and the library share it;
 //! `core` knows nothing of it.

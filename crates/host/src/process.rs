@@ -18,8 +18,8 @@ pub struct Process {
     /// When it started, in clock ticks since boot.
     pub start: u64,
     /// Its pid namespace, and its time namespace mixed in. The pids of another pid namespace mean nothing here; and
-    /// /proc tells the start of a process shifted by the time namespace of the reader, so that across that border
-    /// the living could not be told from the dead.
+    /// /proc shows the start of a process shifted by the time namespace of the reader, so that across that border
+    /// a living process could not be told apart from a dead one.
     pub namespace: u64,
 }
 
@@ -155,7 +155,7 @@ fn is_mounted_over(file: &fs::File) -> bool {
         .is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
 }
 
-/// What this machine is called, for people to read.
+/// The name of this machine, for people to read.
 pub fn host_name() -> String {
     let uname = rustix::system::uname();
     let name: String =

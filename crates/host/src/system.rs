@@ -22,7 +22,7 @@ impl SystemClock {
     /// agree on what a moment is.
     pub fn shift() -> i64 {
         match SHIFT.load(Ordering::Relaxed) {
-            // What cannot be read now is read again the next time.
+            // A value that cannot be read now is read again the next time.
             UNREAD => read_shift().unwrap_or(0),
             shift => shift,
         }

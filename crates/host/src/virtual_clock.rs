@@ -9,7 +9,7 @@ use lockkeeper_core::{BootInstant, WallTime};
 
 use crate::clock::{Clock, Timer};
 
-/// A clock that stands still until it is told to go on: time for tests.
+/// A clock that stands still until a test advances it: time for tests.
 #[derive(Clone)]
 pub struct VirtualClock(Arc<Mutex<ClockState>>);
 

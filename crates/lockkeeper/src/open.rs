@@ -142,12 +142,12 @@ pub(crate) async fn open(url: &str, clock: Arc<dyn Clock>) -> Result<Arc<dyn Sto
     }
 }
 
-/// What [`init`] did.
+/// The result of [`init`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Init {
     /// [`init`] created what the store needs.
     Made,
-    /// What the store needs existed already.
+    /// Everything that the store needs existed already.
     WasThere,
     /// The store creates what it needs when it is opened; [`init`] opened it.
     Opened,

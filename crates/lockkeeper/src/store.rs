@@ -1,4 +1,4 @@
-//! What the author of a store needs, in one place: the traits, their types, the shared rules and the clock.
+//! Everything that the author of a store needs, in one place: the traits, their types, the shared rules and the clock.
 //!
 //! A store implements [`Locks`] and [`Records`], and [`Lockkeeper::with_store`](crate::Lockkeeper::with_store) makes a keeper
 //! of it. It declares its guarantees in a [`Profile`]; the laws of the crate `lockkeeper-testkit` test each declared one.

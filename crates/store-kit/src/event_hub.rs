@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 /// How many events a watcher may be behind before the hub drops some and reports that it did.
 const BACKLOG: usize = 1024;
 
-/// The watchers of a store in this process. A slow watcher loses events and is told so; it delays no other watcher.
+/// The watchers of a store in this process. A slow watcher loses events, and a report says so; it delays no other watcher.
 #[derive(Debug, Default)]
 pub struct EventHub(Vec<Watcher>);
 

@@ -1,4 +1,4 @@
-//! What several stores need and no single store owns. This crate knows no backend: `core` and `host` are the only crates of the
+//! Code that several stores need and no single store owns. This crate knows no backend: `core` and `host` are the only crates of the
 //! workspace that it depends on.
 //!
 //! | module | what it does |
@@ -6,21 +6,43 @@
 //! | [`InFlight`] | accounts for the requests in flight on a connection, and notices a silent server |
 //! | [`BatchDelay`] | decides how long a sender of batches waits for more requests |
 //! | [`RecentSet`] | remembers hints that may be forgotten |
+//! | [`CancelSignal`] | connects a running acquire call with the release that cancels it |
 //! | [`EventHub`] | passes events on to the watchers of this process |
 //! | [`WaiterTtls`] | finds the shortest ttl of the waiters of this process |
+//! | [`PendingRequests`] | lists the lock requests of this process without an answer, so that a release can cancel them |
+//! | [`no_records!`] | the `Records` trait of a store without records |
+//! | [`TlsPaths`], [`login`], [`server_list`] | take the options that several stores share from a URL |
+//! | `tls_config`, with the feature `tls` | makes the TLS configuration of a connection |
 //! | [`IoThread`] | runs the sockets and timers of a store on a thread of its own |
 #![deny(missing_docs)]
 
+// For the macros of this crate.
+#[doc(hidden)]
+pub use async_trait::async_trait as __async_trait;
+#[doc(hidden)]
+pub use lockkeeper_core as __core;
+
 mod batch_delay;
+mod cancel_signal;
 mod event_hub;
 mod in_flight;
 mod io_thread;
+mod no_records;
+mod pending;
 mod recent_set;
+#[cfg(feature = "tls")]
+mod tls;
+mod url_options;
 mod waiter_ttls;
 
 pub use batch_delay::BatchDelay;
+pub use cancel_signal::CancelSignal;
 pub use event_hub::EventHub;
 pub use in_flight::{InFlight, Request};
 pub use io_thread::{IoThread, Task};
+pub use pending::{PendingRequest, PendingRequests};
 pub use recent_set::RecentSet;
+#[cfg(feature = "tls")]
+pub use tls::tls_config;
+pub use url_options::{TlsPaths, login, server_list};
 pub use waiter_ttls::WaiterTtls;

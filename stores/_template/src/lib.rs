@@ -12,7 +12,10 @@
 //! ```
 #![deny(missing_docs)]
 
+mod acquire;
+mod codec;
 mod config;
+mod connection;
 mod error;
 mod keys;
 mod profile;

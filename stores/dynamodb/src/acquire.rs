@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use lockkeeper_core::{AcquireOutcome, BootInstant, Busy, Error, Grant, LockRequest, Mode, Result, Wait};
 use lockkeeper_host::sleep_until;
+use lockkeeper_store_kit::PendingRequest;
 
 use crate::admission::TryOutcome;
 use crate::backoff::jitter;
 use crate::cas::{CasDecision, WorkingCopy};
 use crate::codec::millis_up;
+use crate::error::cancelled_error;
 use crate::keys::attempt_hash;
-use crate::pending_request::{PendingRequest, cancelled_error};
 use crate::store::DynamoInner;
 
 /// One call of `acquire`.

@@ -109,7 +109,7 @@ impl WorkingCopy {
     }
 }
 
-/// What an update decides on its working copies.
+/// The decision of an update about its working copies.
 pub enum CasDecision<T> {
     /// Return this; nothing needs to be written.
     Return(T),
@@ -289,7 +289,7 @@ pub fn after(wall: WallTime, time: Duration) -> u64 {
     wall.as_micros().saturating_add(millis(time).saturating_mul(1000))
 }
 
-/// What identifies the boot-time clock of this process: the boot, and the time namespace of the container. If the boot is
+/// The identity of the boot-time clock of this process: the boot, and the time namespace of the container. If the boot is
 /// unknown, a random value takes its place, because two machines must not take each other's moments for their own.
 fn boot(id: Option<String>) -> String {
     let id = id.unwrap_or_else(|| format!("{:032x}", u128::from_be_bytes(random_128())));

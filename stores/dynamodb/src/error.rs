@@ -134,3 +134,8 @@ impl From<Failure> for Error {
         }
     }
 }
+
+/// The answer to a caller whose request was released before it was answered.
+pub fn cancelled_error() -> Error {
+    Error::Unknown("the lock request was released before it was answered".into())
+}

@@ -28,7 +28,6 @@ mod keys;
 mod local_queue;
 mod observation;
 mod own_leases;
-mod pending_request;
 mod profile;
 mod record_chunks;
 mod records;

@@ -39,7 +39,7 @@ pub struct Observation {
     first_seen: HashMap<u64, BootInstant>,
 }
 
-/// What remains of a hold.
+/// The rest of a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HoldPhase {
     Held(Duration),
@@ -143,7 +143,7 @@ impl ObserverClock<'_> {
 }
 
 impl Observation {
-    /// What remains of a timer, and of `more_ms` after it. The margin is for clocks that run at slightly different rates.
+    /// The rest of a timer, and of `more_ms` after it. The margin is for clocks that run at slightly different rates.
     pub fn remaining(&self, timer: &StoredTimer, more_ms: u64) -> Duration {
         let lasts = Duration::from_millis(timer.ms.saturating_add(more_ms));
         let lasts = lasts + margin(lasts);

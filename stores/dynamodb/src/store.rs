@@ -8,12 +8,11 @@ use lockkeeper_core::{
     AcquireOutcome, Error, EventStream, Fence, Grant, LockName, LockPage, LockRequest, LockView, Locks, Page,
     Profile, ReleaseOutcome, RenewOutcome, RequestKey, Result, limits,
 };
-use lockkeeper_store_kit::IoThread;
+use lockkeeper_store_kit::{IoThread, PendingRequests};
 
 use crate::cas::LockTable;
 use crate::config::Options;
 use crate::own_leases::OwnLeases;
-use crate::pending_request::PendingRequests;
 use crate::records::RecordTable;
 use crate::server_clock::DynamoClock;
 use crate::{connection, profile};

@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use lockkeeper_core::{AcquireOutcome, Busy, Error, Grant, LockRequest, Result, Wait};
 use lockkeeper_host::sleep_until;
+use lockkeeper_store_kit::CancelSignal;
 
 use crate::admission::{self, RequestVerdict};
 use crate::codec::EntryState;
 use crate::error::Failure;
 use crate::fence_base::fence_at;
-use crate::hold_registry::{CancelSignal, RequestGuard};
+use crate::hold_registry::RequestGuard;
 use crate::keys::KeyId;
 use crate::lease::EtcdLease;
 use crate::queue::QueueSnapshot;
@@ -46,7 +47,7 @@ pub struct AcquireCall<'a> {
     pub outcome_unknown: bool,
 }
 
-/// What one read of the queues led to.
+/// The result of one read of the queues.
 pub enum AcquireStep {
     Granted(Grant),
     Blocked {
@@ -112,8 +113,8 @@ impl AcquireCall<'_> {
         let wait_until = self.request.wait.deadline(clock.now());
         let (mut failing_since, mut retries) = (None, 0);
         loop {
-            if caller.is_canceled() {
-                // The canceling call may have read the queue before this request was in it.
+            if caller.is_cancelled() {
+                // The cancelling call may have read the queue before this request was in it.
                 if self.queued {
                     caller.note_left_queue();
                 }
@@ -143,7 +144,7 @@ impl AcquireCall<'_> {
                 {
                     tokio::select! {
                         () = tokio::time::sleep(RETRY_DELAY) => {}
-                        () = caller.canceled() => {}
+                        () = caller.cancelled() => {}
                     }
                     continue;
                 }
@@ -164,7 +165,7 @@ impl AcquireCall<'_> {
                 () = self.wait_for_change(&queues, revision) => {}
                 () = tokio::time::sleep(self.shared.options.poll) => {}
                 () = sleep_until(&**clock, wait_until) => {}
-                () = caller.canceled() => {}
+                () = caller.cancelled() => {}
             }
         }
     }

@@ -8,7 +8,7 @@ use crate::keys::{KeyId, hash_owner};
 use crate::queue::{QueueEntry, QueueSnapshot};
 use crate::revoke::revoked_error;
 
-/// What the queues mean for a request.
+/// The decision about a request, by the queues.
 #[derive(Debug)]
 pub enum RequestVerdict {
     /// It may hold the locks. `Some`: by re-entry, with the fence that its owner already has.

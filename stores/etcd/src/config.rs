@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{Error, Result, Secret, StoreUrl};
 use lockkeeper_host::{Clock, SystemClock};
+use lockkeeper_store_kit::{TlsPaths, login, server_list};
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
 /// The shortest claim. etcd gives no lease below two seconds, or below one and a half election timeouts if that is
@@ -65,23 +66,17 @@ impl Options {
             "etcds" => true,
             other => return Err(Error::invalid(format!("{other}:// is not the URL of an etcd store"))),
         };
-        let login = match (address.user.take(), address.password.take()) {
-            (None, None) => None,
-            (Some(user), Some(password)) => Some((user, password)),
-            _ => return Err(Error::invalid("user and password go together, as etcd://USER:PASSWORD@HOST")),
-        };
-        let server = |(host, port): &(String, Option<u16>)| {
-            let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
-            format!("{host}:{}", port.unwrap_or(2379))
-        };
-        let mut options = Options::new(address.hosts.iter().map(server).collect());
+        let login = login(&mut address)?;
+        let mut options = Options::new(server_list(&address, 2379));
         options.login = login;
         let path = address.path.trim_end_matches('/');
         if !path.is_empty() {
             options.prefix = format!("{path}/");
         }
-        let files = (address.option("ca"), address.option("cert"), address.option("key"));
-        options.tls = tls(encrypted, files)?;
+        options.tls = match TlsPaths::take(&mut address, encrypted, "etcd")? {
+            Some(paths) => Some(tls(&paths)?),
+            None => None,
+        };
         options.timeout = address.span("timeout")?.unwrap_or(options.timeout);
         options.poll = address.span("poll")?.unwrap_or(options.poll);
         options.claim = address.span("claim")?.unwrap_or(options.claim);
@@ -125,28 +120,13 @@ impl Options {
     }
 }
 
-type TlsPaths = (Option<String>, Option<String>, Option<String>);
-
-fn tls(encrypted: bool, (ca, cert, key): TlsPaths) -> Result<Option<ClientTlsConfig>> {
-    let identity = match (cert, key) {
-        (None, None) => None,
-        (Some(cert), Some(key)) => Some((cert, key)),
-        _ => return Err(Error::invalid("?cert= and ?key= go together, and one of them is missing")),
-    };
-    if !encrypted {
-        return match ca.is_some() || identity.is_some() {
-            true => {
-                Err(Error::invalid("?ca=, ?cert= and ?key= are for TLS, and etcd:// has none: use etcds://"))
-            }
-            false => Ok(None),
-        };
-    }
+fn tls(paths: &TlsPaths) -> Result<ClientTlsConfig> {
     let read =
         |path: &str| fs::read(path).map_err(|why| Error::invalid(format!("{path} cannot be used: {why}")));
     let mut tls = ClientTlsConfig::new();
-    tls = match ca {
+    tls = match &paths.ca {
         Some(path) => {
-            let pem = read(&path)?;
+            let pem = read(path)?;
             if !String::from_utf8_lossy(&pem).contains("-----BEGIN CERTIFICATE-----") {
                 return Err(Error::invalid(format!("{path} cannot be used: there is no certificate in it")));
             }
@@ -154,10 +134,10 @@ fn tls(encrypted: bool, (ca, cert, key): TlsPaths) -> Result<Option<ClientTlsCon
         }
         None => tls.with_native_roots(),
     };
-    if let Some((cert, key)) = identity {
-        tls = tls.identity(Identity::from_pem(read(&cert)?, read(&key)?));
+    if let Some((cert, key)) = paths.identity() {
+        tls = tls.identity(Identity::from_pem(read(cert)?, read(key)?));
     }
-    Ok(Some(tls))
+    Ok(tls)
 }
 
 #[cfg(test)]

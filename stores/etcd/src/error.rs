@@ -86,7 +86,7 @@ fn never_sent(status: &Status) -> bool {
     false
 }
 
-/// What each failure means to the caller, and what an operator can do.
+/// The meaning of each failure to the caller, and what an operator can do.
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         let (code, text) = match failure {

@@ -3,11 +3,11 @@
 //! ends all of them when the process dies.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use lockkeeper_core::{BootInstant, Fence, Names};
+use lockkeeper_store_kit::CancelSignal;
 use tokio::sync::Notify;
 
 use crate::codec::EntryValue;
@@ -38,7 +38,7 @@ pub struct HoldEntry {
     pub rechecks: u32,
 }
 
-/// What is known of a grant.
+/// The facts that this process knows of a grant.
 #[derive(Clone, Debug)]
 pub struct GrantRecord {
     pub location: KeyLocation,
@@ -78,41 +78,6 @@ impl From<KeyId> for KeyLocation {
 impl From<KeySlot> for KeyLocation {
     fn from(slot: KeySlot) -> Self {
         KeyLocation { key_id: slot.key_id(), slot: Some(Arc::new(slot)) }
-    }
-}
-
-/// Tells a waiting acquire call that another call has released its attempt.
-#[derive(Debug, Default)]
-pub struct CancelSignal {
-    is_canceled: AtomicBool,
-    left_queue: AtomicBool,
-    changed: Notify,
-}
-
-impl CancelSignal {
-    /// Waits until the call is canceled.
-    pub async fn canceled(&self) {
-        while !self.is_canceled() {
-            self.changed.notified().await;
-        }
-    }
-
-    pub fn is_canceled(&self) -> bool {
-        self.is_canceled.load(Ordering::Relaxed)
-    }
-
-    pub fn cancel(&self) {
-        self.is_canceled.store(true, Ordering::Relaxed);
-        self.changed.notify_one();
-    }
-
-    /// The canceled call is about to leave the queue, perhaps before the release that canceled it gets there.
-    pub fn note_left_queue(&self) {
-        self.left_queue.store(true, Ordering::Release);
-    }
-
-    pub fn has_left_queue(&self) -> bool {
-        self.left_queue.load(Ordering::Acquire)
     }
 }
 
@@ -219,14 +184,14 @@ impl HoldRegistry {
     }
 
     /// Ends a call. A call that got nothing proves nothing if an earlier call of the same attempt had no reply.
-    fn end(&self, request: &RequestGuard<'_>, now: BootInstant) {
-        let (attempt, got_nothing) = (request.attempt, request.got_nothing);
+    fn end(&self, request: &EndedCall<'_>, now: BootInstant) {
+        let EndedCall { attempt, names, ttl, caller, got_nothing } = *request;
         let mut state = self.lock();
         let Some(hold) = state.holds.get_mut(&attempt) else {
             drop(state);
             if !got_nothing {
                 // Another call released it meanwhile, perhaps before the grant existed.
-                let (names, ttl, caller) = (request.names.clone(), request.ttl, None);
+                let (names, caller) = (names.clone(), None);
                 let (grant, min_hold_until, outcome_unknown, rechecks) = (None, None, true, 0);
                 self.schedule_cleanup(
                     attempt,
@@ -244,8 +209,14 @@ impl HoldRegistry {
             }
             return;
         };
-        if !hold.caller.as_ref().is_some_and(|one| Arc::ptr_eq(one, &request.caller)) {
-            return;
+        match &hold.caller {
+            Some(registered) if Arc::ptr_eq(registered, caller) => {}
+            // A call of the same attempt has replaced this one, and may have looked for keys before this one sent them.
+            Some(_) => {
+                hold.outcome_unknown |= !got_nothing;
+                return;
+            }
+            None => return,
         }
         hold.caller = None;
         if hold.grant.is_none() {
@@ -257,6 +228,15 @@ impl HoldRegistry {
             }
         }
     }
+}
+
+/// The report of a call of `acquire` to the registry at its end.
+struct EndedCall<'a> {
+    attempt: KeyId,
+    names: &'a Names,
+    ttl: Duration,
+    caller: &'a Arc<CancelSignal>,
+    got_nothing: bool,
 }
 
 /// A request in progress. Dropping this ends its registration, also when the caller drops the acquire call.
@@ -288,6 +268,10 @@ impl<'a> RequestGuard<'a> {
 
 impl Drop for RequestGuard<'_> {
     fn drop(&mut self) {
-        self.shared.registry.end(self, self.shared.clock.now());
+        let RequestGuard { shared, attempt, names, ttl, ref caller, got_nothing } = *self;
+        shared.registry.end(&EndedCall { attempt, names, ttl, caller, got_nothing }, shared.clock.now());
     }
 }
+
+#[cfg(test)]
+mod tests;

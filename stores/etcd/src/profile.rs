@@ -1,4 +1,4 @@
-//! What the store checks when it is opened, and the guarantees that follow.
+//! The checks when the store is opened, and the guarantees that follow.
 
 use lockkeeper_core::{Error, Guarantee, Profile, Result, WaitOrder};
 

@@ -18,7 +18,7 @@ use crate::statements::{get_key_only, modified_at, put, txn};
 use crate::store::EtcdShared;
 use crate::txn_batch::ConflictKey;
 
-/// What a renewal finds of a grant.
+/// The state of a grant that a renewal finds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum GrantPresence {
     /// All of its keys, unchanged.

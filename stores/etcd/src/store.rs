@@ -33,7 +33,7 @@ pub struct EtcdStore {
     io_thread: Arc<(IoThread, [Task<()>; 5])>,
 }
 
-/// What the store and the tasks on its thread share.
+/// The state that the store and the tasks on its thread share.
 pub(crate) struct EtcdShared {
     pub options: Options,
     pub clock: Arc<dyn Clock>,

@@ -17,7 +17,7 @@ use crate::keys::Keys;
 use crate::proto::{Response, ResponseOp, TxnRequest, TxnResponse};
 use crate::statements::txn;
 
-/// What a transaction must not run concurrently with, as a hash. Two names with the same hash only wait for each
+/// A name or key on which two transactions must not run concurrently, as a hash. Two names with the same hash only wait for each
 /// other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ConflictKey(u64);
@@ -64,7 +64,7 @@ pub struct TxnReply {
 /// How a batch contains its transactions.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum BatchForm {
-    /// Those that are expected to succeed are merged: all are applied, or none.
+    /// Transactions that are expected to succeed are merged: all are applied, or none.
     Merged,
     /// Each is nested as a transaction of its own.
     Nested,

@@ -18,7 +18,7 @@ const RECONNECT_DELAY: Duration = Duration::from_millis(200);
 /// How many messages a watch takes from its channel at once.
 const MAX_RECEIVED: usize = 256;
 
-/// What a watch reports.
+/// A report of a watch.
 #[derive(Debug)]
 pub enum WatchEvent {
     /// Events in order.

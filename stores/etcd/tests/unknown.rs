@@ -126,7 +126,7 @@ async fn an_abandoned_release_leaves_nothing() {
 /// A release cancels a request before the request has enqueued itself: without a check it would enqueue afterwards and
 /// stay.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_canceled_request_does_not_enqueue() {
+async fn a_cancelled_request_does_not_enqueue() {
     let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
     let (store, other) = (open(server.addr()).await, open(server.addr()).await);
     let held = take(&other, &request("x")).await;
@@ -136,7 +136,7 @@ async fn a_canceled_request_does_not_enqueue() {
     let mut asked = std::pin::pin!(store.acquire(&waits));
     assert!(futures_util::poll!(&mut asked).is_pending());
     assert_eq!(give_back(&store, &waits.key).await, ReleaseOutcome::AlreadyGone);
-    let outcome = soon("the canceled call ends", asked).await;
+    let outcome = soon("the cancelled call ends", asked).await;
     assert!(matches!(outcome, Err(Error::Unavailable(_))), "{outcome:?}");
     assert_eq!(other.inspect(&laws::name("x")).await.unwrap().unwrap().waiting, 0);
     give_back(&other, &held.key).await;

@@ -24,11 +24,11 @@ pub struct MemoryStore(Arc<MemoryShared>);
 #[derive(Debug)]
 struct MemoryShared {
     clock: Arc<dyn Clock>,
-    state: Mutex<State>,
+    state: Mutex<MemoryState>,
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct State {
+pub(crate) struct MemoryState {
     pub table: Table,
     pub records: RecordTable,
     waiting: HashMap<Attempt, oneshot::Sender<Result<AcquireOutcome>>>,
@@ -44,7 +44,7 @@ impl MemoryStore {
     }
 
     /// Runs `work` under the mutex, then applies the effects of the table.
-    pub(crate) fn with_state<T>(&self, work: impl FnOnce(&mut State, Now) -> T) -> T {
+    pub(crate) fn with_state<T>(&self, work: impl FnOnce(&mut MemoryState, Now) -> T) -> T {
         let mut state = self.0.lock();
         let now = self.0.time();
         let done = work(&mut state, now);
@@ -54,7 +54,7 @@ impl MemoryStore {
 }
 
 impl MemoryShared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, MemoryState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -62,7 +62,7 @@ impl MemoryShared {
         Now { moment: self.clock.now(), wall: self.clock.wall() }
     }
 
-    fn apply_effects(self: &Arc<Self>, state: &mut State, now: Now) {
+    fn apply_effects(self: &Arc<Self>, state: &mut MemoryState, now: Now) {
         while let Some(effect) = state.table.poll_effect() {
             match effect {
                 TableEffect::Event(event) => state.hub.emit(&event),
@@ -79,7 +79,7 @@ impl MemoryShared {
         self.set_timer(state);
     }
 
-    fn set_timer(self: &Arc<Self>, state: &mut State) {
+    fn set_timer(self: &Arc<Self>, state: &mut MemoryState) {
         let next = state.table.poll_timeout();
         if state.timer.as_ref().map(|(at, _)| *at) == next {
             return;

@@ -13,7 +13,7 @@ use crate::error::Failure;
 use crate::session::{PgSession, SessionState, WeakSession};
 use crate::shared_connection::SharedConnection;
 
-/// What a listening connection delivers.
+/// A message of a listening connection.
 #[derive(Clone, Debug)]
 pub(crate) enum ListenEvent {
     /// A notification on a channel that the connection listens on.

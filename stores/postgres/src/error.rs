@@ -68,7 +68,7 @@ fn chain(error: &dyn std::error::Error) -> String {
     }
 }
 
-/// What each failure means to a caller that wants a lock, and what the caller can do about it.
+/// The meaning of each failure to a caller that wants a lock, and what the caller can do about it.
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         let (code, text) = match failure {

@@ -6,10 +6,10 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use lockkeeper_core::{Error, Result};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use lockkeeper_core::Result;
+use lockkeeper_store_kit::tls_config;
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
@@ -30,37 +30,9 @@ impl PostgresTls {
     /// (a certificate and its key, PEM files) to servers that request it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if a file cannot be read or used.
+    /// [`lockkeeper_core::Error::Invalid`] if a file cannot be read or used.
     pub fn new(ca: Option<&str>, identity: Option<(&str, &str)>) -> Result<Self> {
-        let bad =
-            |what: &str, why: &dyn std::fmt::Display| Error::invalid(format!("{what} cannot be used: {why}"));
-        let mut roots = RootCertStore::empty();
-        match ca {
-            Some(path) => {
-                for one in CertificateDer::pem_file_iter(path).map_err(|why| bad(path, &why))? {
-                    roots.add(one.map_err(|why| bad(path, &why))?).map_err(|why| bad(path, &why))?;
-                }
-                if roots.is_empty() {
-                    return Err(bad(path, &"there is no certificate in it"));
-                }
-            }
-            None => _ = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs),
-        }
-        // The provider is named here, so that another library of the program may install another one.
-        let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-            .with_safe_default_protocol_versions()
-            .map_err(|why| bad("TLS", &why))?
-            .with_root_certificates(roots);
-        let config = match identity {
-            None => config.with_no_client_auth(),
-            Some((cert, key)) => {
-                let chain = CertificateDer::pem_file_iter(cert).map_err(|why| bad(cert, &why))?;
-                let chain = chain.collect::<Result<Vec<_>, _>>().map_err(|why| bad(cert, &why))?;
-                let private = PrivateKeyDer::from_pem_file(key).map_err(|why| bad(key, &why))?;
-                config.with_client_auth_cert(chain, private).map_err(|why| bad(cert, &why))?
-            }
-        };
-        Ok(PostgresTls(Arc::new(config)))
+        tls_config(ca, identity).map(PostgresTls)
     }
 
     /// The TLS handshake of a connection to this host.

@@ -37,13 +37,13 @@ pub(crate) struct Waiters {
     pub ttls: Arc<WaiterTtls>,
     /// The id of this process in the database.
     pub client: String,
-    pub state: Mutex<State>,
+    pub state: Mutex<WaiterTable>,
     /// Wakes the task of [`run`].
     pub changed: Notify,
 }
 
 #[derive(Default)]
-pub(crate) struct State {
+pub(crate) struct WaiterTable {
     /// By the hash of the attempt, in hexadecimal digits.
     waiters: HashMap<String, Arc<QueuedWaiter>>,
     /// How many waiters of this process are in the queue of each name.
@@ -63,7 +63,7 @@ struct QueuedWaiter {
     wake: Mutex<WakeProgress>,
 }
 
-/// What happens when a waiter is woken. The thread that receives the notification submits the waiter's request at once: the waiter's own
+/// The state of a waiter that is woken. The thread that receives the notification submits the waiter's request at once: the waiter's own
 /// task may be slow to wake.
 #[derive(Default)]
 struct WakeProgress {
@@ -140,7 +140,7 @@ struct FirstWaiter {
 }
 
 impl Waiters {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, WaiterTable> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

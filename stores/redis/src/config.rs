@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{Error, Result, Secret, StoreUrl};
 use lockkeeper_host::{Clock, SystemClock};
+use lockkeeper_store_kit::TlsPaths;
 
 use crate::connection::{ConnectOptions, Endpoint};
 use crate::tls::Tls;
@@ -144,18 +145,10 @@ impl Options {
                 .parse()
                 .map_err(|_| Error::invalid("the database is a number: redis://HOST/0 or ?db=0"))?,
         };
-        let (ca, cert, key) = (address.option("ca"), address.option("cert"), address.option("key"));
-        let identity = match (cert.as_deref(), key.as_deref()) {
-            (None, None) => None,
-            (Some(cert), Some(key)) => Some((cert, key)),
-            _ => return Err(Error::invalid("?cert= and ?key= go together, and one of them is missing")),
+        let tls = match TlsPaths::take(&mut address, encrypted, "redis")? {
+            Some(paths) => Some(Tls::new(paths.ca.as_deref(), paths.identity())?),
+            None => None,
         };
-        if !encrypted && (ca.is_some() || identity.is_some()) {
-            return Err(Error::invalid(
-                "?ca=, ?cert= and ?key= are for TLS, and redis:// has none: use rediss://",
-            ));
-        }
-        let tls = if encrypted { Some(Tls::new(ca.as_deref(), identity)?) } else { None };
         let timeout = address.span("timeout")?.unwrap_or(Duration::from_secs(3));
         let access = ConnectOptions {
             user: address.user.clone(),

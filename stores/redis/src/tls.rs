@@ -3,10 +3,10 @@
 use std::io;
 use std::sync::Arc;
 
-use lockkeeper_core::{Error, Result};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use lockkeeper_core::Result;
+use lockkeeper_store_kit::tls_config;
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -22,42 +22,13 @@ impl std::fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// Believes those whom the file `ca` vouches for (PEM), or else those whom the machine believes; shows `identity`
-    /// (a certificate and its key, PEM files) to servers that ask for it.
+    /// Trusts the certificate authorities in the file `ca` (PEM), or else those of the machine; presents `identity`
+    /// (a certificate and its key, PEM files) to servers that request it.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if a file cannot be read or used.
+    /// [`lockkeeper_core::Error::Invalid`] if a file cannot be read or used.
     pub fn new(ca: Option<&str>, identity: Option<(&str, &str)>) -> Result<Self> {
-        let bad =
-            |what: &str, why: &dyn std::fmt::Display| Error::invalid(format!("{what} cannot be used: {why}"));
-        let mut roots = RootCertStore::empty();
-        match ca {
-            Some(path) => {
-                let list = CertificateDer::pem_file_iter(path).map_err(|why| bad(path, &why))?;
-                for one in list {
-                    roots.add(one.map_err(|why| bad(path, &why))?).map_err(|why| bad(path, &why))?;
-                }
-                if roots.is_empty() {
-                    return Err(bad(path, &"there is no certificate in it"));
-                }
-            }
-            None => _ = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs),
-        }
-        // ReportedPrimary here, so that another library of the program that brings another provider is no trouble.
-        let config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-            .with_safe_default_protocol_versions()
-            .map_err(|why| bad("TLS", &why))?
-            .with_root_certificates(roots);
-        let config = match identity {
-            None => config.with_no_client_auth(),
-            Some((cert, key)) => {
-                let chain = CertificateDer::pem_file_iter(cert).map_err(|why| bad(cert, &why))?;
-                let chain = chain.collect::<Result<Vec<_>, _>>().map_err(|why| bad(cert, &why))?;
-                let private = PrivateKeyDer::from_pem_file(key).map_err(|why| bad(key, &why))?;
-                config.with_client_auth_cert(chain, private).map_err(|why| bad(cert, &why))?
-            }
-        };
-        Ok(Tls(Arc::new(config)))
+        tls_config(ca, identity).map(Tls)
     }
 
     pub(crate) async fn wrap(&self, host: &str, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {

@@ -123,7 +123,7 @@ fn no_runtime_of_the_users_is_needed() {
         while keeper.inspect("x").await.unwrap().is_none_or(|view| view.waiting == 0) {
             std::thread::sleep(Duration::from_millis(1));
         }
-        // It goes on waiting while the server is away, and after that.
+        // It goes on waiting while the server is unreachable, and after that.
         server.restart();
         assert!(waiter.join().unwrap().unwrap() > held.fence(), "forgotten, and granted anew");
     });

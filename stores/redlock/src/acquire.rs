@@ -12,12 +12,12 @@ use lockkeeper_core::{
 use lockkeeper_host::{random_128, sleep_until};
 
 use crate::codec;
-use crate::node::NodeRelease;
-use crate::pending_request::PendingAttempt;
+use crate::connection::NodeRelease;
 use crate::quorum::millis;
 use crate::round::{Round, RoundRequest};
 use crate::statements::{LOCK, ScriptCall};
 use crate::store::{FENCE_COUNTER, RedlockInner};
+use crate::unknown::PendingAttempt;
 
 /// How often a request without a wait tries again when several clients share the nodes and none has a majority.
 const MAX_CONTESTED_TRIES: u32 = 8;

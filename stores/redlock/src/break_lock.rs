@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use lockkeeper_core::{Error, Fence, LockName, Result, WallTime};
 use redis::Value;
 
-use crate::node::RedlockNode;
+use crate::connection::RedlockNode;
 use crate::quorum::{NodeReplies, unexpected_reply};
 use crate::statements::{BREAK, RAISE, REVOKE, ScriptCall};
 use crate::store::{FENCE_COUNTER, RedlockInner};

@@ -7,6 +7,7 @@ use lockkeeper_core::vote::majority;
 use lockkeeper_core::{Error, Result, StoreUrl, limits};
 use lockkeeper_host::{Clock, SystemClock};
 use lockkeeper_redis::{ConnectOptions, Endpoint, Tls};
+use lockkeeper_store_kit::TlsPaths;
 
 /// How to open a store.
 ///
@@ -127,18 +128,10 @@ fn access(address: &mut StoreUrl, encrypted: bool) -> Result<ConnectOptions> {
     };
     let db =
         db.parse().map_err(|_| Error::invalid("the database is a number: redlock://HOSTS/0 or ?db=0"))?;
-    let (ca, cert, key) = (address.option("ca"), address.option("cert"), address.option("key"));
-    let identity = match (cert.as_deref(), key.as_deref()) {
-        (None, None) => None,
-        (Some(cert), Some(key)) => Some((cert, key)),
-        _ => return Err(Error::invalid("?cert= and ?key= go together, and one of them is missing")),
+    let tls = match TlsPaths::take(address, encrypted, "redlock")? {
+        Some(paths) => Some(Tls::new(paths.ca.as_deref(), paths.identity())?),
+        None => None,
     };
-    if !encrypted && (ca.is_some() || identity.is_some()) {
-        return Err(Error::invalid(
-            "?ca=, ?cert= and ?key= are for TLS, and redlock:// has none: use redlocks://",
-        ));
-    }
-    let tls = if encrypted { Some(Tls::new(ca.as_deref(), identity)?) } else { None };
     let timeout = address.span("timeout")?.unwrap_or(Duration::from_secs(1));
     Ok(ConnectOptions { user: address.user.clone(), password: address.password.clone(), db, tls, timeout })
 }

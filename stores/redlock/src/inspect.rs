@@ -9,7 +9,7 @@ use lockkeeper_redis::Failure;
 use redis::{Value, cmd};
 
 use crate::codec::{self, NodeLock};
-use crate::node::RedlockNode;
+use crate::connection::RedlockNode;
 use crate::quorum::unexpected_reply;
 use crate::statements::{INSPECT, ScriptCall};
 use crate::store::RedlockInner;

@@ -10,9 +10,8 @@ mod acquire;
 mod break_lock;
 mod codec;
 mod config;
+mod connection;
 mod inspect;
-mod node;
-mod pending_request;
 mod profile;
 mod quorum;
 mod records;
@@ -21,6 +20,7 @@ mod renew;
 mod round;
 mod statements;
 mod store;
+mod unknown;
 mod waiters;
 
 pub use config::Options;

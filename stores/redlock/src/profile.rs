@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use lockkeeper_core::{Error, Guarantee, Profile, Result, WaitOrder};
+use lockkeeper_core::{Error, Guarantee, Profile, Result};
 use lockkeeper_redis::Failure;
 use redis::Value;
 
-use crate::node::RedlockNode;
+use crate::connection::RedlockNode;
 use crate::quorum::unexpected_reply;
 use crate::store::RedlockInner;
 
@@ -87,24 +87,14 @@ fn notes(inner: &RedlockInner) -> Vec<String> {
 
 fn promises(inner: &RedlockInner, notes: Vec<String>) -> Profile {
     Profile {
-        store: "redlock".into(),
         exclusion: Guarantee::Likely,
         fence: Guarantee::Likely,
         durable: Guarantee::No,
-        waiting: WaitOrder::Poll,
         // A try, if no message comes; and the time it takes if a node says nothing in each of its three steps.
         wake: inner.options.poll + inner.options.node_timeout * 3,
-        shared: false,
-        permits: false,
-        multi_name: false,
-        reentry: false,
-        deadlocks: false,
-        lock_delay: false,
-        min_hold: false,
-        watch: false,
         revoke: true,
-        records: false,
         notes,
+        ..Profile::undeclared("redlock")
     }
 }
 

@@ -10,7 +10,7 @@ use lockkeeper_redis::Failure;
 use redis::Value;
 use tokio::sync::mpsc;
 
-use crate::node::RedlockNode;
+use crate::connection::RedlockNode;
 use crate::store::RedlockInner;
 
 /// The reply of each node; `None`: no reply in time.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use lockkeeper_core::{ReleaseOutcome, RequestKey, Result};
 use redis::Value;
 
-use crate::node::{NodeRelease, RedlockNode};
+use crate::connection::{NodeRelease, RedlockNode};
 use crate::quorum::NodeReplies;
 use crate::store::RedlockInner;
 

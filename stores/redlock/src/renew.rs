@@ -12,11 +12,11 @@ use lockkeeper_redis::Failure;
 use redis::{Value, cmd};
 use tokio::sync::oneshot;
 
-use crate::node::{NodeRelease, RedlockNode};
-use crate::pending_request::PendingAttempt;
+use crate::connection::{NodeRelease, RedlockNode};
 use crate::quorum::{NodeReplies, millis};
 use crate::statements::{RENEW, RESTORE, ScriptCall};
 use crate::store::{FENCE_COUNTER, RedlockInner};
+use crate::unknown::PendingAttempt;
 
 /// How many grants one script renews: few enough that a node is not blocked for long.
 const MAX_BATCH: usize = 100;

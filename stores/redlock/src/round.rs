@@ -11,9 +11,9 @@ use redis::Value;
 use tokio::sync::watch;
 
 use crate::codec::NodeLock;
-use crate::node::{NodeRelease, RedlockNode};
-use crate::pending_request::PendingAttempt;
+use crate::connection::{NodeRelease, RedlockNode};
 use crate::statements::{FENCE, ScriptCall};
+use crate::unknown::PendingAttempt;
 
 /// The replies of the nodes, for the answer to the caller.
 #[derive(Default)]
@@ -28,7 +28,7 @@ pub struct RoundReplies {
     pub revoked: Option<Arc<str>>,
 }
 
-/// What a round sends to every node.
+/// The request of a round, for every node.
 pub struct RoundRequest {
     pub lock: ScriptCall,
     pub keys: [String; 3],
@@ -124,7 +124,7 @@ impl Round {
     pub async fn wait_until_released(&self, clock: &dyn Clock, node_timeout: Duration) {
         let mut changes = self.changed.subscribe();
         let until = clock.now() + node_timeout;
-        while !self.vote().tidy() && clock.now() < until {
+        while !self.vote().is_released() && clock.now() < until {
             tokio::select! {
                 _ = changes.changed() => {}
                 () = sleep_until(clock, until) => {}

@@ -16,9 +16,9 @@ use tokio::runtime::Handle;
 
 use crate::acquire::unsupported;
 use crate::config::Options;
-use crate::node::RedlockNode;
-use crate::pending_request::PendingAttempts;
+use crate::connection::RedlockNode;
 use crate::profile;
+use crate::unknown::PendingAttempts;
 use crate::waiters::Waiters;
 
 /// The one counter of fences of a node. It has no expiry.

@@ -12,7 +12,7 @@ use crate::codec::{QueueTicket, StoredHold, duration_nanos, instant_nanos, mode_
 use crate::statements;
 use crate::transaction::Tx;
 
-/// What a transaction answers to a lock request.
+/// The answer of a transaction to a lock request.
 #[derive(Debug)]
 pub(crate) enum AcquireReply {
     Granted(Grant),

@@ -25,7 +25,7 @@ pub(crate) struct LockDatabase {
     wal_files: WalFiles,
     /// The directory at the last successful check of the files.
     unchanged: Cell<Option<db_files::DirStamp>>,
-    /// What the file is stored on.
+    /// The file system that the file is stored on.
     pub storage: StorageInfo,
 }
 

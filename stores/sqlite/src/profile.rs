@@ -51,14 +51,14 @@ const NOT_DURABLE: [(u64, &str); 4] = [
     (0x4d44, "FAT, which a power cut can damage"),
 ];
 
-/// What the file is stored on.
+/// The file system that the file is stored on.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StorageInfo {
     /// A network file system, which the options allow.
     pub remote: bool,
     /// Synced writes survive a power cut.
     pub durable: bool,
-    /// What a user should know about it, the most important first.
+    /// Warnings for the user about it, the most important first.
     pub notes: Vec<String>,
 }
 

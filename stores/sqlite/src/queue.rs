@@ -288,7 +288,7 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// What this process watches for its first waiter in the queue of a name. Sets [`Tx::needs_write`] if the waiter can
+    /// The conditions that this process watches for its first waiter in the queue of a name. Sets [`Tx::needs_write`] if the waiter can
     /// be served now.
     ///
     /// The head of the queue watches the processes of the holders. Every other waiter watches the process of the waiter

@@ -36,7 +36,7 @@ pub(crate) struct FileSession {
     durable: bool,
 }
 
-/// What [`FileSession::begin`] did.
+/// The result of [`FileSession::begin`].
 pub(crate) enum Begin {
     /// A transaction has begun.
     Begun,
@@ -81,7 +81,7 @@ impl FileSession {
         self.options.clock.now()
     }
 
-    /// What the file is stored on, and what a user should know about it.
+    /// The file system that the file is stored on, and warnings about it.
     pub fn storage(&self) -> StorageInfo {
         let mut storage = self.db.storage.clone();
         if self.identity.boot.is_none() {

@@ -16,7 +16,7 @@ use crate::statements;
 use crate::waiters::Waiters;
 use crate::wake_pipe::{Peer, PeerState};
 
-/// What the worker does after the commit.
+/// The work after the commit.
 #[derive(Debug, Default)]
 pub(crate) struct PostCommit {
     pub replies: Vec<(QueueTicket, Result<AcquireOutcome>)>,

@@ -12,7 +12,7 @@ pub(crate) type ReplySender = oneshot::Sender<Result<AcquireOutcome>>;
 /// A process whose end the kernel reports: its pid, start time and namespace.
 pub(crate) type WatchedProcess = (u32, u64, u64);
 
-/// What can free a lock for the first waiter of this process in its queue.
+/// The conditions that can free a lock for the first waiter of this process in its queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WakeConditions {
     /// The end of one of these processes.

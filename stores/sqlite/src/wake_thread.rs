@@ -18,7 +18,7 @@ use crate::wake_pipe::{EVENTS_WRITTEN, POLL, RELOAD, WakePipe};
 /// How many processes the kernel watches at most (a pidfd each). The poll finds the end of any others.
 const MAX_WATCHED: usize = 256;
 
-/// What the wake thread reports to the worker.
+/// A report of the wake thread to the worker.
 #[derive(Debug, Default)]
 pub(crate) struct WakeReport {
     /// Tickets of waiters that may be granted their locks now.

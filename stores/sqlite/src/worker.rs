@@ -25,7 +25,7 @@ use crate::wake_thread::{WakeReport, WakeThread};
 /// A function that runs on the worker's thread, for instance to read from the file.
 pub(crate) type WorkerCall = Box<dyn FnOnce(&mut Worker) + Send>;
 
-/// What the worker receives.
+/// A message to the worker.
 pub(crate) enum WorkerMessage {
     /// A caller wants to change something.
     Request(WriteRequest),

@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use lockkeeper_core::{AcquireOutcome, BootInstant, Busy, Error, Grant, LockRequest, Names, Result};
 use lockkeeper_host::sleep_until;
+use lockkeeper_store_kit::CancelSignal;
 
 use crate::admission::{self, Decision};
 use crate::connection::Session;
 use crate::error::Failure;
 use crate::events::EventTag;
-use crate::hold_registry::CallerHandle;
 use crate::keys::AttemptHash;
 use crate::queue::QueueSnapshot;
 use crate::store::StoreInner;
@@ -62,7 +62,7 @@ struct RegistryGuard<'a> {
     shared: &'a StoreInner,
     hash: AttemptHash,
     names: &'a Names,
-    caller: Arc<CallerHandle>,
+    caller: Arc<CancelSignal>,
     left_nothing: bool,
 }
 
@@ -111,14 +111,14 @@ impl StoreInner {
 }
 
 impl PendingAcquire<'_> {
-    async fn run(&mut self, caller: &CallerHandle) -> Result<AcquireOutcome> {
+    async fn run(&mut self, caller: &CancelSignal) -> Result<AcquireOutcome> {
         let clock = &self.shared.clock;
         let deadline = self.request.wait.deadline(clock.now());
         let (mut since_failure, mut retries) = (None, 0);
         loop {
             if caller.is_cancelled() {
                 if !self.own_nodes.is_empty() {
-                    caller.set_left_queue();
+                    caller.note_left_queue();
                 }
                 self.leave_queue().await?;
                 return Err(Error::Unavailable("a release has cancelled the request".into()));

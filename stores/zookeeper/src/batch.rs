@@ -15,7 +15,7 @@ use lockkeeper_core::LockName;
 use lockkeeper_store_kit::BatchDelay;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::connection::{Session, TxnReply};
+use crate::connection::{MultiReply, Session};
 use crate::error::Failure;
 use crate::statements::TxnOp;
 
@@ -33,7 +33,7 @@ struct BatchedTxn {
     grants: Vec<LockName>,
     /// How many of its first operations are checks that the first member of the batch has too.
     shared_checks: usize,
-    reply_to: oneshot::Sender<Result<TxnReply, Failure>>,
+    reply_to: oneshot::Sender<Result<MultiReply, Failure>>,
 }
 
 /// Where tasks submit their transactions.
@@ -55,7 +55,7 @@ impl BatchSender {
         session: &Arc<Session>,
         ops: Vec<TxnOp>,
         grants: &[LockName],
-    ) -> Result<TxnReply, Failure> {
+    ) -> Result<MultiReply, Failure> {
         let (reply_to, reply) = oneshot::channel();
         let closed = || Failure::NotSent("the store is closed".into());
         let txn =
@@ -164,10 +164,10 @@ async fn send_alone(txn: BatchedTxn) {
     _ = txn.reply_to.send(done);
 }
 
-fn distribute_replies(done: TxnReply, batch: Vec<BatchedTxn>) {
+fn distribute_replies(done: MultiReply, batch: Vec<BatchedTxn>) {
     let mut answers = done.answers.into_iter();
     for txn in batch {
         let own = answers.by_ref().take(txn.ops.len() - txn.shared_checks).collect();
-        _ = txn.reply_to.send(Ok(TxnReply { sent_at: done.sent_at, answers: own }));
+        _ = txn.reply_to.send(Ok(MultiReply { sent_at: done.sent_at, answers: own }));
     }
 }

@@ -9,7 +9,7 @@ use zookeeper_client as zk;
 
 use crate::acquire::StepError;
 use crate::codec::{HoldBackKind, HoldBackNode, RequestState};
-use crate::connection::{Session, TxnReply};
+use crate::connection::{MultiReply, Session};
 use crate::error::Failure;
 use crate::events::EventTag;
 use crate::fence_base::fence_at;
@@ -21,7 +21,7 @@ use crate::store::StoreInner;
 const MAX_OPS: usize = 200;
 const MAX_BYTES: usize = 256 << 10;
 
-/// What to do with a lock.
+/// How to end the holds of a lock.
 #[derive(Clone, Copy)]
 pub struct BreakRequest<'a> {
     /// [`EventTag::Broken`] or [`EventTag::Revoked`].
@@ -142,7 +142,7 @@ impl StoreInner {
         self: &Arc<Self>,
         session: &Session,
         ops: Vec<TxnOp>,
-    ) -> Result<Option<TxnReply>, Failure> {
+    ) -> Result<Option<MultiReply>, Failure> {
         match self.write(session, &ops).await {
             Ok(done) => Ok(Some(done)),
             Err(Failure::Rejected(

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{Error, Result, Secret, StoreUrl};
 use lockkeeper_host::{Clock, SystemClock};
+use lockkeeper_store_kit::{TlsPaths, login, server_list};
 
 use crate::four_letter;
 use crate::tls::ZooKeeperTls;
@@ -68,19 +69,13 @@ impl Options {
                 return Err(Error::invalid(format!("{other}:// is not the address of a ZooKeeper store")));
             }
         };
-        let login = match (address.user.take(), address.password.take()) {
-            (None, None) => None,
-            (Some(user), Some(password)) => Some((user, password)),
-            _ => return Err(Error::invalid("user and password go together, as zk://USER:PASSWORD@HOST")),
-        };
-        let server = |(host, port): &(String, Option<u16>)| {
-            let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
-            format!("{host}:{}", port.unwrap_or(2181))
-        };
-        let mut options = Options::new(address.hosts.iter().map(server).collect());
+        let login = login(&mut address)?;
+        let mut options = Options::new(server_list(&address, 2181));
         options.login = login;
-        let files = (address.option("ca"), address.option("cert"), address.option("key"));
-        options.tls = tls(encrypted, files)?;
+        options.tls = match TlsPaths::take(&mut address, encrypted, "zk")? {
+            Some(paths) => Some(ZooKeeperTls::new(paths.ca.as_deref(), paths.identity())?),
+            None => None,
+        };
         let path = address.path.trim_end_matches('/');
         if !path.is_empty() {
             (options.base, options.create) = (format!("/{path}"), false);
@@ -146,23 +141,6 @@ impl Options {
             return Err(Error::invalid("sweep is at least 1s"));
         }
         Ok(())
-    }
-}
-
-type TlsPaths = (Option<String>, Option<String>, Option<String>);
-
-fn tls(encrypted: bool, (ca, cert, key): TlsPaths) -> Result<Option<ZooKeeperTls>> {
-    let identity = match (&cert, &key) {
-        (None, None) => None,
-        (Some(cert), Some(key)) => Some((cert.as_str(), key.as_str())),
-        _ => return Err(Error::invalid("?cert= and ?key= go together, and one of them is missing")),
-    };
-    match encrypted {
-        true => ZooKeeperTls::new(ca.as_deref(), identity).map(Some),
-        false if ca.is_some() || identity.is_some() => {
-            Err(Error::invalid("?ca=, ?cert= and ?key= are for TLS, and zk:// has none: use zks://"))
-        }
-        false => Ok(None),
     }
 }
 

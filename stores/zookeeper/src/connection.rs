@@ -195,12 +195,12 @@ impl Connection {
 }
 
 /// The reply to a transaction: when it was sent, and one result for each operation.
-pub struct TxnReply {
+pub struct MultiReply {
     pub sent_at: BootInstant,
     pub answers: Vec<MultiWriteResult>,
 }
 
-impl TxnReply {
+impl MultiReply {
     /// The paths of the nodes that the transaction created.
     pub fn created(&self) -> impl Iterator<Item = &str> {
         self.answers.iter().filter_map(|answer| match answer {
@@ -288,7 +288,7 @@ impl Session {
     }
 
     /// Applies all of these operations or none.
-    pub async fn multi<'a>(&self, ops: impl IntoIterator<Item = &'a TxnOp>) -> Result<TxnReply, Failure> {
+    pub async fn multi<'a>(&self, ops: impl IntoIterator<Item = &'a TxnOp>) -> Result<MultiReply, Failure> {
         let sent_at = self.clock.now();
         let mut writer = self.client.new_multi_writer();
         for op in ops {
@@ -303,7 +303,7 @@ impl Session {
             added.map_err(Failure::of)?;
         }
         match self.with_timeout(writer.commit()).await? {
-            Ok(answers) => Ok(TxnReply { sent_at, answers }),
+            Ok(answers) => Ok(MultiReply { sent_at, answers }),
             Err(MultiWriteError::RequestFailed { source }) => Err(Failure::of(source)),
             Err(MultiWriteError::OperationFailed { index, source }) => Err(Failure::at(index, source)),
         }

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 use zookeeper_client as zk;
 
-use crate::connection::{Session, TxnReply};
+use crate::connection::{MultiReply, Session};
 use crate::error::Failure;
 use crate::fence_base::{FenceBase, fence_at};
 use crate::statements::{TxnOp, create_ephemeral};
@@ -135,7 +135,7 @@ impl StoreInner {
     }
 
     /// Deletes the event nodes of a transaction after a while.
-    pub fn delete_events_later(self: &Arc<Self>, done: &TxnReply) {
+    pub fn delete_events_later(self: &Arc<Self>, done: &MultiReply) {
         let events = self.keys.events();
         let paths: Vec<String> =
             done.created().filter(|path| path.starts_with(&events)).map(str::to_owned).collect();

@@ -3,21 +3,16 @@
 //! process.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use lockkeeper_core::{BootInstant, Fence, LockRequest, Names};
+use lockkeeper_store_kit::CancelSignal;
 use tokio::sync::Notify;
 
 use crate::codec::StoredRequest;
 use crate::connection::Session;
 use crate::keys::AttemptHash;
-use crate::release::RemovedBy;
-use crate::store::StoreInner;
-
-/// The pause before the end of a hold is sent again.
-const RETRY_DELAY: Duration = Duration::from_millis(500);
 
 /// How long a request with an unknown outcome is kept for a caller that retries it.
 const KEEP_FOR_RETRY: Duration = Duration::from_secs(5);
@@ -32,7 +27,7 @@ pub struct OwnHold {
     /// `None`: the outcome of the request is not known.
     pub grant: Option<SessionGrant>,
     /// The call of `acquire` that is still running for it.
-    pub caller: Option<Arc<CallerHandle>>,
+    pub caller: Option<Arc<CancelSignal>>,
     /// An earlier request of the same attempt may have left nodes.
     pub outcome_unknown: bool,
 }
@@ -59,41 +54,6 @@ pub struct SessionGrant {
     pub has_hold_back: bool,
     /// Its hold-back nodes may exist: a renewal that creates them is in flight, or got no reply.
     pub writing_hold_back: bool,
-}
-
-/// The running call of `acquire` behind an entry of the registry.
-#[derive(Debug, Default)]
-pub struct CallerHandle {
-    cancelled: AtomicBool,
-    left_queue: AtomicBool,
-    changed: Notify,
-}
-
-impl CallerHandle {
-    /// Waits until a release cancels the call.
-    pub async fn cancelled(&self) {
-        while !self.is_cancelled() {
-            self.changed.notified().await;
-        }
-    }
-
-    pub fn is_cancelled(&self) -> bool {
-        self.cancelled.load(Ordering::Relaxed)
-    }
-
-    pub fn cancel(&self) {
-        self.cancelled.store(true, Ordering::Relaxed);
-        self.changed.notify_one();
-    }
-
-    /// The cancelled call is about to leave the queue itself, possibly before the release that cancelled it.
-    pub fn set_left_queue(&self) {
-        self.left_queue.store(true, Ordering::Release);
-    }
-
-    pub fn has_left_queue(&self) -> bool {
-        self.left_queue.load(Ordering::Acquire)
-    }
 }
 
 #[derive(Default)]
@@ -145,6 +105,25 @@ impl HoldRegistry {
         }
     }
 
+    /// Removes the holds that have expired. They are *ending* from now on. Also returns when the next one expires.
+    pub fn take_due(&self, now: BootInstant) -> (Vec<(AttemptHash, OwnHold)>, Option<BootInstant>) {
+        let mut table = self.table();
+        let is_due = |(_, hold): &(&AttemptHash, &OwnHold)| hold.expires <= now;
+        let due: Vec<AttemptHash> = table.holds.iter().filter(is_due).map(|(hash, _)| *hash).collect();
+        let mut taken = Vec::new();
+        for hash in due {
+            table.ending.insert(hash);
+            taken.extend(table.holds.remove(&hash).map(|hold| (hash, hold)));
+        }
+        table.next = table.holds.values().map(|hold| hold.expires).min();
+        (taken, table.next)
+    }
+
+    /// Waits until a hold may expire sooner than [`take_due`](Self::take_due) said.
+    pub async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
     /// Makes the task look at the table again.
     pub fn wake(&self) {
         self.changed.notify_one();
@@ -158,8 +137,8 @@ impl HoldRegistry {
         hash: AttemptHash,
         request: &LockRequest,
         now: BootInstant,
-    ) -> (Arc<CallerHandle>, Option<BootInstant>) {
-        let caller = Arc::new(CallerHandle::default());
+    ) -> (Arc<CancelSignal>, Option<BootInstant>) {
+        let caller = Arc::new(CancelSignal::default());
         let mut table = self.table();
         let before = match table.holds.get(&hash) {
             Some(hold) => Some(hold.expires),
@@ -201,7 +180,7 @@ impl HoldRegistry {
         &self,
         hash: AttemptHash,
         names: &Names,
-        caller: &Arc<CallerHandle>,
+        caller: &Arc<CancelSignal>,
         left_nothing: bool,
         now: BootInstant,
     ) {
@@ -214,8 +193,15 @@ impl HoldRegistry {
             }
             return;
         };
-        if !hold.caller.as_ref().is_some_and(|registered| Arc::ptr_eq(registered, caller)) {
-            return;
+        match &hold.caller {
+            Some(registered) if Arc::ptr_eq(registered, caller) => {}
+            // A call of the same attempt has replaced this one, and may have looked for nodes before this one sent
+            // its request.
+            Some(_) => {
+                hold.outcome_unknown |= !left_nothing;
+                return;
+            }
+            None => return,
         }
         hold.caller = None;
         if hold.grant.is_none() {
@@ -229,56 +215,5 @@ impl HoldRegistry {
     }
 }
 
-/// Ends the holds that were not renewed in time, for as long as the store is open.
-pub async fn run(shared: Arc<StoreInner>) {
-    loop {
-        let now = shared.clock.now();
-        let (due, next) = {
-            let mut table = shared.registry.table();
-            let due: Vec<AttemptHash> =
-                table.holds.iter().filter(|(_, hold)| hold.expires <= now).map(|(hash, _)| *hash).collect();
-            let mut taken = Vec::new();
-            for hash in due {
-                table.ending.insert(hash);
-                taken.extend(table.holds.remove(&hash).map(|hold| (hash, hold)));
-            }
-            table.next = table.holds.values().map(|hold| hold.expires).min();
-            (taken, table.next)
-        };
-        for (hash, hold) in due {
-            let shared = shared.clone();
-            tokio::spawn(async move { shared.end_until_confirmed(hash, hold).await });
-        }
-        let pause = next.filter(|next| *next != BootInstant::NEVER).map(|next| next.since(now));
-        tokio::select! {
-            () = tokio::time::sleep(pause.unwrap_or(Duration::from_secs(3600))) => {}
-            () = shared.registry.changed.notified() => {}
-        }
-    }
-}
-
-impl StoreInner {
-    /// Removes the nodes of a hold, and retries until the servers confirm it.
-    async fn end_until_confirmed(self: &Arc<Self>, hash: AttemptHash, hold: OwnHold) {
-        loop {
-            if !self.registry.table().ending.contains(&hash) {
-                return;
-            }
-            let done = match &hold.grant {
-                Some(known) => self.expire(&hash, &hold, known).await,
-                None => self.remove_late_attempt(&hold.names, &hash, RemovedBy::Registry).await.map(|_| ()),
-            };
-            match done {
-                Ok(()) => break,
-                Err(failure) => {
-                    tracing::debug!(
-                        ?failure,
-                        "failed to end a hold that was not renewed; the lock stays held, retrying"
-                    )
-                }
-            }
-            tokio::time::sleep(RETRY_DELAY).await;
-        }
-        self.registry.table().ending.remove(&hash);
-    }
-}
+#[cfg(test)]
+mod tests;

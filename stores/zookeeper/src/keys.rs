@@ -6,7 +6,7 @@
 use lockkeeper_core::{Attempt, LockName, Owner};
 use ring::digest::{SHA256, digest};
 
-/// What stands for an attempt in nodes that other clients can read: a hash, from which the attempt cannot be found.
+/// Stands for an attempt in nodes that other clients can read: a hash, from which the attempt cannot be found.
 pub type AttemptHash = [u8; 16];
 
 pub fn hash_attempt(attempt: &Attempt) -> AttemptHash {
@@ -114,7 +114,7 @@ impl Keys {
     }
 }
 
-/// What a child of a queue node is.
+/// The kind of a child of a queue node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeKind {
     /// The entry of a holder or a waiter.

@@ -48,6 +48,7 @@ mod store;
 mod sweep;
 #[cfg_attr(not(feature = "tls"), path = "no_tls.rs")]
 mod tls;
+mod unknown;
 mod waiters;
 
 pub use config::Options;

@@ -16,7 +16,7 @@ pub struct QueueEntry {
     pub hash: Option<AttemptHash>,
     pub owned: bool,
     pub sequence: u64,
-    /// What was read from its node. `None`: the node was not read.
+    /// The content that was read from its node. `None`: the node was not read.
     pub content: Option<NodeContent>,
 }
 

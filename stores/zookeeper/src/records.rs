@@ -11,7 +11,7 @@ use lockkeeper_core::{
 use zookeeper_client as zk;
 
 use crate::codec::millis;
-use crate::connection::{Session, TxnReply};
+use crate::connection::{MultiReply, Session};
 use crate::error::Failure;
 use crate::fence_base::FenceBase;
 use crate::keys;
@@ -142,7 +142,11 @@ impl StoreInner {
     }
 
     /// `None`: something changed meanwhile.
-    async fn commit(self: &Arc<Self>, session: &Session, ops: &[TxnOp]) -> Result<Option<TxnReply>, Failure> {
+    async fn commit(
+        self: &Arc<Self>,
+        session: &Session,
+        ops: &[TxnOp],
+    ) -> Result<Option<MultiReply>, Failure> {
         match self.write(session, ops).await {
             Ok(done) => Ok(Some(done)),
             Err(Failure::Rejected(0, zk::Error::NoNode | zk::Error::BadVersion)) => {

@@ -7,7 +7,7 @@ use lockkeeper_core::{Fence, LockName, Names, ReleaseOutcome, Result};
 use zookeeper_client as zk;
 
 use crate::codec::{HoldBackKind, HoldBackNode, RequestState, millis};
-use crate::connection::{Session, TxnReply};
+use crate::connection::{MultiReply, Session};
 use crate::error::Failure;
 use crate::events::EventTag;
 use crate::hold_registry::{OwnHold, SessionGrant};
@@ -164,7 +164,7 @@ impl StoreInner {
     }
 
     /// Sends a transaction, and does what follows every write.
-    pub async fn write(self: &Arc<Self>, session: &Session, ops: &[TxnOp]) -> Result<TxnReply, Failure> {
+    pub async fn write(self: &Arc<Self>, session: &Session, ops: &[TxnOp]) -> Result<MultiReply, Failure> {
         let done = session.multi(ops).await?;
         self.after_write(&done);
         Ok(done)
@@ -176,13 +176,13 @@ impl StoreInner {
         session: &Arc<Session>,
         ops: Vec<TxnOp>,
         grants: &[LockName],
-    ) -> Result<TxnReply, Failure> {
+    ) -> Result<MultiReply, Failure> {
         let done = self.batch.send(session, ops, grants).await?;
         self.after_write(&done);
         Ok(done)
     }
 
-    fn after_write(self: &Arc<Self>, done: &TxnReply) {
+    fn after_write(self: &Arc<Self>, done: &MultiReply) {
         if let Some(stat) = done.stat() {
             self.connection.observe_time(stat.mtime);
         }
@@ -216,22 +216,6 @@ impl StoreInner {
         Ok(own)
     }
 
-    /// Removes an attempt whose request may still be on its way to a server.
-    pub async fn remove_late_attempt(
-        self: &Arc<Self>,
-        names: &Names,
-        hash: &AttemptHash,
-        by: RemovedBy,
-    ) -> Result<ReleaseOutcome, Failure> {
-        match self.replace_barrier(&*self.connection.session().await?).await {
-            // Servers reject requests of a session that has ended.
-            Ok(()) | Err(Failure::SessionEnded) => {
-                self.remove_entries(names, hash, EventTag::Released, by).await
-            }
-            Err(failure) => Err(failure),
-        }
-    }
-
     /// Finds and removes all nodes of an attempt, in one transaction.
     pub async fn remove_attempt(
         self: &Arc<Self>,
@@ -242,7 +226,7 @@ impl StoreInner {
     }
 
     /// The same, as a release or as the unclean end of a grant.
-    async fn remove_entries(
+    pub async fn remove_entries(
         self: &Arc<Self>,
         names: &Names,
         hash: &AttemptHash,

@@ -19,11 +19,11 @@ use crate::connection::Connection;
 use crate::events::{self, Watchers};
 use crate::fence_base::FenceBase;
 use crate::hold_back::FirstSeen;
-use crate::hold_registry::{self, HoldRegistry};
+use crate::hold_registry::HoldRegistry;
 use crate::keys::{self, Keys};
 use crate::profile;
 use crate::record_expiry::{self, RecordExpiry};
-use crate::sweep;
+use crate::{sweep, unknown};
 
 /// Locks and records in ZooKeeper. Clones share one session and one thread.
 #[derive(Clone)]
@@ -89,7 +89,7 @@ impl ZooKeeperStore {
             profile: OnceLock::new(),
         });
         let tasks = [
-            io_thread.spawn(hold_registry::run(shared.clone())),
+            io_thread.spawn(unknown::run(shared.clone())),
             io_thread.spawn(events::run(shared.clone())),
             io_thread.spawn(record_expiry::run(shared.clone())),
             io_thread.spawn(sweep::run(shared.clone())),

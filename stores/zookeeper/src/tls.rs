@@ -85,7 +85,7 @@ impl ZooKeeperTls {
         TlsConnector::from(self.config.clone()).connect(name, stream).await
     }
 
-    /// What a connection error says about certificates. `None`: nothing.
+    /// The part of a connection error about certificates. `None`: there is none.
     pub(crate) fn classify(&self, error: &io::Error) -> Option<RefusalCause> {
         use rustls::Error::*;
         let inner = error.get_ref()?.downcast_ref::<rustls::Error>()?;

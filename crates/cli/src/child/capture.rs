@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 
 use crate::signals::SignalStream;
 
-/// What is kept of each stream.
+/// How much of each stream is kept.
 pub const KEPT: usize = 1 << 20;
 /// How much is still read when the command has ended: a pipe has less, unless a process that it left behind goes on writing.
 const AFTER_THE_END: usize = 1 << 20;
@@ -29,7 +29,7 @@ pub struct CommandPipes {
     pub err: PipeWriter,
 }
 
-/// What was printed, as far as it was kept.
+/// The output of the command, as far as it was kept.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct CapturedStream {
     pub bytes: Vec<u8>,
@@ -104,7 +104,7 @@ impl OutputCapture {
     }
 }
 
-/// What one thread gives to the other.
+/// The state that one thread hands to the other.
 #[derive(Debug, Default)]
 struct ChunkHandover {
     state: Mutex<ChunkHandoverState>,
@@ -237,7 +237,7 @@ fn readable(from: &PipeReader, ended: &PipeReader, left: &mut usize) -> io::Resu
 mod tests {
     use super::*;
 
-    /// What was read before a failure was kept as if it were all there was.
+    /// The thread kept the bytes before a failure as if they were the whole output.
     #[test]
     fn a_stream_that_cannot_be_read_is_no_result() {
         let directory: std::os::fd::OwnedFd = std::fs::File::open("/").unwrap().into();

@@ -17,7 +17,7 @@ pub struct Cgroup {
     home: PathBuf,
 }
 
-/// What the control group of the command of `run` is called: both processes that look after the command know it.
+/// The name of the control group of the command of `run`: both processes that watch the command know it.
 pub fn tag(run: Pid, fence: &str) -> String {
     format!("lockkeeper-{}-{fence}", run.as_raw_pid())
 }
@@ -45,8 +45,8 @@ impl Cgroup {
         dir.exists().then_some(Cgroup { dir, home })
     }
 
-    /// Moves every process that `outside` names into it, until there is none: some may be forking right now. What they
-    /// start from then on is in it from its first instruction.
+    /// Moves every process that `outside` names into it, until there is none: some may be forking right now. Processes that they
+    /// start from then on are in it from its first instruction.
     pub fn adopt(&self, outside: impl Fn() -> Vec<i32>) {
         for _ in 0..16 {
             let inside: HashSet<i32> = members(&self.dir).into_iter().collect();
@@ -70,7 +70,7 @@ impl Cgroup {
         !events.lines().any(|line| line == "populated 1")
     }
 
-    /// Removes it. What the command left behind goes back to where the command came from.
+    /// Removes it. Processes that the command left behind go back to the group that the command came from.
     pub fn remove(self) {
         for _ in 0..16 {
             remove_empty(&self.dir);

@@ -73,7 +73,7 @@ pub fn all() -> Vec<ProcessEntry> {
     entries.filter_map(|entry| read(entry.file_name().to_str()?.parse().ok()?)).collect()
 }
 
-/// What `/proc` knows about a living process.
+/// The facts in `/proc` about a living process.
 fn read(pid: i32) -> Option<ProcessEntry> {
     let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
     let end = stat.iter().rposition(|b| *b == b')')?;

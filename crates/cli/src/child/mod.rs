@@ -1,12 +1,12 @@
 //! The command that runs under the lock, and everything it starts.
 //!
-//! - [`CommandProcess`]: starts it in its own process group, tells when it stops or ends, passes signals on.
+//! - [`CommandProcess`]: starts it in its own process group, reports when it stops or ends, forwards signals.
 //! - [`job`]: all of it together; [`capture`]: keeps what it prints.
-//! - [`family`]: its descendants, also those that left the group. [`cgroup`]: all of them, as the kernel sees them.
-//! - [`supervise`]: keeps an eye on it, and ends it before its lock is gone.
-//! - [`shim`]: what it is started through, so that it dies with us.
-//! - [`watchdog`]: a second process, there before the command, that ends it if we are killed or stopped.
-//! - [`terminal`]: who may read from the terminal.
+//! - [`descendants`]: its descendants, also those that left the group. [`cgroup`]: all of them, as the kernel sees them.
+//! - [`supervisor`]: watches the command, and ends it before its lock is lost.
+//! - [`shim`]: the process that starts the command, so that the kernel kills the command when `lockkeeper` dies.
+//! - [`watchdog`]: a second process, started before the command, that ends it if `lockkeeper` is killed or stopped.
+//! - [`terminal`]: which process group may read from the terminal.
 
 pub mod capture;
 pub mod cgroup;
@@ -46,7 +46,7 @@ pub struct CommandProcess {
     reported_unwatched: bool,
 }
 
-/// What happened to it.
+/// A change of its state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProcessChange {
     /// It was stopped by this signal; it may go on.
@@ -56,8 +56,8 @@ pub enum ProcessChange {
 }
 
 impl CommandProcess {
-    /// Starts `command` in its own process group, in such a way that it dies when this process does. `watchdog` has been told
-    /// when to act.
+    /// Starts `command` in its own process group, in such a way that it dies when this process does. `watchdog` knows
+    /// already when to act.
     ///
     /// Must be called on the main thread: "parent" means the thread here.
     pub fn start(
@@ -97,7 +97,7 @@ impl CommandProcess {
         self.pid
     }
 
-    /// What happened to it since the last call. Also buries the orphans that became ours.
+    /// The change of its state since the last call. Also reaps the orphans that this process has adopted.
     pub fn change(&mut self) -> Option<ProcessChange> {
         let mut change = None;
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {

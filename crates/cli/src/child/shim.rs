@@ -1,8 +1,8 @@
-//! What the command is started through: this program again, for a moment.
+//! The process that starts the command: this program again, for a moment.
 //!
-//! A command must not run on without its lock when `lockkeeper run` is killed with `kill -9`. The kernel can be told to
-//! kill a process when its parent dies, but only by that process itself, before it becomes the command. So the command
-//! is started in two steps: this program asks for that, and then becomes the command.
+//! A command must not run on without its lock when `lockkeeper run` is killed with `kill -9`. The kernel kills
+//! a process when its parent dies if the process itself has requested that, before it becomes the command. So the command
+//! is started in two steps: this program requests it, and then becomes the command.
 
 use std::ffi::{OsStr, OsString};
 use std::io::ErrorKind;

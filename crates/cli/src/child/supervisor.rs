@@ -165,7 +165,7 @@ impl<'a> Supervisor<'a> {
     /// Kills the command and everything that it started.
     async fn kill(&mut self) -> bool {
         let tag = cgroup::tag(getpid(), &self.guard.fence().to_string());
-        // What cannot be killed in two seconds hangs in the kernel; we cannot wait for it for ever.
+        // A process that SIGKILL does not end in two seconds hangs in the kernel; the supervisor cannot wait for it for ever.
         let give_up = SystemClock.now() + Duration::from_secs(2);
         while SystemClock.now() < give_up {
             self.child.signal_group(Signal::KILL);

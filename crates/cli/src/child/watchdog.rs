@@ -33,7 +33,7 @@ pub const WORD: &str = "__watchdog";
 const CGROUP_AFTER: Duration = Duration::from_millis(50);
 /// So long before it acts it looks for processes in other groups: that takes its time where there are many.
 const AHEAD: Duration = Duration::from_millis(100);
-/// What cannot be killed in this time hangs in the kernel.
+/// A process that SIGKILL does not end in this time hangs in the kernel.
 const GIVE_UP: Duration = Duration::from_secs(10);
 /// The last message of `run`: all is done.
 const GOOD_BYE: &str = "good-bye";
@@ -43,7 +43,7 @@ const GOOD_BYE: &str = "good-bye";
 pub struct Watchdog {
     pid: Pid,
     pipe: PipeWriter,
-    /// When it is to act, as it was sent_deadline last.
+    /// The deadline that `run` sent to the watchdog last.
     sent_deadline: Option<BootInstant>,
     started: BootInstant,
 }
@@ -132,10 +132,10 @@ pub fn main(words: impl Iterator<Item = OsString>) -> i32 {
     0
 }
 
-/// What is watched.
+/// The watched command.
 struct WatchedCommand {
     run: Pid,
-    /// What every process that the command starts has in its environment, unless it was taken out.
+    /// The variable that every process of the command has in its environment, unless it was taken out.
     marks: [String; 2],
     tag: String,
     group: Option<Pid>,

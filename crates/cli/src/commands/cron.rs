@@ -217,7 +217,7 @@ impl CronArgs {
     }
 }
 
-/// What to do after a run.
+/// The step after a run.
 enum AfterRun {
     /// Wait for the next time of the schedule.
     Time,

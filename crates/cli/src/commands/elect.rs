@@ -30,7 +30,7 @@ use crate::text::plain;
 pub struct ElectArgs {
     #[command(flatten)]
     pub named: NameArgs,
-    /// What observers see of the leader, for instance its address [default: the host name]
+    /// The text that observers see of the leader, for instance its address [default: the host name]
     #[arg(long, value_name = "TEXT", value_parser = utf8("value"))]
     pub value: Option<String>,
     /// Print the leaders as they change instead, until Ctrl-C

@@ -13,7 +13,7 @@ use crate::text::quoted;
 #[derive(Args, Debug)]
 #[command(after_help = CODES)]
 pub struct FenceCheckArgs {
-    /// What LOCKKEEPER_SEQUENCER said, or `guard.sequencer()`
+    /// The value of LOCKKEEPER_SEQUENCER, or `guard.sequencer()`
     #[arg(value_parser = utf8("sequencer"))]
     pub sequencer: String,
     #[command(flatten)]
@@ -26,7 +26,7 @@ this is no sequencer, 69 the store is unreachable, so the answer is unknown.";
 
 impl FenceCheckArgs {
     pub async fn execute(self) -> Result<i32, Failure> {
-        // What is malformed is told before a store is opened.
+        // Malformed text is reported before a store is opened.
         let sequencer: Sequencer = self.sequencer.parse()?;
         self.common.open().await?.check(&sequencer).await?;
         let (names, fence) = (sequencer.names(), sequencer.fence());

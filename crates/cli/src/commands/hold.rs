@@ -91,7 +91,7 @@ impl HoldArgs {
         let fence = guard.fence();
         let interrupted = |_| Err(lockkeeper::Error::Unknown("a signal came first".into()));
         if let HoldEnd::Lost(loss) = end {
-            // Told first: an unreachable store would delay that past the deadline. A revoked lock is still given back.
+            // Reported first: an unreachable store would delay the report past the deadline. A revoked lock is still given back.
             report.event("lost", json!({ "fence": fence, "why": loss.to_string() }));
             let _ = signals.race(tokio::time::timeout(RELEASE, guard.release())).await;
             return Err(loss.into());

@@ -38,7 +38,7 @@ pub struct OnceArgs {
     /// Keep the result of a command that failed, too [default: the next call runs it again]
     #[arg(long)]
     pub keep_failures: bool,
-    /// What the key stands for: a call with another text under the same key is refused [default: the command line]
+    /// The text that the key stands for: a call with another text under the same key is refused [default: the command line]
     #[arg(long, value_name = "TEXT", value_parser = utf8("fingerprint"))]
     pub fingerprint: Option<String>,
     /// Wait for the run of another process for at most this long, then exit 75 [default: for ever]

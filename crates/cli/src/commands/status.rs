@@ -36,7 +36,7 @@ Examples:
 Exit codes: 0 it went well, 1 it failed and is being run again, 2 it failed, did not end,
 is overdue or never ran, 3 the store cannot be asked; 64 bad call.";
 
-/// What a monitoring system understands.
+/// The states that a monitoring system understands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Health {
     Ok,

@@ -1,4 +1,4 @@
-//! A service that hangs or is away, a store that is away, clients that stop or hang up, and who waits for whom.
+//! A service that hangs or is unreachable, a store that is unreachable, clients that stop or hang up, and which request waits for which.
 
 use lockkeeper_testkit::servers::{self, RedisOptions};
 use rustix::process::Signal;

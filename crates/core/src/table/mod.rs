@@ -54,7 +54,7 @@ pub enum Answer {
     Waiting,
 }
 
-/// What the driver has to report.
+/// An effect that the driver has to report.
 #[derive(Clone, Debug)]
 pub enum TableEffect {
     /// A queued request was granted, reached its wait deadline, or failed.
@@ -132,7 +132,7 @@ impl Table {
         }
     }
 
-    /// What the admission rule says about all names of a request. `place` is its ticket if it is queued already.
+    /// The decision of the admission rule about all names of a request. `place` is its ticket if it is queued already.
     fn verdict(&self, request: &LockRequest, slots: &Ids, place: Option<Ticket>) -> Result<Admission> {
         let state = &self.state;
         let each = slots.iter().map(|slot| {
@@ -329,7 +329,7 @@ impl Table {
         [expiry, delay, wait_deadlines].into_iter().flatten().min()
     }
 
-    /// What is to be passed on, oldest first.
+    /// The next effect to report, oldest first.
     pub fn poll_effect(&mut self) -> Option<TableEffect> {
         self.effects.pop_front()
     }

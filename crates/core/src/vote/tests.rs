@@ -19,7 +19,7 @@ enum Mistake {
     MinorityCounts,
     /// Answers count whenever they come.
     LateCounts,
-    /// What was given by a late answer is kept.
+    /// The bug: a grant by a late answer is kept.
     LateIsKept,
     /// The lease counts from the last reply.
     CountsFromTheReply,
@@ -56,7 +56,7 @@ struct Server {
 struct Client {
     vote: Option<Vote>,
     sent_at: u64,
-    /// What was last sent to each node, so that it is sent once; and when it will have arrived.
+    /// The last request to each node, so that it is sent once; and when it will have arrived.
     sent: Vec<(Option<NodeAction>, u64)>,
     /// From, until, fence.
     grant: Option<(u64, u64, Fence)>,
@@ -298,7 +298,7 @@ impl World {
         let from = if self.is(Mistake::CountsFromTheReply) { now } else { self.clients[client].sent_at };
         let until = from + life;
         if until <= now {
-            return Err(format!("client {client} was told at {now} of a grant that ended at {until}"));
+            return Err(format!("client {client} got at {now} a grant that ended at {until}"));
         }
         for (other, (began, ends, _)) in
             self.clients.iter().enumerate().filter_map(|(i, c)| Some((i, c.grant?)))
@@ -393,9 +393,9 @@ fn a_grant_needs_a_majority_for_the_lock_and_for_the_fence() {
     assert_eq!(vote.verdict(), Some(VoteOutcome::Granted(fence)));
     // The caller has not seen the grant yet: it may still be withdrawn, at every node.
     assert_eq!(vote.action(0), NodeAction::Wait);
-    let mut unheard = vote.clone();
-    unheard.withdraw();
-    assert!((0..5).all(|node| unheard.action(node) == NodeAction::Release));
+    let mut withdrawn = vote.clone();
+    withdrawn.withdraw();
+    assert!((0..5).all(|node| withdrawn.action(node) == NodeAction::Release));
     // Passed on, it is its holder's: only what comes late is still for us to clean up.
     vote.accept();
     vote.withdraw();
@@ -444,9 +444,9 @@ fn a_lost_vote_says_why_and_what_to_release() {
     );
     assert_eq!(answers(&[taken(1), taken(1), taken(2), mine, mine]).verdict(), Some(VoteOutcome::Contested));
     let mut vote = answers(&[mine, taken(1), LockAnswer::Refused, LockAnswer::NoReply]);
-    assert_eq!((vote.verdict(), vote.unclean(), vote.tidy()), (Some(VoteOutcome::Silent), 3, false));
+    assert_eq!((vote.verdict(), vote.unclean(), vote.is_released()), (Some(VoteOutcome::Silent), 3, false));
     vote.handle_release(0);
-    assert_eq!((vote.action(0), vote.unclean(), vote.tidy()), (NodeAction::Done, 2, true));
+    assert_eq!((vote.action(0), vote.unclean(), vote.is_released()), (NodeAction::Done, 2, true));
 }
 
 /// Node 0 is down and answers first. The lock is held; that must not be reported as a store that is unavailable.

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use lockkeeper_core::{Error, Fence, Result};
 
 use super::FencedFile;
-use crate::{Fenced, Seen};
+use crate::{Fenced, GuardedValue};
 
 /// A directory of [`FencedFile`]s, one for each resource.
 ///
@@ -66,7 +66,7 @@ impl Fenced for FencedDir {
         self.on(resource, move |file| file.delete(fence)).await
     }
 
-    async fn read(&self, resource: &str) -> Result<Option<Seen>> {
+    async fn read(&self, resource: &str) -> Result<Option<GuardedValue>> {
         self.on(resource, |file| file.read()).await
     }
 }

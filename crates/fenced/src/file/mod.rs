@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 use lockkeeper_core::{Error, Fence, Result};
 
-use crate::Seen;
+use crate::GuardedValue;
 use mark::FileMark;
 use paths::FilePaths;
 use temp::TempFile;
@@ -59,7 +59,7 @@ impl FencedFile {
     /// As [`FencedFile::write`].
     pub fn write_from(&self, fence: Fence, mut contents: impl Read) -> Result<u64> {
         let paths = FilePaths::find(&self.path)?;
-        // Who is late already need not send all of it. Marks never go down, so the answer stays right.
+        // A writer that is stale already need not send the rest. Marks never go down, so the answer stays right.
         check(mark::read_unlocked(&paths)?, fence)?;
         let mut temp =
             TempFile::new(&paths).map_err(|e| paths.error("a file beside it cannot be made", &e))?;
@@ -98,13 +98,13 @@ impl FencedFile {
     ///
     /// # Errors
     /// [`Error::Unavailable`] if it cannot be read; [`Error::Invalid`] if it is no plain file, or its mark is damaged.
-    pub fn read(&self) -> Result<Option<Seen>> {
+    pub fn read(&self) -> Result<Option<GuardedValue>> {
         let paths = FilePaths::find(&self.path)?;
         let Some(mark) = FileMark::shared(&paths)? else { return Ok(None) };
         let Some(fence) = mark.seen() else { return Ok(None) };
         match fs::read(&paths.file) {
-            Ok(value) => Ok(Some(Seen { fence, value: Some(value) })),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Some(Seen { fence, value: None })),
+            Ok(value) => Ok(Some(GuardedValue { fence, value: Some(value) })),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(Some(GuardedValue { fence, value: None })),
             Err(e) => Err(paths.error("it cannot be read", &e)),
         }
     }

@@ -18,7 +18,7 @@ pub(super) struct FilePaths {
 }
 
 impl FilePaths {
-    /// Follows links, so that all paths to one file lead to one mark. What is no plain file of one name is refused.
+    /// Follows links, so that all paths to one file lead to one mark. A path that is no plain file, or a file of several names, is refused.
     pub fn find(path: &Path) -> Result<FilePaths> {
         let invalid = |why: &str| Error::invalid(format!("{} {why}", path.display()));
         let path_there = match fs::canonicalize(path) {

@@ -18,7 +18,7 @@ pub(super) struct TempFile {
 }
 
 impl TempFile {
-    /// What takes the place of a file is for its owner's eyes until then: the rights of the file are set when all is written.
+    /// Only its owner can read the replacement until then: the rights of the file are set after the last byte is written.
     pub fn new(paths: &FilePaths) -> io::Result<TempFile> {
         let mut options = File::options();
         options.write(true).create_new(true);
@@ -60,7 +60,7 @@ impl TempFile {
             }
             let mut mode = old.mode() & 0o7777;
             if self.file.metadata()?.gid() != old.gid() {
-                // What the old group may read is not for another one, unless it is for all.
+                // A file that the old group may read is not readable by another group, unless every user may read it.
                 mode &= !0o070 | (mode & 0o007) << 3;
             }
             self.file.set_permissions(Permissions::from_mode(mode))?;
@@ -81,7 +81,7 @@ impl Drop for TempFile {
     }
 }
 
-/// Removes what writers have left behind that were killed. What cannot be removed does no harm.
+/// Removes the files of writers that were killed. A file that cannot be removed does no harm.
 pub(super) fn sweep(paths: &FilePaths) {
     let prefix = hidden_name(&paths.name, ".");
     for entry in fs::read_dir(&paths.dir).into_iter().flatten().flatten() {

@@ -140,7 +140,7 @@ impl MarksLock {
         grant.as_ref().is_some_and(|grant| grant.guard.is_held() && GrantId(grant.guard.fence()) == under)
     }
 
-    /// Remembers a mark that the store has told; not if another process may raise it.
+    /// Remembers a mark that the store has returned; not if another process may raise it.
     pub fn learn(&self, under: GrantId, key: &LockName, mark: Fence) {
         if self.is_shared() {
             return;

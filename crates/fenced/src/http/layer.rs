@@ -32,7 +32,7 @@ pub enum Require {
     None,
 }
 
-/// What says which resource a request is for.
+/// The function that finds the resource of a request.
 type ResourceOf = dyn Fn(&Parts) -> Option<String> + Send + Sync;
 
 #[derive(Clone)]

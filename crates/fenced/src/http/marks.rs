@@ -25,7 +25,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(2);
 pub(super) struct HttpMarks {
     pub keeper: Lockkeeper,
     pub space: String,
-    /// What is under way here, which must be told if the lock of the marks is lost.
+    /// The requests in flight here, which are notified if the lock of the marks is lost.
     pub in_flight: InFlightRequests,
     /// Holds the lock of the marks, from the first request on.
     owner: Arc<OnceLock<MarksLock>>,
@@ -163,7 +163,7 @@ fn mark(record: &Record) -> Result<Option<Fence>> {
     if record.value.starts_with(b"lk0 ") {
         return Ok(None);
     }
-    // What `lockkeeper record set` writes has a line of its own before it.
+    // A record that `lockkeeper record set` wrote has a line of its own before it.
     let text = std::str::from_utf8(&record.value).ok().and_then(|text| text.rsplit('\n').next());
     let number = text.and_then(|text| text.parse().ok());
     number.and_then(|number| Fence::new(number).ok()).map(Some).ok_or_else(|| {
@@ -192,6 +192,27 @@ mod tests {
         let keys: std::collections::HashSet<LockName> = all.iter().map(|r| marks.key(r).unwrap()).collect();
         assert_eq!(keys.len(), all.len());
         assert!(marks.key("").is_err() && marks.key(&"x".repeat(4097)).is_err());
+    }
+
+    /// The stored format: the record that this version writes, and that every later version must read.
+    #[tokio::test]
+    async fn the_golden_mark_is_read_and_written() {
+        let golden = include_bytes!("../../tests/golden/http-mark");
+        let keeper = Lockkeeper::open("memory:").await.unwrap();
+        let marks = HttpMarks::new(&keeper, "http".into(), InFlightRequests::default());
+        let (store, fence) = (keeper.store(), |n| Fence::new(n).unwrap());
+        let read = LockName::new("fence/http=/read").unwrap();
+        store.write(&read, golden, Expect::Any, None).await.unwrap();
+        assert!(marks.raise(&read, fence(41)).await.is_err());
+        assert!(marks.raise(&read, fence(43)).await.is_ok());
+        let written = marks.key("/written").unwrap();
+        assert_eq!(written.as_str(), "fence/http=/written");
+        marks.raise(&written, fence(42)).await.unwrap();
+        assert_eq!(store.read(&written).await.unwrap().unwrap().value, golden);
+        // Behind the line that `lockkeeper record set` writes.
+        let set = LockName::new("fence/http=/set").unwrap();
+        store.write(&set, &[b"lk1 7\n", golden.as_slice()].concat(), Expect::Any, None).await.unwrap();
+        assert!(marks.raise(&set, fence(41)).await.is_err());
     }
 
     #[tokio::test]

@@ -51,6 +51,6 @@ pub use header::LOCK_FENCE;
 pub use in_flight::{Loss, WriteAdmission};
 pub use layer::{FenceLayer, Require};
 pub use problem::Problem;
-pub use service::{AnswerBody, Checked, UnderWay};
+pub use service::{AdmittedBody, AnswerBody, Checked};
 
 pub(crate) type ClientError = Box<dyn std::error::Error + Send + Sync>;

@@ -1,4 +1,4 @@
-//! What we ourselves have to say, as `application/problem+json` (RFC 9457).
+//! The answers of the layer itself, as `application/problem+json` (RFC 9457).
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};

@@ -31,7 +31,7 @@ impl<S: fmt::Debug> fmt::Debug for Checked<S> {
 }
 
 /// The body that the client gets: the service's, or that of a [`Problem`](super::Problem).
-pub type AnswerBody<R> = Either<UnderWay<R>, Full<Bytes>>;
+pub type AnswerBody<R> = Either<AdmittedBody<R>, Full<Bytes>>;
 
 impl<S, B, R> Service<Request<B>> for Checked<S>
 where
@@ -87,20 +87,20 @@ fn under_way<R: Body + Send + Unpin + 'static>(
     admission: Option<WriteAdmission>,
     reads: bool,
 ) -> Response<AnswerBody<R>> {
-    response.map(|body| Either::Left(UnderWay { body: Some(body), admission, reads }))
+    response.map(|body| Either::Left(AdmittedBody { body: Some(body), admission, reads }))
 }
 
 /// A body whose request counts as under way until it has ended. Dropped before, it is read to its end in the background: a service
-/// may answer while it works, and who hangs up does not end that. What was only asked for to be read is cut off instead.
+/// may answer while it works, and a client that hangs up does not end that work. A request that only reads is cut off instead.
 #[derive(Debug)]
-pub struct UnderWay<R: Body + Send + Unpin + 'static> {
+pub struct AdmittedBody<R: Body + Send + Unpin + 'static> {
     /// `None` when it is dropped.
     body: Option<R>,
     admission: Option<WriteAdmission>,
     reads: bool,
 }
 
-impl<R: Body + Send + Unpin + 'static> Body for UnderWay<R> {
+impl<R: Body + Send + Unpin + 'static> Body for AdmittedBody<R> {
     type Data = R::Data;
     type Error = R::Error;
 
@@ -125,7 +125,7 @@ impl<R: Body + Send + Unpin + 'static> Body for UnderWay<R> {
     }
 }
 
-impl<R: Body + Send + Unpin + 'static> Drop for UnderWay<R> {
+impl<R: Body + Send + Unpin + 'static> Drop for AdmittedBody<R> {
     fn drop(&mut self) {
         if self.reads || self.is_end_stream() || std::thread::panicking() {
             return;

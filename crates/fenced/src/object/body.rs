@@ -1,8 +1,8 @@
-//! What stands in an object: one line with the mark, then the value as it is.
+//! The content of an object: one line with the mark, then the value as it is.
 
 use lockkeeper_core::{Error, Fence, Result};
 
-use crate::Seen;
+use crate::GuardedValue;
 
 const WORD: &[u8] = b"lockkeeper-fence ";
 const DELETED: &[u8] = b" deleted";
@@ -20,10 +20,10 @@ pub(super) fn written(fence: Fence, value: Option<&[u8]>) -> Vec<u8> {
 ///
 /// # Errors
 /// [`Error::Invalid`] if it begins like a mark and is none: nothing may be taken on the strength of it.
-pub fn parse(object: &[u8]) -> Result<Option<Seen>> {
+pub fn parse(object: &[u8]) -> Result<Option<GuardedValue>> {
     let Some((fence, deleted, from)) = line(object)? else { return Ok(None) };
     let value = (!deleted).then(|| object[from..].to_vec());
-    Ok(Some(Seen { fence, value }))
+    Ok(Some(GuardedValue { fence, value }))
 }
 
 /// The mark alone; the first line is enough for it.
@@ -60,11 +60,24 @@ mod tests {
                 [None, Some(&b""[..]), Some(b"\n"), Some(b" deleted\n"), Some(b"lockkeeper-fence 9\n")]
             {
                 let object = written(fence, value);
-                let seen = Seen { fence, value: value.map(<[u8]>::to_vec) };
+                let seen = GuardedValue { fence, value: value.map(<[u8]>::to_vec) };
                 assert_eq!(parse(&object).unwrap(), Some(seen));
                 assert_eq!(mark(&object[..object.len().min(LONGEST_LINE)]).unwrap(), Some(fence));
             }
         }
+    }
+
+    /// The stored format: the bytes that this version writes, and that every later version must read.
+    #[test]
+    fn the_golden_objects_are_read_and_written() {
+        let fence = Fence::new(42).unwrap();
+        let object = include_bytes!("../../tests/golden/object");
+        let value = b"the value\n".as_slice();
+        assert_eq!(parse(object).unwrap(), Some(GuardedValue { fence, value: Some(value.to_vec()) }));
+        assert_eq!(written(fence, Some(value)), object);
+        let deleted = include_bytes!("../../tests/golden/object-deleted");
+        assert_eq!(parse(deleted).unwrap(), Some(GuardedValue { fence, value: None }));
+        assert_eq!(written(fence, None), deleted);
     }
 
     #[test]

@@ -3,22 +3,22 @@
 use std::io;
 
 use lockkeeper_core::Error;
-use object_store::Error as Told;
+use object_store::Error as StoreError;
 
 /// The error of a request. `writes`: a request without a reply may have been applied, also when the last of several tries could not
 /// connect.
-pub(super) fn to_error(error: &Told, writes: bool) -> Error {
+pub(super) fn to_error(error: &StoreError, writes: bool) -> Error {
     let text = error.to_string();
     match error {
         // The last try was refused, and one before it got no reply: it may have been applied.
         _ if writes && was_retried(&text) => Error::Unknown(text),
-        Told::PermissionDenied { .. } | Told::Unauthenticated { .. } => Error::Denied(text),
-        Told::NotImplemented { .. } | Told::NotSupported { .. } => cannot(&text),
-        Told::NotFound { .. } => Error::Invalid(format!("{text}. Is there such a bucket?")),
-        Told::InvalidPath { .. } | Told::UnknownConfigurationKey { .. } => Error::Invalid(text),
+        StoreError::PermissionDenied { .. } | StoreError::Unauthenticated { .. } => Error::Denied(text),
+        StoreError::NotImplemented { .. } | StoreError::NotSupported { .. } => cannot(&text),
+        StoreError::NotFound { .. } => Error::Invalid(format!("{text}. Is there such a bucket?")),
+        StoreError::InvalidPath { .. } | StoreError::UnknownConfigurationKey { .. } => Error::Invalid(text),
         _ if writes => Error::Unknown(text),
         // Files: the store gives all of their errors one name.
-        Told::Generic { store: "LocalFileSystem", source } => {
+        StoreError::Generic { store: "LocalFileSystem", source } => {
             let cause = source.downcast_ref().or_else(|| source.source()?.downcast_ref::<io::Error>());
             file(text, cause.map_or(io::ErrorKind::Other, io::Error::kind))
         }
@@ -27,7 +27,7 @@ pub(super) fn to_error(error: &Told, writes: bool) -> Error {
 }
 
 /// [`Error::Unknown`] of a refusal that came after a retry: a try before it may have been done.
-pub(super) fn retried(error: &Told) -> Option<Error> {
+pub(super) fn retried(error: &StoreError) -> Option<Error> {
     let text = error.to_string();
     was_retried(&text).then_some(Error::Unknown(text))
 }
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn a_refusal_after_a_retry_says_nothing_of_the_first_try() {
-        let denied = |text: &str| Told::PermissionDenied { path: "a".into(), source: text.into() };
+        let denied = |text: &str| StoreError::PermissionDenied { path: "a".into(), source: text.into() };
         let first = denied("Error performing PUT http://s3/a in 5ms - Server returned 403");
         assert!(matches!(to_error(&first, true), Error::Denied(_)));
         let later = "Error performing PUT http://s3/a in 9s, after 2 retries, max_retries: 10, retry_timeout: 180s  - 403";
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn a_full_disk_is_told_as_one_unless_the_write_may_be_done() {
-        let told = || Told::Generic {
+        let told = || StoreError::Generic {
             store: "LocalFileSystem",
             source: Box::new(io::Error::from(io::ErrorKind::StorageFull)),
         };

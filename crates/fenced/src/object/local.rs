@@ -20,11 +20,11 @@ use super::{ObjectFenced, body, check};
 /// Bytes of a part of a name: the store needs some of the 255 for the file that it writes before it renames it.
 const PART: usize = 240;
 
-/// Those who write to a directory lock it, whatever process they are in, and whatever directory above it they call theirs.
+/// Writers to a directory lock it, in every process, also if their stores have different root directories.
 #[derive(Debug)]
 pub(super) struct DirLocks {
     files: Arc<LocalFileSystem>,
-    /// One of this process at a time in each directory, so that a crowd of them is not a crowd of threads. Those in other directories do
+    /// One writer of this process at a time in each directory, so that many writers do not need many threads. Writers in other directories do
     /// not wait with them: the process that has the lock of one may be stopped.
     next: Queues,
 }
@@ -35,7 +35,7 @@ type Queues = std::sync::Mutex<HashMap<PathBuf, Weak<Mutex<()>>>>;
 impl ObjectFenced {
     /// The objects in a directory of this host, which must exist; what is in the files is what would be in the objects of another store.
     ///
-    /// Nothing can be written there on a condition. Those who write take turns instead, by the kernel's lock on the directory that the
+    /// A file system has no conditional write. Writers take turns instead, by the kernel's lock on the directory that the
     /// file is in: so all of them must be on this host, and use this.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ mod error;
 mod local;
 
 pub use body::parse;
-// What the stores are from.
+// The crate of the object stores.
 pub use object_store;
 
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use futures_util::StreamExt;
 use lockkeeper_core::{Error, Fence, Result};
 use object_store::path::Path;
 use object_store::{
-    Error as Told, GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions, UpdateVersion,
+    Error as StoreError, GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutOptions, UpdateVersion,
 };
 
-use crate::{Fenced, Seen, verdict};
+use crate::{Fenced, GuardedValue, verdict};
 use error::{cannot, to_error};
 use local::DirLocks;
 
@@ -37,7 +37,7 @@ pub struct ObjectFenced {
     turns: Option<Arc<DirLocks>>,
 }
 
-/// What a look has found: which version it is, and its bytes or the first of them.
+/// The object that a read has found: its version, and its bytes or the first of them.
 struct FoundObject {
     version: UpdateVersion,
     bytes: Vec<u8>,
@@ -55,7 +55,7 @@ impl ObjectFenced {
         let probe = fenced.path("lockkeeper-probe")?;
         let nowhere = UpdateVersion { e_tag: Some("\"lockkeeper\"".into()), version: Some("1".into()) };
         match fenced.send(&probe, PutMode::Update(nowhere), Vec::new()).await {
-            Err(Told::Precondition { .. } | Told::NotFound { .. }) => Ok(fenced),
+            Err(StoreError::Precondition { .. } | StoreError::NotFound { .. }) => Ok(fenced),
             Err(e) => Err(to_error(&e, false)),
             Ok(_) => {
                 let _ = fenced.store.delete(&probe).await;
@@ -81,16 +81,16 @@ impl ObjectFenced {
         }
     }
 
-    async fn send(&self, path: &Path, mode: PutMode, bytes: Vec<u8>) -> Result<(), Told> {
+    async fn send(&self, path: &Path, mode: PutMode, bytes: Vec<u8>) -> Result<(), StoreError> {
         let options = PutOptions { mode, ..PutOptions::default() };
         self.store.put_opts(path, bytes.into(), options).await.map(|_| ())
     }
 
-    /// What is there, as much of it as `enough`.
+    /// Reads the object, as many bytes of it as `enough`.
     async fn look(&self, path: &Path, enough: usize) -> Result<Option<FoundObject>> {
         let found = match self.store.get_opts(path, GetOptions::default()).await {
             Ok(found) => found,
-            Err(Told::NotFound { source, .. }) if !source.to_string().contains("NoSuchBucket") => {
+            Err(StoreError::NotFound { source, .. }) if !source.to_string().contains("NoSuchBucket") => {
                 return Ok(None);
             }
             Err(e) => return Err(to_error(&e, false)),
@@ -127,13 +127,13 @@ impl ObjectFenced {
             let mode = found.as_ref().map_or(PutMode::Create, |found| PutMode::Update(found.version.clone()));
             let told = match self.send(&path, mode, new.clone()).await {
                 Ok(()) => return Ok(()),
-                Err(told @ (Told::Precondition { .. } | Told::AlreadyExists { .. })) => told,
+                Err(told @ (StoreError::Precondition { .. } | StoreError::AlreadyExists { .. })) => told,
                 // Some stores say so of an object that is gone; of one that was never there, it is the bucket.
-                Err(told @ Told::NotFound { .. }) if found.is_some() => told,
+                Err(told @ StoreError::NotFound { .. }) if found.is_some() => told,
                 Err(told) => return Err(to_error(&told, true)),
             };
             doubt = doubt.or(error::retried(&told));
-            let now = self.look(&path, usize::MAX).await.map_err(|e| unheard(e, &told))?;
+            let now = self.look(&path, usize::MAX).await.map_err(|e| unknown_after(e, &told))?;
             match &now {
                 // It was ours: a client that sends again what it has not heard the end of meets its own write.
                 Some(now) if now.bytes == new => return Ok(()),
@@ -152,7 +152,7 @@ fn check(fence: Fence, found: &FoundObject) -> Result<()> {
 }
 
 /// The look after a write that was refused has failed: the write may have been done by a try before the one that was refused.
-fn unheard(look: Error, told: &Told) -> Error {
+fn unknown_after(look: Error, told: &StoreError) -> Error {
     match look {
         Error::Unavailable(why) => Error::Unknown(format!("{told}, and then: {why}")),
         other => other,
@@ -176,7 +176,7 @@ impl Fenced for ObjectFenced {
         self.write(resource, fence, None).await
     }
 
-    async fn read(&self, resource: &str) -> Result<Option<Seen>> {
+    async fn read(&self, resource: &str) -> Result<Option<GuardedValue>> {
         let Some(found) = self.look(&self.path(resource)?, usize::MAX).await? else { return Ok(None) };
         let unmarked =
             || Error::invalid(format!("{resource:?} has no mark yet: the first fenced write gives it one"));

@@ -3,12 +3,12 @@
 use lockkeeper_core::{Error, Fence};
 use tokio_postgres::error::{DbError, Severity};
 
-/// What a guarded table says to a late writer.
+/// The SQLSTATE of a guarded table for a stale writer.
 pub(super) const STALE: &str = "LK065";
-/// What it says to one that presents no fence, or no good one.
+/// The SQLSTATE for a writer that presents no fence, or a malformed one.
 pub(super) const UNFENCED: &str = "LK064";
 
-/// What a [guarded table](super::table) has refused, in our words: [`Error::Stale`] or [`Error::Invalid`]. `None`: the error is about something
+/// The refusal of a [guarded table](super::table): [`Error::Stale`] or [`Error::Invalid`]. `None`: the error is about something
 /// else.
 pub fn refusal(error: &tokio_postgres::Error) -> Option<Error> {
     told(error.as_db_error()?)

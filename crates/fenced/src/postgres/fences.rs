@@ -37,7 +37,7 @@ impl Fences {
     /// Makes the table if it is missing.
     ///
     /// # Errors
-    /// [`Error::Denied`] with the SQL that another process who may is to run.
+    /// [`Error::Denied`] with the SQL that a role with the rights has to run.
     pub async fn install(&self, client: &impl GenericClient) -> Result<()> {
         let sql = self.table_sql();
         let there = "SELECT to_regclass($1) IS NOT NULL";

@@ -8,6 +8,6 @@ mod values;
 
 pub use error::refusal;
 pub use fences::Fences;
-// What these are called with.
+// The crate of the clients and transactions.
 pub use tokio_postgres;
 pub use values::PostgresFenced;

@@ -10,7 +10,7 @@ use tokio_postgres::types::Type;
 use super::error::to_error;
 use super::fences::{Fences, mark, text};
 use crate::sql::parameter;
-use crate::{Fenced, Seen, verdict};
+use crate::{Fenced, GuardedValue, verdict};
 
 /// Small values in a table, each with its mark: for those who have no table of their own.
 #[derive(Clone)]
@@ -54,11 +54,11 @@ impl Fenced for PostgresFenced {
         self.write(resource, fence, None).await
     }
 
-    async fn read(&self, resource: &str) -> Result<Option<Seen>> {
+    async fn read(&self, resource: &str) -> Result<Option<GuardedValue>> {
         let rows = self.client.query_typed(&self.read, &[(&text(resource)?, Type::TEXT)]).await;
         let rows = rows.map_err(|e| self.fences.missing(to_error(&e, false)))?;
         let Some(row) = rows.first() else { return Ok(None) };
         let value = row.try_get(1).map_err(|e| to_error(&e, false))?;
-        Ok(Some(Seen { fence: mark(&rows)?, value }))
+        Ok(Some(GuardedValue { fence: mark(&rows)?, value }))
     }
 }

@@ -23,7 +23,7 @@ pub fn mark_key(key: &[u8]) -> Vec<u8> {
     [PREFIX, &parts.concat()].concat()
 }
 
-/// What stands in the first pair of braces, if there is anything in it.
+/// The text in the first pair of braces, if there is anything in it.
 fn tag(key: &[u8]) -> Option<&[u8]> {
     let open = key.iter().position(|b| *b == b'{')? + 1;
     let length = key[open..].iter().position(|b| *b == b'}')?;

@@ -4,7 +4,7 @@ mod error;
 mod keys;
 
 pub use keys::mark_key;
-// What the connections are from.
+// The crate of the connections.
 pub use redis;
 
 use std::sync::LazyLock;
@@ -15,7 +15,7 @@ use lockkeeper_core::{Error, Fence, Result};
 use redis::aio::ConnectionLike;
 use redis::{Cmd, RedisResult, Script, Value};
 
-use crate::{Fenced, Seen, verdict};
+use crate::{Fenced, GuardedValue, verdict};
 use error::to_error;
 
 static WRITE: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!("write.lua")));
@@ -147,11 +147,11 @@ impl<C: ConnectionLike + Clone + Send + Sync> Fenced for RedisFenced<C> {
         self.del(resource, fence).await
     }
 
-    async fn read(&self, resource: &str) -> Result<Option<Seen>> {
+    async fn read(&self, resource: &str) -> Result<Option<GuardedValue>> {
         let call = |name: &str, script: &str| eval(name, script, resource.as_bytes());
         let both = self.run(&READ.0, READ.1, call).await.map_err(|e| to_error(&e, false))?;
         let (mark, value): (Option<String>, Option<Vec<u8>>) = redis::from_redis_value(both)
             .map_err(|e| Error::Invalid(format!("Redis gave another kind of value: {e}")))?;
-        Ok(parsed(mark)?.map(|fence| Seen { fence, value }))
+        Ok(parsed(mark)?.map(|fence| GuardedValue { fence, value }))
     }
 }

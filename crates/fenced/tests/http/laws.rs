@@ -19,7 +19,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use lockkeeper::Lockkeeper;
 use lockkeeper_core::{Error, Fence, Result};
-use lockkeeper_fenced::{Fenced, Seen};
+use lockkeeper_fenced::{Fenced, GuardedValue};
 use lockkeeper_testkit::fenced::FencedHarness;
 use lockkeeper_testkit::servers::TempDir;
 use sha2::{Digest, Sha256};
@@ -124,13 +124,13 @@ impl Remote {
     }
 
     /// What the service has, and the fence that it came with.
-    async fn look(&self, resource: &str) -> Result<Option<Seen>> {
+    async fn look(&self, resource: &str) -> Result<Option<GuardedValue>> {
         let (head, body) = self.send(Method::GET, resource, None, b"").await;
         if head.status == StatusCode::NOT_FOUND {
             return Ok(None);
         }
         let fence = Fence::new(head.headers["x-fence"].to_str().unwrap().parse().unwrap())?;
-        Ok(Some(Seen { fence, value: (head.status == StatusCode::OK).then(|| body.to_vec()) }))
+        Ok(Some(GuardedValue { fence, value: (head.status == StatusCode::OK).then(|| body.to_vec()) }))
     }
 
     async fn write(&self, method: Method, resource: &str, fence: Fence, body: &[u8]) -> Result<()> {
@@ -158,7 +158,7 @@ impl Fenced for Remote {
     }
 
     /// The mark is raised before the service hears of a write. While one is under way the two differ, and it is looked again.
-    async fn read(&self, resource: &str) -> Result<Option<Seen>> {
+    async fn read(&self, resource: &str) -> Result<Option<GuardedValue>> {
         loop {
             let seen = self.look(resource).await?;
             let Some(marks) = &self.marks else { return Ok(seen) };

@@ -11,7 +11,7 @@ use lockkeeper_fenced::object::object_store::local::LocalFileSystem;
 use lockkeeper_fenced::object::object_store::memory::InMemory;
 use lockkeeper_fenced::object::object_store::path::Path;
 use lockkeeper_fenced::object::object_store::{Error as Told, ObjectStore, ObjectStoreExt};
-use lockkeeper_fenced::{Fenced, Seen};
+use lockkeeper_fenced::{Fenced, GuardedValue};
 use lockkeeper_testkit::fenced::FencedHarness;
 use lockkeeper_testkit::servers::{Server, TempDir};
 
@@ -44,11 +44,11 @@ impl Fenced for Plain {
         Ok(())
     }
 
-    async fn read(&self, resource: &str) -> Result<Option<Seen>> {
+    async fn read(&self, resource: &str) -> Result<Option<GuardedValue>> {
         match self.0.get(&self.path(resource)).await {
             Ok(found) => {
                 let value = Some(found.bytes().await.unwrap().to_vec());
-                Ok(Some(Seen { fence: Fence::MIN, value }))
+                Ok(Some(GuardedValue { fence: Fence::MIN, value }))
             }
             Err(Told::NotFound { .. }) => Ok(None),
             Err(e) => panic!("{e}"),

@@ -7,7 +7,7 @@ use lockkeeper_fenced::object::object_store::local::LocalFileSystem;
 use lockkeeper_fenced::object::object_store::memory::InMemory;
 use lockkeeper_fenced::object::object_store::{ObjectStore, ObjectStoreExt};
 use lockkeeper_fenced::object::{ObjectFenced, parse};
-use lockkeeper_fenced::{Fenced, Seen};
+use lockkeeper_fenced::{Fenced, GuardedValue};
 use lockkeeper_testkit::servers::TempDir;
 
 use crate::shaky::{Shaky, Trouble};
@@ -24,7 +24,10 @@ async fn an_object_from_before_is_taken_over_and_a_damaged_mark_is_left_alone() 
         stale(&fenced.put("x", fence(6), b"late").await, 6, 7);
         let whole = bytes(&store, "a/b/x").await;
         assert_eq!(whole, b"lockkeeper-fence 7\nours");
-        assert_eq!(parse(&whole).unwrap(), Some(Seen { fence: fence(7), value: Some(b"ours".to_vec()) }));
+        assert_eq!(
+            parse(&whole).unwrap(),
+            Some(GuardedValue { fence: fence(7), value: Some(b"ours".to_vec()) })
+        );
     }
     fenced.delete("x", fence(8)).await.unwrap();
     assert_eq!(bytes(&store, "a/b/x").await, b"lockkeeper-fence 8 deleted\n");
@@ -61,7 +64,7 @@ async fn a_local_object_is_what_another_store_would_have() {
     fenced.put("old", fence(7), b"ours").await.unwrap();
     assert_eq!(
         fenced.read("old").await.unwrap(),
-        Some(Seen { fence: fence(7), value: Some(b"ours".to_vec()) })
+        Some(GuardedValue { fence: fence(7), value: Some(b"ours".to_vec()) })
     );
     // What cannot be written is told, and changes nothing.
     for name in ["", "../x", "x//y", &"n".repeat(241)] {
@@ -140,7 +143,7 @@ async fn troubled(trouble: Trouble, times: usize) -> (Arc<Shaky>, ObjectFenced) 
 
 #[tokio::test]
 async fn a_conflict_is_tried_again_and_unknown_if_it_does_not_end() {
-    let five = Some(Seen { fence: fence(5), value: Some(b"five".to_vec()) });
+    let five = Some(GuardedValue { fence: fence(5), value: Some(b"five".to_vec()) });
     let (_, fenced) = troubled(Trouble::Conflict, 5).await;
     fenced.put("x", fence(5), b"five").await.unwrap();
     assert_eq!(fenced.read("x").await.unwrap(), five);
@@ -174,7 +177,7 @@ async fn a_refused_write_that_cannot_be_looked_up_is_unknown() {
     let (_, fenced) = troubled(Trouble::DoneThenSilent, 1).await;
     let told = fenced.put("x", fence(5), b"five").await;
     assert!(matches!(told, Err(Error::Unknown(_))), "{told:?}");
-    let five = Some(Seen { fence: fence(5), value: Some(b"five".to_vec()) });
+    let five = Some(GuardedValue { fence: fence(5), value: Some(b"five".to_vec()) });
     assert_eq!(fenced.read("x").await.unwrap(), five);
 }
 
@@ -189,10 +192,10 @@ async fn a_write_that_was_retried_and_overtaken_is_unknown() {
 
 #[tokio::test]
 async fn an_answer_that_is_lost_is_unknown_and_the_repeat_is_harmless() {
-    let (_, fenced) = troubled(Trouble::Unheard, 1).await;
+    let (_, fenced) = troubled(Trouble::DoneThenNoReply, 1).await;
     let told = fenced.delete("x", fence(5)).await;
     assert!(matches!(told, Err(Error::Unknown(_))), "{told:?}");
     fenced.delete("x", fence(5)).await.unwrap();
-    assert_eq!(fenced.read("x").await.unwrap(), Some(Seen { fence: fence(5), value: None }));
+    assert_eq!(fenced.read("x").await.unwrap(), Some(GuardedValue { fence: fence(5), value: None }));
     stale(&fenced.put("x", fence(4), b"late").await, 4, 5);
 }

@@ -8,7 +8,7 @@ use lockkeeper_fenced::object::object_store::path::Path;
 use lockkeeper_fenced::object::object_store::{
     Attribute, Attributes, ObjectStore, ObjectStoreExt, PutOptions,
 };
-use lockkeeper_fenced::{Fenced, Seen};
+use lockkeeper_fenced::{Fenced, GuardedValue};
 use lockkeeper_testkit::proxy::{At, Fault, Framing, Proxy, every_point};
 
 use crate::{bucket, fence, open, plain, s3, server, stale};
@@ -46,7 +46,7 @@ async fn the_same_bytes_with_a_newer_fence_are_another_object() {
     fenced.put("same", fence(3), b"same").await.unwrap();
     let told = late("same", async || fenced.put("same", fence(7), b"same").await.unwrap()).await.unwrap();
     stale(&told, 5, 7);
-    let seen = Seen { fence: fence(7), value: Some(b"same".to_vec()) };
+    let seen = GuardedValue { fence: fence(7), value: Some(b"same".to_vec()) };
     assert_eq!(fenced.read("same").await.unwrap(), Some(seen));
     // Nor are two deleted ones the same.
     fenced.delete("gone", fence(3)).await.unwrap();
@@ -92,7 +92,7 @@ async fn until_heard(store: &Arc<dyn ObjectStore>, prefix: &str, name: &str) -> 
     panic!("five times nothing was heard of {name}");
 }
 
-/// A client behind a proxy writes with 5, unheard or not; repeated, it is done once; after a newer write it is refused.
+/// A client behind a proxy writes with 5, and the reply may get lost. Sent again, the write is done once; after a newer write it is refused.
 async fn break_everywhere(word: &str, fault: fn(At) -> Fault) {
     let Some(server) = server().await else { return };
     let other = open(&s3(&server.addr().to_string()), word).await;
@@ -103,7 +103,7 @@ async fn break_everywhere(word: &str, fault: fn(At) -> Fault) {
         let name = format!("r{n}");
         until_heard(&through, word, &name).await.unwrap();
         assert_eq!(proxy.trouble(), None);
-        let seen = Seen { fence: fence(5), value: Some(b"five".to_vec()) };
+        let seen = GuardedValue { fence: fence(5), value: Some(b"five".to_vec()) };
         assert_eq!(other.read(&name).await.unwrap(), Some(seen));
         other.put(&name, fence(6), b"six").await.unwrap();
         stale(&until_heard(&through, word, &name).await, 5, 6);
@@ -116,7 +116,7 @@ async fn break_everywhere(word: &str, fault: fn(At) -> Fault) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_write_whose_answer_is_lost_is_done_once_and_can_be_repeated() {
-    break_everywhere("unheard", At::cut_before_reply).await;
+    break_everywhere("no reply", At::cut_before_reply).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -24,7 +24,7 @@ pub enum Trouble {
     /// It is done, a writer with fence 6 follows, and the client, which sends it again, gets the answer that its condition is not met.
     DoneThenOvertaken,
     /// It is done, and the answer is lost.
-    Unheard,
+    DoneThenNoReply,
     /// It is done, whatever its condition.
     Careless,
 }
@@ -73,7 +73,7 @@ impl ObjectStore for Shaky {
                 let source = "as told, after 1 retries, max_retries: 10, retry_timeout: 180s";
                 Err(Told::Precondition { path: to, source: source.into() })
             }
-            Some(Trouble::Unheard) => {
+            Some(Trouble::DoneThenNoReply) => {
                 self.inner.put_opts(path, payload, options).await?;
                 Err(Told::Generic { store: "Shaky", source: source.into() })
             }

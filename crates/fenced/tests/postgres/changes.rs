@@ -1,11 +1,11 @@
 //! What happens to a guarded table after it was guarded: other names, heirs, and transactions that meet.
 
 use lockkeeper_fenced::postgres::refusal;
-use lockkeeper_fenced::postgres::table::{State, status, uninstall};
+use lockkeeper_fenced::postgres::table::{TriggerState, status, uninstall};
 use tokio_postgres::Client;
 
 use crate::common::Place;
-use crate::table::{guard, wish};
+use crate::table::{guard, spec};
 
 async fn do_all(client: &Client, sql: &str) {
     client.batch_execute(sql).await.unwrap_or_else(|e| panic!("{sql}: {e:?}"));
@@ -16,7 +16,7 @@ async fn is_stale(client: &Client, sql: &str) {
     assert_eq!(refusal(&told).map(|told| told.outcome().as_str()), Some("stale"), "{sql}: {told:?}");
 }
 
-async fn states(client: &mut Client, schema: &str) -> Vec<(String, State, i64)> {
+async fn states(client: &mut Client, schema: &str) -> Vec<(String, TriggerState, i64)> {
     let all = status(client).await.unwrap().into_iter();
     let mine = all.filter_map(|one| {
         Some((one.table.strip_prefix(&format!("{schema}."))?.to_owned(), one.state, one.marks))
@@ -33,10 +33,10 @@ async fn a_table_that_takes_the_name_of_another_has_marks_of_its_own() {
     let Some(place) = Place::start().await else { return };
     let mut client = place.client().await;
     do_all(&client, "CREATE TABLE orders (id int PRIMARY KEY, fence bigint); CREATE TABLE orders_new (LIKE orders INCLUDING ALL)").await;
-    guard(&mut client, &wish("orders")).await.unwrap();
+    guard(&mut client, &spec("orders")).await.unwrap();
     do_all(&client, SWAP).await;
-    guard(&mut client, &wish("orders")).await.unwrap();
-    guard(&mut client, &wish("orders")).await.unwrap();
+    guard(&mut client, &spec("orders")).await.unwrap();
+    guard(&mut client, &spec("orders")).await.unwrap();
     let delete = |table: &str| {
         format!(
             "INSERT INTO {table} VALUES (1, 9); BEGIN; SET LOCAL lockkeeper.fence = '9'; DELETE FROM {table}; COMMIT"
@@ -47,14 +47,14 @@ async fn a_table_that_takes_the_name_of_another_has_marks_of_its_own() {
     is_stale(&client, "INSERT INTO orders_old VALUES (1, 5)").await;
     // An older fence than that of another table is none of this one's business.
     do_all(&client, "INSERT INTO orders VALUES (2, 3)").await;
-    let both = [("orders".to_owned(), State::On, 0), ("orders_old".to_owned(), State::On, 1)];
+    let both = [("orders".to_owned(), TriggerState::On, 0), ("orders_old".to_owned(), TriggerState::On, 1)];
     assert_eq!(states(&mut client, &place.schema).await, both);
     // And back: each is found by its triggers, whatever it is called.
     do_all(&client, "ALTER TABLE orders RENAME TO orders_new; ALTER TABLE orders_old RENAME TO orders").await;
-    guard(&mut client, &wish("orders")).await.unwrap();
+    guard(&mut client, &spec("orders")).await.unwrap();
     is_stale(&client, "INSERT INTO orders VALUES (1, 5)").await;
     assert!(uninstall(&mut client, "orders_new").await.unwrap());
-    assert_eq!(states(&mut client, &place.schema).await, [("orders".to_owned(), State::On, 1)]);
+    assert_eq!(states(&mut client, &place.schema).await, [("orders".to_owned(), TriggerState::On, 1)]);
     is_stale(&client, "INSERT INTO orders VALUES (1, 5)").await;
     do_all(&client, "INSERT INTO orders_new VALUES (1, 1) ON CONFLICT (id) DO UPDATE SET fence = 1").await;
 }
@@ -65,17 +65,17 @@ async fn guarded_tables_that_swap_names_keep_their_marks() {
     let Some(place) = Place::start().await else { return };
     let mut client = place.client().await;
     do_all(&client, "CREATE TABLE orders (id int PRIMARY KEY, fence bigint); CREATE TABLE orders_new (LIKE orders INCLUDING ALL)").await;
-    guard(&mut client, &wish("orders")).await.unwrap();
-    guard(&mut client, &wish("orders_new")).await.unwrap();
+    guard(&mut client, &spec("orders")).await.unwrap();
+    guard(&mut client, &spec("orders_new")).await.unwrap();
     do_all(&client, "INSERT INTO orders VALUES (1, 9); BEGIN; SET LOCAL lockkeeper.fence = '9'; DELETE FROM orders; COMMIT").await;
     do_all(&client, SWAP).await;
-    guard(&mut client, &wish("orders")).await.unwrap();
-    guard(&mut client, &wish("orders_old")).await.unwrap();
+    guard(&mut client, &spec("orders")).await.unwrap();
+    guard(&mut client, &spec("orders_old")).await.unwrap();
     do_all(&client, "INSERT INTO orders VALUES (1, 5)").await;
     is_stale(&client, "INSERT INTO orders_old VALUES (1, 8)").await;
     assert!(uninstall(&mut client, "orders").await.unwrap());
     is_stale(&client, "INSERT INTO orders_old VALUES (1, 8)").await;
-    assert_eq!(states(&mut client, &place.schema).await, [("orders_old".to_owned(), State::On, 1)]);
+    assert_eq!(states(&mut client, &place.schema).await, [("orders_old".to_owned(), TriggerState::On, 1)]);
     assert!(!uninstall(&mut client, "orders").await.unwrap(), "orders is not guarded any more");
 }
 
@@ -85,8 +85,8 @@ async fn sql_that_was_printed_before_a_swap_is_refused() {
     let Some(place) = Place::start().await else { return };
     let mut client = place.client().await;
     do_all(&client, "CREATE TABLE orders (id int PRIMARY KEY, fence bigint); CREATE TABLE orders_new (LIKE orders INCLUDING ALL)").await;
-    guard(&mut client, &wish("orders")).await.unwrap();
-    let found = lockkeeper_fenced::postgres::table::find(&mut client, &wish("orders")).await.unwrap();
+    guard(&mut client, &spec("orders")).await.unwrap();
+    let found = lockkeeper_fenced::postgres::table::find(&mut client, &spec("orders")).await.unwrap();
     do_all(&client, SWAP).await;
     let told = lockkeeper_fenced::postgres::table::install(&mut client, &found).await.unwrap_err();
     assert!(told.to_string().contains("orders_old"), "{told}");
@@ -98,14 +98,14 @@ async fn a_table_with_heirs_is_not_on() {
     let Some(place) = Place::start().await else { return };
     let mut client = place.client().await;
     do_all(&client, "CREATE TABLE orders (id int PRIMARY KEY, fence bigint)").await;
-    guard(&mut client, &wish("orders")).await.unwrap();
-    assert_eq!(states(&mut client, &place.schema).await, [("orders".to_owned(), State::On, 0)]);
+    guard(&mut client, &spec("orders")).await.unwrap();
+    assert_eq!(states(&mut client, &place.schema).await, [("orders".to_owned(), TriggerState::On, 0)]);
     do_all(&client, "CREATE TABLE heir () INHERITS (orders); INSERT INTO heir VALUES (1, 9)").await;
     // PostgreSQL calls no row trigger of `orders` here: that is why the state must say so.
     do_all(&client, "UPDATE orders SET fence = 5").await;
-    assert_eq!(states(&mut client, &place.schema).await, [("orders".to_owned(), State::Inherited, 0)]);
+    assert_eq!(states(&mut client, &place.schema).await, [("orders".to_owned(), TriggerState::Inherited, 0)]);
     do_all(&client, "DROP TABLE heir").await;
-    assert_eq!(states(&mut client, &place.schema).await, [("orders".to_owned(), State::On, 0)]);
+    assert_eq!(states(&mut client, &place.schema).await, [("orders".to_owned(), TriggerState::On, 0)]);
 }
 
 /// One transaction updates a row, another upserts it and waits for the row, the first upserts it too: PostgreSQL alone lets both go on. The
@@ -116,7 +116,7 @@ async fn an_update_and_upserts_of_one_key_meet_in_no_deadlock() {
     let (mut a, mut b, watcher) = (place.client().await, place.client().await, place.client().await);
     do_all(&a, "CREATE TABLE orders (id int PRIMARY KEY, fence bigint); INSERT INTO orders VALUES (1, 1)")
         .await;
-    guard(&mut a, &wish("orders")).await.unwrap();
+    guard(&mut a, &spec("orders")).await.unwrap();
     let first = a.transaction().await.unwrap();
     first.batch_execute("UPDATE orders SET fence = 8 WHERE id = 1").await.unwrap();
     let upsert = |n: u64| {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use async_trait::async_trait;
 use lockkeeper_core::{Fence, Result};
-use lockkeeper_fenced::{Fenced, Seen};
+use lockkeeper_fenced::{Fenced, GuardedValue};
 use lockkeeper_testkit::servers::{self, PostgresOptions, Server};
 use tokio_postgres::{Client, NoTls};
 
@@ -128,8 +128,8 @@ impl Fenced for Plain {
         Ok(())
     }
 
-    async fn read(&self, resource: &str) -> Result<Option<Seen>> {
+    async fn read(&self, resource: &str) -> Result<Option<GuardedValue>> {
         let row = self.0.query_opt("SELECT value FROM plain WHERE name = $1", &[&resource]).await.unwrap();
-        Ok(row.map(|row| Seen { fence: Fence::MIN, value: row.get(0) }))
+        Ok(row.map(|row| GuardedValue { fence: Fence::MIN, value: row.get(0) }))
     }
 }

@@ -2,11 +2,11 @@
 
 use lockkeeper_core::Error;
 use lockkeeper_fenced::postgres::refusal;
-use lockkeeper_fenced::postgres::table::{State, Wish, find, status, uninstall};
+use lockkeeper_fenced::postgres::table::{TableGuardSpec, TriggerState, find, status, uninstall};
 use tokio_postgres::Client;
 
 use crate::common::Place;
-use crate::table::{guard, wish};
+use crate::table::{guard, spec};
 
 /// What the table said to a statement: nothing, or a word for why it was refused.
 async fn say(client: &Client, sql: &str) -> Option<&'static str> {
@@ -26,7 +26,7 @@ async fn an_insert_that_is_not_done_takes_no_mark_away() {
     let table = "CREATE TABLE orders (id int PRIMARY KEY, email text UNIQUE, fence bigint NOT NULL DEFAULT 0); \
                  INSERT INTO orders VALUES (1, 'one', 0), (2, 'taken', 0)";
     client.batch_execute(table).await.unwrap();
-    guard(&mut client, &wish("orders")).await.unwrap();
+    guard(&mut client, &spec("orders")).await.unwrap();
     let delete = "BEGIN; SET LOCAL lockkeeper.fence = '9'; DELETE FROM orders WHERE id = 1; COMMIT";
     assert_eq!(say(&client, delete).await, None);
     for undone in
@@ -62,7 +62,7 @@ async fn a_row_that_other_triggers_delete_at_once_leaves_its_mark() {
                  DELETE FROM orders WHERE id NOT IN (SELECT id FROM orders ORDER BY id LIMIT 2); RETURN NULL; END $$; \
                  CREATE TRIGGER a AFTER INSERT ON orders FOR EACH ROW EXECUTE FUNCTION newest()";
     client.batch_execute(table).await.unwrap();
-    guard(&mut client, &wish("orders")).await.unwrap();
+    guard(&mut client, &spec("orders")).await.unwrap();
     for fence in [9, 10, 10] {
         let set = format!("BEGIN; SET LOCAL lockkeeper.fence = '{fence}'; DELETE FROM orders; COMMIT");
         assert_eq!(say(&client, &set).await, None);
@@ -88,7 +88,7 @@ async fn who_may_only_write_to_the_database_can_neither_forge_marks_nor_read_key
     let Some(place) = Place::start().await else { return };
     let mut client = place.client().await;
     client.batch_execute("CREATE TABLE orders (id text PRIMARY KEY, fence bigint)").await.unwrap();
-    guard(&mut client, &wish("orders")).await.unwrap();
+    guard(&mut client, &spec("orders")).await.unwrap();
     // As it was once installed: installing again mends it.
     let function = "SELECT format('%s', oid::regprocedure) FROM pg_proc WHERE proname = (SELECT function \
                     FROM lockkeeper_fence.guarded WHERE name = current_schema || '.orders')";
@@ -99,7 +99,7 @@ async fn who_may_only_write_to_the_database_can_neither_forge_marks_nor_read_key
          GRANT EXECUTE ON FUNCTION {function} TO PUBLIC; GRANT SELECT ON lockkeeper_fence.mark TO PUBLIC"
     );
     client.batch_execute(&open).await.unwrap();
-    guard(&mut client, &wish("orders")).await.unwrap();
+    guard(&mut client, &spec("orders")).await.unwrap();
     let (s, role) = (&place.schema, format!("stranger_{}", place.schema));
     let rights = format!(
         "CREATE ROLE {role}; GRANT USAGE ON SCHEMA {s} TO {role}; GRANT INSERT, DELETE, SELECT ON orders TO {role}; \
@@ -128,7 +128,7 @@ async fn who_may_only_write_to_the_database_can_neither_forge_marks_nor_read_key
     assert_eq!(say(&client, "INSERT INTO orders VALUES ('a', 8)").await, Some("stale"));
     let all = status(&mut client).await.unwrap();
     let mine = all.iter().find(|one| one.table == format!("{s}.orders")).unwrap();
-    assert_eq!((mine.state, mine.marks), (State::On, 1));
+    assert_eq!((mine.state, mine.marks), (TriggerState::On, 1));
 }
 
 /// The mark is found by the key as text. Each session writes some values in its own way.
@@ -160,7 +160,7 @@ async fn a_mark_is_found_whatever_the_settings_of_the_session() {
         let table =
             format!("DROP TABLE IF EXISTS orders; CREATE TABLE orders (id {kind} PRIMARY KEY, fence bigint)");
         client.batch_execute(&table).await.unwrap();
-        guard(&mut client, &wish("orders")).await.unwrap();
+        guard(&mut client, &spec("orders")).await.unwrap();
         let insert = |fence: u64| format!("INSERT INTO orders VALUES ('{key}', {fence})");
         assert_eq!(say(&client, &insert(9)).await, None);
         let delete = "BEGIN; SET LOCAL lockkeeper.fence = '9'; DELETE FROM orders; COMMIT";
@@ -194,7 +194,7 @@ async fn a_key_whose_equal_values_can_be_different_texts_is_refused() {
     ] {
         let table = format!("DROP TABLE IF EXISTS orders; CREATE TABLE orders ({columns}, fence bigint)");
         client.batch_execute(&table).await.unwrap();
-        let told = find(&mut client, &wish("orders")).await;
+        let told = find(&mut client, &spec("orders")).await;
         let Err(Error::Unsupported(text)) = told else { panic!("{columns}: {told:?}") };
         assert!(
             text.starts_with("id of ") && text.contains(says) && text.contains("--key"),
@@ -204,6 +204,6 @@ async fn a_key_whose_equal_values_can_be_different_texts_is_refused() {
     // An index that compares in another way than its column.
     let table = "DROP TABLE orders; CREATE TABLE orders (id text, fence bigint); CREATE UNIQUE INDEX ON orders (id COLLATE loose)";
     client.batch_execute(table).await.unwrap();
-    let told = find(&mut client, &Wish { key: vec!["id".into()], ..wish("orders") }).await;
+    let told = find(&mut client, &TableGuardSpec { key: vec!["id".into()], ..spec("orders") }).await;
     assert!(matches!(&told, Err(Error::Unsupported(text)) if text.contains("collation")), "{told:?}");
 }

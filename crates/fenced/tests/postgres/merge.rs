@@ -6,7 +6,7 @@ use lockkeeper_fenced::postgres::refusal;
 use tokio_postgres::Client;
 
 use crate::common::Place;
-use crate::table::{guard, wish};
+use crate::table::{guard, spec};
 
 async fn say(client: &Client, sql: &str) -> Result<(), Error> {
     let done = client.batch_execute(sql).await;
@@ -27,7 +27,7 @@ async fn a_merge_is_checked_if_each_action_names_the_fence_or_none_does() {
     }
     let table = "CREATE TABLE orders (id int PRIMARY KEY, state text, fence bigint); INSERT INTO orders VALUES (1, 'open'), (2, 'open')";
     client.batch_execute(table).await.unwrap();
-    guard(&mut client, &wish("orders")).await.unwrap();
+    guard(&mut client, &spec("orders")).await.unwrap();
     client.batch_execute("UPDATE orders SET fence = 7").await.unwrap();
     let merge = |first: &str, rest: &str| {
         format!(

@@ -1,12 +1,12 @@
 //! What `fence install` by a superuser must not hand on: each test is an attack by a role that may only use the database.
 
 use lockkeeper_core::Error;
-use lockkeeper_fenced::postgres::table::{State, install, install_sql, status, uninstall};
+use lockkeeper_fenced::postgres::table::{TriggerState, install, install_sql, status, uninstall};
 use lockkeeper_testkit::servers::{self, PostgresOptions};
 use tokio_postgres::Client;
 
 use crate::common::{Place, connect_as};
-use crate::table::{guard, wish};
+use crate::table::{guard, spec};
 
 /// A server of its own, and the attacker's session there: one who may make schemas.
 async fn attacked() -> Option<(Place, Client)> {
@@ -41,7 +41,7 @@ async fn a_cast_of_a_keys_type_does_not_run_with_the_installers_rights() {
     let mut client = place.client().await;
     let table = "CREATE TABLE orders (id size PRIMARY KEY, fence bigint); GRANT ALL ON orders TO mallory";
     client.batch_execute(table).await.unwrap();
-    guard(&mut client, &wish("orders")).await.unwrap();
+    guard(&mut client, &spec("orders")).await.unwrap();
     mallory.batch_execute("CREATE CAST (size AS json) WITH FUNCTION to_json(size)").await.unwrap();
     mallory.batch_execute("INSERT INTO orders VALUES ('large', 9)").await.unwrap();
     let delete = "BEGIN; SET LOCAL lockkeeper.fence = '9'; DELETE FROM orders; COMMIT";
@@ -69,7 +69,7 @@ async fn another_column_of_the_same_name_does_not_run_with_the_installers_rights
     {
         let table = format!("CREATE TABLE orders (id {key} PRIMARY KEY, fence bigint)");
         mallory.batch_execute(&table).await.unwrap();
-        guard(&mut client, &wish("orders")).await.unwrap();
+        guard(&mut client, &spec("orders")).await.unwrap();
         let swap = format!(
             "ALTER TABLE orders RENAME {column} TO old; ALTER TABLE orders ADD COLUMN {column} {kind}"
         );
@@ -111,7 +111,7 @@ async fn a_schema_that_another_role_has_prepared_is_refused() {
             .await
             .unwrap();
         mallory.batch_execute(&theirs).await.unwrap();
-        let told = guard(&mut client, &wish("orders")).await;
+        let told = guard(&mut client, &spec("orders")).await;
         assert!(!is_superuser(&client).await, "{theirs}: a trigger ran as the installer");
         assert!(matches!(&told, Err(Error::Denied(text)) if text.contains(says)), "{theirs}: {told:?}");
     }
@@ -123,11 +123,11 @@ async fn a_trigger_of_another_role_on_our_own_tables_is_refused() {
     let Some((place, mallory)) = attacked().await else { return };
     let mut client = place.client().await;
     client.batch_execute("CREATE TABLE orders (id int PRIMARY KEY, fence bigint)").await.unwrap();
-    guard(&mut client, &wish("orders")).await.unwrap();
+    guard(&mut client, &spec("orders")).await.unwrap();
     client.batch_execute("GRANT TRIGGER ON lockkeeper_fence.guarded TO mallory").await.unwrap();
     let trigger = "CREATE TRIGGER t BEFORE INSERT ON lockkeeper_fence.guarded FOR EACH ROW EXECUTE FUNCTION trigger_code()";
     mallory.batch_execute(trigger).await.unwrap();
-    let told = guard(&mut client, &wish("orders")).await;
+    let told = guard(&mut client, &spec("orders")).await;
     assert!(!is_superuser(&client).await, "a trigger ran as the installer");
     assert!(matches!(&told, Err(Error::Denied(text)) if text.contains("trigger")), "{told:?}");
 }
@@ -141,14 +141,14 @@ async fn functions_in_the_search_path_of_the_installer_do_not_run() {
         code("hashtextextended", "text, int", "bigint", "1") + &code("quote_ident", "name", "text", "'x'");
     mallory.batch_execute(&trap).await.unwrap();
     client.batch_execute("CREATE TABLE orders (id int PRIMARY KEY, fence bigint)").await.unwrap();
-    guard(&mut client, &wish("orders")).await.unwrap();
+    guard(&mut client, &spec("orders")).await.unwrap();
     assert!(!is_superuser(&client).await, "a function of another role ran as the installer");
     // What it prints for others to run, likewise.
-    let guarded = lockkeeper_fenced::postgres::table::find(&mut client, &wish("orders")).await.unwrap();
+    let guarded = lockkeeper_fenced::postgres::table::find(&mut client, &spec("orders")).await.unwrap();
     client.batch_execute(&format!("BEGIN; {}; COMMIT", install_sql(&guarded))).await.unwrap();
     install(&mut client, &guarded).await.unwrap();
     assert!(!is_superuser(&client).await, "a function of another role ran as the installer");
-    assert!(status(&mut client).await.unwrap().iter().all(|one| one.state == State::On));
+    assert!(status(&mut client).await.unwrap().iter().all(|one| one.state == TriggerState::On));
 }
 
 /// `uninstall` and `status` meet a prepared schema as well: a trigger on DELETE, and a view in place of a table.

@@ -4,20 +4,20 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use lockkeeper_core::{Error, Fence, Result};
-use lockkeeper_fenced::postgres::table::{self, State, Wish};
+use lockkeeper_fenced::postgres::table::{self, TableGuardSpec, TriggerState};
 use lockkeeper_fenced::postgres::{refusal, tokio_postgres};
-use lockkeeper_fenced::{Fenced, Seen};
+use lockkeeper_fenced::{Fenced, GuardedValue};
 use lockkeeper_testkit::fenced::FencedHarness;
 use tokio_postgres::Client;
 
 use crate::common::{Place, Plain, connect};
 
-pub fn wish(table: &str) -> Wish {
-    Wish { table: table.into(), column: "fence".into(), key: vec![], allow_unfenced: false }
+pub fn spec(table: &str) -> TableGuardSpec {
+    TableGuardSpec { table: table.into(), column: "fence".into(), key: vec![], allow_unfenced: false }
 }
 
-pub async fn guard(client: &mut Client, wish: &Wish) -> Result<()> {
-    let guarded = table::find(client, wish).await?;
+pub async fn guard(client: &mut Client, spec: &TableGuardSpec) -> Result<()> {
+    let guarded = table::find(client, spec).await?;
     table::install(client, &guarded).await
 }
 
@@ -33,7 +33,7 @@ impl FencedHarness for Guarded {
             .batch_execute("CREATE TABLE things (name text PRIMARY KEY, value bytea, fence bigint)")
             .await
             .unwrap();
-        guard(&mut client, &wish("things")).await.unwrap();
+        guard(&mut client, &spec("things")).await.unwrap();
         Some(Guarded(place))
     }
 
@@ -89,7 +89,7 @@ impl Fenced for Statements {
         done.map_err(Self::told)
     }
 
-    async fn read(&self, resource: &str) -> Result<Option<Seen>> {
+    async fn read(&self, resource: &str) -> Result<Option<GuardedValue>> {
         let _turn = self.turn.lock().await;
         // In one statement: between two, a row may come or go.
         let sql = "SELECT coalesce(t.fence, m.fence), t.value FROM (SELECT $1::text AS name) n \
@@ -97,7 +97,7 @@ impl Fenced for Statements {
                    m.guarded = current_schema || '.things' AND m.key = jsonb_build_array(n.name)::text";
         let row = self.client.query_one(sql, &[&resource]).await.map_err(Self::told)?;
         let fence: Option<i64> = row.get(0);
-        Ok(fence.map(|fence| Seen { fence: Fence::new(fence as u64).unwrap(), value: row.get(1) }))
+        Ok(fence.map(|fence| GuardedValue { fence: Fence::new(fence as u64).unwrap(), value: row.get(1) }))
     }
 }
 
@@ -112,7 +112,7 @@ async fn orders(place: &Place) {
     let table = "CREATE TABLE orders (id int PRIMARY KEY, state text, fence bigint NOT NULL DEFAULT 0); \
                  INSERT INTO orders VALUES (42, 'open')";
     client.batch_execute(table).await.unwrap();
-    guard(&mut client, &wish("orders")).await.unwrap();
+    guard(&mut client, &spec("orders")).await.unwrap();
     client.batch_execute("UPDATE orders SET state = 'seven', fence = 7").await.unwrap();
 }
 
@@ -255,7 +255,7 @@ async fn unfenced_writes_can_be_allowed_and_forget_no_mark() {
     let Some(place) = Place::start().await else { return };
     orders(&place).await;
     let mut client = place.client().await;
-    guard(&mut client, &Wish { allow_unfenced: true, ..wish("orders") }).await.unwrap();
+    guard(&mut client, &TableGuardSpec { allow_unfenced: true, ..spec("orders") }).await.unwrap();
     let told = |error: tokio_postgres::Error| refusal(&error).map(|error| error.outcome().as_str());
     client.batch_execute("UPDATE orders SET state = 'unfenced'").await.unwrap();
     client.batch_execute("DELETE FROM orders").await.unwrap();
@@ -276,9 +276,9 @@ async fn strange_names_install_and_go_without_a_trace() {
         r#"CREATE TABLE {odd} ("a.b" text, "C" int, "@C $guard0$" bigint, PRIMARY KEY ("C", "a.b"))"#
     );
     client.batch_execute(&make).await.unwrap();
-    let odd_wish = Wish { column: "@C $guard0$".into(), ..wish(odd) };
-    guard(&mut client, &odd_wish).await.unwrap();
-    guard(&mut client, &odd_wish).await.unwrap();
+    let odd_spec = TableGuardSpec { column: "@C $guard0$".into(), ..spec(odd) };
+    guard(&mut client, &odd_spec).await.unwrap();
+    guard(&mut client, &odd_spec).await.unwrap();
     client.batch_execute(&format!("INSERT INTO {odd} VALUES ('x', 1, 7)")).await.unwrap();
     let late = client.batch_execute(&format!(r#"UPDATE {odd} SET "@C $guard0$" = 6"#)).await.unwrap_err();
     assert!(matches!(refusal(&late), Some(Error::Stale { .. })), "{late:?}");
@@ -290,7 +290,7 @@ async fn strange_names_install_and_go_without_a_trace() {
     assert!(matches!(refusal(&late), Some(Error::Stale { .. })), "{late:?}");
     let all = table::status(&mut client).await.unwrap();
     let mine = all.iter().find(|one| one.table.contains("It's")).unwrap();
-    assert_eq!((mine.state, mine.marks, mine.key.as_str()), (State::On, 1, r#""C", "a.b""#));
+    assert_eq!((mine.state, mine.marks, mine.key.as_str()), (TriggerState::On, 1, r#""C", "a.b""#));
     // Under another name it is guarded as before, and found.
     let renamed = format!(
         r#"ALTER TABLE {odd} RENAME TO "It's another"; INSERT INTO "It's another" VALUES ('y', 1, 7)"#
@@ -300,7 +300,7 @@ async fn strange_names_install_and_go_without_a_trace() {
     assert!(matches!(refusal(&late), Some(Error::Stale { .. })), "{late:?}");
     let all = table::status(&mut client).await.unwrap();
     assert!(
-        all.iter().any(|one| one.table.ends_with(r#""It's another""#) && one.state == State::On),
+        all.iter().any(|one| one.table.ends_with(r#""It's another""#) && one.state == TriggerState::On),
         "{all:?}"
     );
     client.batch_execute(&format!(r#"ALTER TABLE "It's another" RENAME TO {odd}"#)).await.unwrap();
@@ -314,7 +314,7 @@ async fn strange_names_install_and_go_without_a_trace() {
             .find(|one| one.table.contains("It's"))
             .map(|one| one.state)
     };
-    assert_eq!(state(&mut client).await, Some(State::Off));
+    assert_eq!(state(&mut client).await, Some(TriggerState::Off));
     assert!(table::uninstall(&mut client, odd).await.unwrap());
     assert!(!table::uninstall(&mut client, odd).await.unwrap(), "there is nothing any more");
     let left = format!(
@@ -323,9 +323,9 @@ async fn strange_names_install_and_go_without_a_trace() {
     );
     assert_eq!(client.query_one(&left, &[]).await.unwrap().get::<_, i64>(0), 0);
     client.batch_execute(&format!("INSERT INTO {odd} VALUES ('x', 1, 7)")).await.unwrap();
-    guard(&mut client, &odd_wish).await.unwrap();
+    guard(&mut client, &odd_spec).await.unwrap();
     client.batch_execute(&format!("DROP TABLE {odd}")).await.unwrap();
-    assert_eq!(state(&mut client).await, Some(State::Gone));
+    assert_eq!(state(&mut client).await, Some(TriggerState::Gone));
     let name = table::status(&mut client)
         .await
         .unwrap()
@@ -363,7 +363,7 @@ async fn what_cannot_be_guarded_is_told() {
         ("child", "id", "inherit"),
     ] {
         let key = Some(key.to_owned()).filter(|key| !key.is_empty()).into_iter().collect();
-        let told = table::find(&mut client, &Wish { key, ..wish(table) }).await.unwrap_err();
+        let told = table::find(&mut client, &TableGuardSpec { key, ..spec(table) }).await.unwrap_err();
         assert!(told.to_string().contains(says), "{table}: {told}");
     }
 }
@@ -378,7 +378,7 @@ async fn who_has_no_rights_is_told_and_who_writes_needs_none_of_ours() {
         "CREATE ROLE {role}; GRANT USAGE ON SCHEMA {s} TO {role}; GRANT ALL ON orders TO {role}; SET ROLE {role}"
     );
     client.batch_execute(&rights).await.unwrap();
-    let denied = guard(&mut client, &wish("orders")).await.unwrap_err();
+    let denied = guard(&mut client, &spec("orders")).await.unwrap_err();
     assert!(matches!(denied, Error::Denied(_)), "{denied}");
     let denied = table::uninstall(&mut client, "orders").await.unwrap_err();
     assert!(matches!(denied, Error::Denied(_)), "{denied}");
@@ -392,5 +392,5 @@ async fn who_has_no_rights_is_told_and_who_writes_needs_none_of_ours() {
         client.batch_execute("DELETE FROM lockkeeper_fence.mark").await.is_err(),
         "a mark can be taken away"
     );
-    assert!(table::status(&mut client).await.unwrap().iter().any(|one| one.state == State::On));
+    assert!(table::status(&mut client).await.unwrap().iter().any(|one| one.state == TriggerState::On));
 }

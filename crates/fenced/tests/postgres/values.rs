@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use lockkeeper_core::Error;
 use lockkeeper_fenced::postgres::{Fences, PostgresFenced};
-use lockkeeper_fenced::{Fenced, Seen};
+use lockkeeper_fenced::{Fenced, GuardedValue};
 use lockkeeper_testkit::fenced::FencedHarness;
 use lockkeeper_testkit::proxy::{At, Fault, Framing, Proxy, every_point};
 
@@ -37,7 +37,7 @@ mod laws {
     lockkeeper_testkit::fenced_laws!(Place);
 }
 
-/// A client behind a proxy writes with 5, unheard or not; repeated, it is done once; after a newer write it is refused.
+/// A client behind a proxy writes with 5, and the reply may get lost. Sent again, the write is done once; after a newer write it is refused.
 async fn break_everywhere(fault: fn(At) -> Fault) {
     let Some(place) = <Place as FencedHarness>::start().await else { return };
     let other = <Place as FencedHarness>::client(&place.address()).await;
@@ -57,7 +57,7 @@ async fn break_everywhere(fault: fn(At) -> Fault) {
                 Err(e) => panic!("{e}"),
             }
         }
-        let seen = Some(Seen { fence: fence(5), value: Some(b"five".to_vec()) });
+        let seen = Some(GuardedValue { fence: fence(5), value: Some(b"five".to_vec()) });
         assert_eq!(other.read(&name).await.unwrap(), seen);
         other.put(&name, fence(6), b"six").await.unwrap();
         if let Some(client) = through().await {

@@ -85,7 +85,7 @@ where
     }
 }
 
-/// What the layer does with a request.
+/// The decision of the layer about a request.
 enum PreparedRequest<B> {
     /// Pass it on: it has no key, or keys do not count for it.
     Pass(Request<RequestBody<B>>),

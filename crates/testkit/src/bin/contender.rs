@@ -15,7 +15,7 @@ use lockkeeper::{Attempt, Guard, Lockkeeper};
 use lockkeeper_testkit::history::{HistoryEvent, HistoryRecorder, Operation};
 use lockkeeper_testkit::resource::{CheckedFile, CounterFile, UncheckedFile};
 
-type Failure = Box<dyn std::error::Error>;
+type ContenderFailure = Box<dyn std::error::Error>;
 
 struct Contender {
     args: HashMap<String, String>,
@@ -29,7 +29,7 @@ impl Contender {
     }
 
     /// Takes the lock and writes down how that went. The attempt of the history only tells one ask from another.
-    async fn take(&self) -> Result<(Guard, Attempt), Failure> {
+    async fn take(&self) -> Result<(Guard, Attempt), ContenderFailure> {
         let name = self.arg("name");
         let ttl = self.args.get("ttl_ms").map_or(Ok(30_000), |ms| ms.parse())?;
         let story = Attempt::from_bytes(lockkeeper_host::random_128());
@@ -40,7 +40,7 @@ impl Contender {
         Ok((guard, story))
     }
 
-    async fn give_back(&self, guard: Guard, story: &Attempt) -> Result<(), Failure> {
+    async fn give_back(&self, guard: Guard, story: &Attempt) -> Result<(), ContenderFailure> {
         let name = self.arg("name");
         self.recorder.record(HistoryEvent::invoke(Operation::Release, name).attempt(story));
         guard.release().await?;
@@ -48,7 +48,7 @@ impl Contender {
         Ok(())
     }
 
-    async fn count(&self) -> Result<(), Failure> {
+    async fn count(&self) -> Result<(), ContenderFailure> {
         let counter = CounterFile::new(self.arg("counter"));
         for _ in 0..self.arg("times").parse()? {
             let (guard, story) = self.take().await?;
@@ -58,7 +58,7 @@ impl Contender {
         Ok(())
     }
 
-    async fn late(&self) -> Result<(), Failure> {
+    async fn late(&self) -> Result<(), ContenderFailure> {
         let (guard, story) = self.take().await?;
         say(&format!("held {}", guard.fence()));
         let mut line = String::new();
@@ -96,7 +96,7 @@ fn say(line: &str) {
     writeln!(out, "{line}").and_then(|()| out.flush()).expect("the parent process reads");
 }
 
-fn main() -> Result<(), Failure> {
+fn main() -> Result<(), ContenderFailure> {
     let mut args = std::env::args().skip(1);
     let what = args.next().unwrap_or_default();
     let args: HashMap<String, String> = args

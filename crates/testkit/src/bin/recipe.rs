@@ -26,7 +26,7 @@ use lockkeeper_host::Timer;
 use lockkeeper_testkit::history::{HistoryEvent, HistoryRecorder, Operation};
 use lockkeeper_testkit::resource::Ledger;
 
-type Failure = Box<dyn std::error::Error>;
+type RecipeFailure = Box<dyn std::error::Error>;
 
 struct RecipeProcess {
     args: HashMap<String, String>,
@@ -39,7 +39,7 @@ impl RecipeProcess {
     }
 
     /// Writes a `t` before each addition and a `d` after it. One that is started again goes on where it was killed.
-    async fn add(&self) -> Result<(), Failure> {
+    async fn add(&self) -> Result<(), RecipeFailure> {
         let register = self.keeper.register::<u64>(self.arg("name"));
         let path = self.arg("file");
         let tried = std::fs::read(path).unwrap_or_default().iter().filter(|c| **c == b't').count();
@@ -54,7 +54,7 @@ impl RecipeProcess {
         Ok(())
     }
 
-    async fn once(&self) -> Result<(), Failure> {
+    async fn once(&self) -> Result<(), RecipeFailure> {
         let keys: u64 = self.arg("keys").parse()?;
         let mut results = File::options().create(true).append(true).open(self.arg("results"))?;
         // A step that shares no factor with the number of keys visits them all, each process in another order.
@@ -127,7 +127,7 @@ fn count(dir: &Path, what: &str, key: &str, fence: Fence) {
 impl RecipeProcess {
     /// Leads in terms of up to a hundred looks each. Each look is a line: the term, a moment before, a moment after, and who.
     /// The same story is told to the history, for its checkers.
-    async fn lead(&self) -> Result<(), Failure> {
+    async fn lead(&self) -> Result<(), RecipeFailure> {
         let (name, me) = (self.arg("name"), std::process::id());
         let ttl = Duration::from_millis(self.arg("ttl_ms").parse()?);
         let mut file = File::options().create(true).append(true).open(self.arg("file"))?;
@@ -175,7 +175,7 @@ impl RecipeProcess {
     }
 
     /// Writes a line when it begins a window and another when it has finished it.
-    async fn windows(&self) -> Result<(), Failure> {
+    async fn windows(&self) -> Result<(), RecipeFailure> {
         let offset_us: i64 = self.arg("offset_ms").parse::<i64>()? * 1000;
         let start = BootInstant::from_nanos(self.arg("start_ns").parse()?);
         let clock = Arc::new(Off { start, offset_us });
@@ -236,7 +236,7 @@ impl Clock for Off {
     }
 }
 
-fn main() -> Result<(), Failure> {
+fn main() -> Result<(), RecipeFailure> {
     let mut args = std::env::args().skip(1);
     let what = args.next().unwrap_or_default();
     let args: HashMap<String, String> = args
@@ -247,7 +247,7 @@ fn main() -> Result<(), Failure> {
         let store = args.get("store").ok_or("recipe: store= is missing")?;
         let keeper = loop {
             match Lockkeeper::open(store).await {
-                // Started while the store is away: that is part of the test.
+                // Started while the store is unreachable: that is part of the test.
                 Err(Error::Unavailable(_) | Error::Unknown(_)) => {
                     tokio::time::sleep(Duration::from_millis(100)).await
                 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use lockkeeper_core::Fence;
-use lockkeeper_fenced::{Fenced, Seen};
+use lockkeeper_fenced::{Fenced, GuardedValue};
 use lockkeeper_host::random_128;
 
 use super::FencedHarness;
@@ -63,7 +63,7 @@ async fn send(resource: &dyn Fenced, name: &str, op: &ResourceOp) -> lockkeeper_
 /// Plays one story to two clients in turn, beside the rule in its simplest form.
 async fn play(clients: &[Arc<dyn Fenced>; 2], seed: u64) -> InterleavingTally {
     let (mut dice, mut tally) = (Dice(seed), InterleavingTally::default());
-    let (name, mut model) = (format!("story/{seed}"), None::<Seen>);
+    let (name, mut model) = (format!("story/{seed}"), None::<GuardedValue>);
     for op in story(&mut dice) {
         for turn in 0..1 + u64::from(op.again) {
             let answer = send(&*clients[dice.roll(2) as usize], &name, &op).await;
@@ -74,7 +74,7 @@ async fn play(clients: &[Arc<dyn Fenced>; 2], seed: u64) -> InterleavingTally {
                 }
                 _ => {
                     answer.unwrap_or_else(|e| panic!("{} after {model:?} was to be taken: {e}", op.fence));
-                    model = Some(Seen { fence: op.fence, value: op.value.clone() });
+                    model = Some(GuardedValue { fence: op.fence, value: op.value.clone() });
                     (tally.taken, tally.repeated) = (tally.taken + 1, tally.repeated + turn);
                 }
             }

@@ -9,7 +9,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use lockkeeper_core::{Error, Fence, Result};
-use lockkeeper_fenced::{Fenced, Seen};
+use lockkeeper_fenced::{Fenced, GuardedValue};
 
 use super::FencedHarness;
 
@@ -25,7 +25,7 @@ async fn pair<H: FencedHarness>(h: &H) -> (Arc<dyn Fenced>, Arc<dyn Fenced>) {
 /// What is there has to be this.
 async fn is(resource: &dyn Fenced, name: &str, mark: u64, value: Option<&str>) {
     let seen = resource.read(name).await.expect("it can be read");
-    let wanted = Seen { fence: fence(mark), value: value.map(|value| value.as_bytes().to_vec()) };
+    let wanted = GuardedValue { fence: fence(mark), value: value.map(|value| value.as_bytes().to_vec()) };
     assert_eq!(seen, Some(wanted), "{name}");
 }
 
@@ -190,7 +190,7 @@ pub async fn every_value_comes_back_whole<H: FencedHarness>(h: H) {
         a.put("orders/42", mark, value).await.unwrap();
         let seen = b.read("orders/42").await.unwrap();
         assert!(
-            seen == Some(Seen { fence: mark, value: Some(value.to_vec()) }),
+            seen == Some(GuardedValue { fence: mark, value: Some(value.to_vec()) }),
             "value {nth} came back as another"
         );
     }

@@ -1,7 +1,7 @@
-//! The laws of resources that check the fence, for every adapter of `lockkeeper-fenced`, and the story that they are there for.
+//! The laws of resources that check the fence, for every adapter of `lockkeeper-fenced`, and the scenario that they exist for.
 //!
 //! An adapter's test is a [`FencedHarness`] and one line: `lockkeeper_testkit::fenced_laws!(MyHarness);`. Each law becomes a test of its
-//! own, and so does the story of the paused process ([`story`]). Next to each law in the list below stand the
+//! own, and so does the scenario of the paused process ([`paused_writer`]). Next to each law in the list below stand the
 //! [bugs](ResourceBug) that it must catch; the first of them is the check itself, removed.
 
 mod interleavings;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lockkeeper_core::{Error, Fence, Result};
-use lockkeeper_fenced::{Fenced, Seen};
+use lockkeeper_fenced::{Fenced, GuardedValue};
 
 /// Ways in which a resource can be wrong about fences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub enum ResourceBug {
     WritesLater,
 }
 
-type Rows = HashMap<String, Seen>;
+type Rows = HashMap<String, GuardedValue>;
 
 /// The rule itself, in the memory of this process: what the adapters are compared with. It can be spoilt in one way.
 #[derive(Clone, Debug, Default)]
@@ -85,7 +85,7 @@ impl FaultyResource {
         } else {
             fence
         };
-        rows.insert(row, Seen { fence, value });
+        rows.insert(row, GuardedValue { fence, value });
     }
 
     fn row(&self, resource: &str) -> String {
@@ -156,7 +156,7 @@ impl Fenced for FaultyResource {
         self.write(resource, fence, None).await
     }
 
-    async fn read(&self, resource: &str) -> Result<Option<Seen>> {
+    async fn read(&self, resource: &str) -> Result<Option<GuardedValue>> {
         Ok(self.rows().get(&self.row(resource)).cloned())
     }
 }

@@ -29,11 +29,11 @@ pub struct OutageStore {
     store: Arc<dyn Store>,
     clock: Arc<dyn Clock>,
     first: FirstLoss,
-    state: Mutex<State>,
+    state: Mutex<OutageState>,
 }
 
 #[derive(Default)]
-struct State {
+struct OutageState {
     began: Option<BootInstant>,
     refused: usize,
 }

@@ -97,9 +97,9 @@ pub async fn a_dropped_request_can_be_withdrawn<H: Harness>(h: H) {
     give_back(&a, &held.key).await;
     is_free(&a, "orders/42").await;
     // Dropped after the grant, before the caller saw it.
-    let unheard = request("orders/42");
-    take(&b, &unheard).await;
-    assert_eq!(give_back(&b, &unheard.key).await, ReleaseOutcome::Released);
+    let dropped_late = request("orders/42");
+    take(&b, &dropped_late).await;
+    assert_eq!(give_back(&b, &dropped_late.key).await, ReleaseOutcome::Released);
     take(&a, &request("orders/42")).await;
 }
 

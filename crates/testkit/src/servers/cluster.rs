@@ -55,7 +55,7 @@ impl Cluster {
         self.nodes.iter().map(|node| node.addr().to_string()).collect::<Vec<_>>().join(",")
     }
 
-    /// Waits until every member serves, and exactly one of them leads. One that was away still catches up for a while after it
+    /// Waits until every member serves, and exactly one of them leads. A member that was unreachable still catches up for a while after it
     /// can be reached again, and one that was cut off while it led takes itself for the leader: until then a fault is not over.
     ///
     /// # Panics

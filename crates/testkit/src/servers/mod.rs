@@ -28,6 +28,7 @@ mod postgres;
 mod process;
 mod redis;
 mod redis_cluster;
+mod redis_keys;
 mod redis_pair;
 mod redis_sentinel;
 mod require;
@@ -52,6 +53,7 @@ pub use redis::{AppendOnly, RedisOptions, redis, redis_call, redis_socket, redis
 pub use redis_cluster::{
     Migration, RedisCluster, redis_cluster, redis_cluster_with, redis_cluster_with_replicas,
 };
+pub use redis_keys::RedisKey;
 pub use redis_pair::{RedisPair, redis_pair};
 pub use redis_sentinel::{RedisSentinel, redis_sentinel};
 pub use require::{Skip, demand, require};

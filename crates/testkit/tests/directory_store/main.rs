@@ -1,8 +1,12 @@
 //! The laws on a small store that keeps locks as files in a directory: a store of an outside author needs no more than this.
 
-mod files;
+mod acquire;
+mod codec;
+mod error;
+mod keys;
+mod profile;
+mod statements;
 mod store;
-mod waiting;
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use lockkeeper::Lockkeeper;
 
 /// A task that takes uncontended locks, one after the other: how long that takes is how slow the machine is just now,
-/// or for how long the store is away. No promise is quicker than that.
+/// or for how long the store is unreachable. No promise is quicker than that.
 pub struct Control {
     seen: Arc<Mutex<Seen>>,
     ends: Arc<AtomicBool>,

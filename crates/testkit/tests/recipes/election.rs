@@ -98,7 +98,7 @@ async fn hear(
 ) -> Vec<Proclamation> {
     let mut heard = Vec::new();
     while heard.last().is_none_or(|last: &Proclamation| last.value.as_deref() != Some("the end")) {
-        // The store is away now and then.
+        // The store is unreachable now and then.
         if let Some(Ok(next)) = news.next().await {
             heard.push(next);
         }
@@ -136,7 +136,7 @@ async fn five_candidates(ground: Ground) {
     let keeper = Lockkeeper::open(&store).await.unwrap();
     let wake = keeper.profile().wake;
     let election = keeper.election("e").poll(Duration::from_millis(50));
-    // One that listens all the time, and one that hears the first word and is away until the end.
+    // One observer reads all the time; another one reads the first proclamation, and nothing more until the end.
     let listens = tokio::spawn(hear(election.observe()));
     let mut away = election.observe();
     let first = tokio::time::timeout(Duration::from_secs(120), away.next())

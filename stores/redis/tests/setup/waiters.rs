@@ -85,7 +85,7 @@ async fn a_waiter_whose_connection_is_cut_at_its_turn_is_served_by_its_poll() {
     }
 }
 
-/// A waiter goes on waiting while the server is away, and its line is made anew if the server forgot it.
+/// A waiter goes on waiting while the server is unreachable, and enqueues again if the server forgot the queue.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiter_outlives_a_server_that_forgets_everything() {
     let Ok(mut server) = servers::redis(RedisOptions::default()) else { return };

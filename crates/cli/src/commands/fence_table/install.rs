@@ -2,7 +2,7 @@
 
 use clap::Args;
 use lockkeeper::{Error, Outcome};
-use lockkeeper_fenced::postgres::table::{self, Wish};
+use lockkeeper_fenced::postgres::table::{self, TableGuardSpec};
 use serde_json::json;
 
 use super::DatabaseArgs;
@@ -45,8 +45,8 @@ impl FenceInstallArgs {
     pub async fn execute(self) -> Result<i32, Failure> {
         let mut client = self.database.open().await?;
         let (column, key) = (self.column, self.key);
-        let wish = Wish { table: self.table, column, key, allow_unfenced: self.allow_unfenced };
-        let guarded = table::find(&mut client, &wish).await?;
+        let spec = TableGuardSpec { table: self.table, column, key, allow_unfenced: self.allow_unfenced };
+        let guarded = table::find(&mut client, &spec).await?;
         if self.sql {
             output::line(&format!("BEGIN;\n{}\nCOMMIT;", table::install_sql(&guarded)))?;
             return Ok(OK);

@@ -1,7 +1,7 @@
 //! `lockkeeper fence status`: which PostgreSQL tables check fences.
 
 use clap::Args;
-use lockkeeper_fenced::postgres::table::{State, Status, status};
+use lockkeeper_fenced::postgres::table::{Status, TriggerState, status};
 use serde_json::{Value, json};
 
 use super::DatabaseArgs;
@@ -36,12 +36,12 @@ impl FenceStatusArgs {
     }
 }
 
-fn word(state: State) -> &'static str {
+fn word(state: TriggerState) -> &'static str {
     match state {
-        State::On => "on",
-        State::Off => "off",
-        State::Inherited => "inherited",
-        State::Gone => "gone",
+        TriggerState::On => "on",
+        TriggerState::Off => "off",
+        TriggerState::Inherited => "inherited",
+        TriggerState::Gone => "gone",
     }
 }
 
@@ -54,10 +54,10 @@ fn shown(one: &Status) -> Value {
 
 fn row(one: &Status) -> Vec<String> {
     let state = match one.state {
-        State::On => "on",
-        State::Off => "OFF: a trigger is disabled or dropped",
-        State::Inherited => "OFF: tables inherit from it, and their rows are not checked",
-        State::Gone => "the table is gone",
+        TriggerState::On => "on",
+        TriggerState::Off => "OFF: a trigger is disabled or dropped",
+        TriggerState::Inherited => "OFF: tables inherit from it, and their rows are not checked",
+        TriggerState::Gone => "the table is gone",
     };
     let unfenced = if one.allow_unfenced { "LET THROUGH" } else { "refused" };
     let text = |text: &str| plain(text).into_owned();

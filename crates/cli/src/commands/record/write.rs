@@ -12,7 +12,7 @@ use crate::args::{fence, utf8};
 use crate::duration;
 use crate::exit::Failure;
 
-/// What to write.
+/// The value to write.
 #[derive(Args, Debug)]
 pub struct NewValueArgs {
     /// The new value, as text

@@ -5,7 +5,7 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Row, Transaction};
 
 use super::registry::{Registered, place};
-use super::{Wish, one, own_path};
+use super::{TableGuardSpec, one, own_path};
 use crate::postgres::error::to_error;
 
 /// A table that can be guarded. All names in it come from the catalogue of the database and are quoted by it.
@@ -19,7 +19,7 @@ pub struct GuardedTable {
     pub key: Vec<KeyColumn>,
     /// Whether writes without any fence are let through.
     pub allow_unfenced: bool,
-    /// What its marks are kept under: the table's name when it was first guarded, or that with a number if another table has it.
+    /// The name that its marks are kept under: the table's name when it was first guarded, or that with a number if another table has it.
     pub(super) name: String,
     /// Its function, without the schema.
     pub(super) function: String,
@@ -66,29 +66,29 @@ const KINDS: &str = "SELECT quote_ident(a.attname), t.typtype::text, CASE t.typt
     FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1]) \
     JOIN pg_type t ON t.oid = a.atttypid WHERE i.indexrelid = $1 ORDER BY quote_ident(a.attname) COLLATE \"C\"";
 
-/// Looks whether a table can be guarded as wished.
+/// Looks whether a table can be guarded as the specification says.
 ///
 /// # Errors
 /// [`Error::Invalid`] or [`Error::Unsupported`] with what is in the way, and what to do.
-pub async fn find(client: &mut Client, wish: &Wish) -> Result<GuardedTable> {
+pub async fn find(client: &mut Client, spec: &TableGuardSpec) -> Result<GuardedTable> {
     let client = &client.transaction().await.map_err(|e| to_error(&e, false))?;
     // The name means what it means in this session. After that, no function of another role is to be found.
     let rows =
-        client.query_typed(RESOLVE, &[(&wish.table, Type::TEXT)]).await.map_err(|e| to_error(&e, false))?;
+        client.query_typed(RESOLVE, &[(&spec.table, Type::TEXT)]).await.map_err(|e| to_error(&e, false))?;
     let oid: Option<u32> = rows.first().map(|row| get(row, 0)).transpose()?.flatten();
     own_path(client).await?;
     let rows = client.query_typed(TABLE, &[(&oid, Type::OID)]).await.map_err(|e| to_error(&e, false))?;
     let Some(found) = rows.first() else {
         return Err(Error::invalid(format!(
             "there is no table {}: name it as in SQL, with its schema",
-            wish.table
+            spec.table
         )));
     };
     let (oid, table): (u32, String) = (get(found, 0)?, get(found, 1)?);
     check(&table, &get::<String>(found, 2)?, get(found, 3)?, get(found, 4)?)?;
-    let column = column(client, oid, &table, &wish.column).await?;
+    let column = column(client, oid, &table, &spec.column).await?;
     let mut wanted = Vec::new();
-    for part in &wish.key {
+    for part in &spec.key {
         wanted.push(quoted(client, oid, &table, part).await?.0);
     }
     wanted.sort();
@@ -105,7 +105,7 @@ pub async fn find(client: &mut Client, wish: &Wish) -> Result<GuardedTable> {
                 table,
                 column,
                 key,
-                allow_unfenced: wish.allow_unfenced,
+                allow_unfenced: spec.allow_unfenced,
                 name,
                 function,
             });

@@ -2,7 +2,7 @@
 //! every INSERT that brings back a deleted row with one, whatever client sends it.
 //!
 //! A client presents its fence by writing it into the column, or for the whole transaction by `SET LOCAL lockkeeper.fence = '…'`,
-//! which is the way for DELETE. What presents none is refused as well, unless that was allowed at [`install`].
+//! which is the way for DELETE. A write that presents none is refused as well, unless that was allowed at [`install`].
 
 mod find;
 mod registry;
@@ -11,16 +11,16 @@ mod status;
 
 use find::KeyKind;
 pub use find::{GuardedTable, KeyColumn, find};
-pub use status::{State, Status, status};
+pub use status::{Status, TriggerState, status};
 
 use lockkeeper_core::{Error, Result};
 use tokio_postgres::{Client, GenericClient, Transaction};
 
 use super::error::to_error;
 
-/// What to guard.
+/// The table to guard, and how.
 #[derive(Clone, Debug)]
-pub struct Wish {
+pub struct TableGuardSpec {
     /// The table, as in SQL: `orders`, `sales.orders`, `"Orders"`.
     pub table: String,
     /// Its column for the fence, a `bigint`.
@@ -31,16 +31,16 @@ pub struct Wish {
     pub allow_unfenced: bool,
 }
 
-/// What [`install`] runs, for another process who may.
+/// The SQL of [`install`], for a role that has the rights to run it.
 pub fn install_sql(guarded: &GuardedTable) -> String {
     script::install(guarded)
 }
 
-/// Guards a table. Doing it again changes it to what is wished now.
+/// Guards a table. A second call replaces the settings of the first.
 ///
 /// # Errors
 /// [`Error::Invalid`] or [`Error::Unsupported`] if the table cannot be guarded, with what to do; [`Error::Denied`] if that takes more rights
-/// than the user has: then [`install_sql`] is for another process who has them.
+/// than the user has: then a role that has them runs [`install_sql`].
 pub async fn install(client: &mut Client, guarded: &GuardedTable) -> Result<()> {
     run(client, &script::install(guarded)).await
 }

@@ -2,7 +2,7 @@
 
 use super::{GuardedTable, KeyColumn, KeyKind};
 
-/// What all guarded tables share.
+/// The objects that all guarded tables share.
 const SHARED: &str = include_str!("shared.sql");
 /// The refusal of what another role has prepared in its place.
 const OWN: &str = include_str!("own.sql");
@@ -27,7 +27,7 @@ pub(super) fn install(guarded: &GuardedTable) -> String {
         (0..).map(|n| format!("$guard{n}$")).find(|tag| !body.contains(tag.as_str())).expect("one is free");
     // A key has one text, however the session of the client writes times and bytes: its mark is found by that.
     //
-    // Who may execute the function could hang it on a table of their own, and forge marks there. Who writes to the guarded table needs no
+    // A role that may execute the function could attach it to a table of its own, and forge marks there. A writer to the guarded table needs no
     // right to: it is asked for when a trigger is made, not when it fires.
     format!(
         "{SHARED}{OWN}{GRANTS}

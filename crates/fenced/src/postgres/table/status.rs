@@ -10,7 +10,7 @@ use crate::postgres::error::to_error;
 
 /// Whether a table is really guarded now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
+pub enum TriggerState {
     /// It is.
     On,
     /// A trigger is disabled or dropped, or the table shares its marks with another: nothing, or not everything, is checked.
@@ -33,7 +33,7 @@ pub struct Status {
     /// Whether UPDATE and DELETE without any fence are let through.
     pub allow_unfenced: bool,
     /// Whether it is guarded now.
-    pub state: State,
+    pub state: TriggerState,
     /// How many deleted rows have left their mark.
     pub marks: i64,
 }
@@ -61,10 +61,10 @@ pub async fn status(client: &mut Client) -> Result<Vec<Status>> {
     let rows = client.query_typed(sql, &[]).await.map_err(|e| to_error(&e, false))?;
     let each = rows.iter().map(|row| {
         let state = match (get(row, 4)?, get(row, 5)?) {
-            (false, _) => State::Gone,
-            (true, false) => State::Off,
-            (true, true) if get(row, 7)? => State::Inherited,
-            (true, true) => State::On,
+            (false, _) => TriggerState::Gone,
+            (true, false) => TriggerState::Off,
+            (true, true) if get(row, 7)? => TriggerState::Inherited,
+            (true, true) => TriggerState::On,
         };
         Ok(Status {
             table: get(row, 0)?,

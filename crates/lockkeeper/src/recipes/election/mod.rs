@@ -88,7 +88,7 @@ impl Election {
         self
     }
 
-    /// What `list` and `inspect` show beside the host and the pid. By default the name of the process, as
+    /// The label that `list` and `inspect` show beside the host and the pid. By default the name of the process, as
     /// `ps` shows it.
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.label = Some(label.into());

@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 use crate::keeper::Lockkeeper;
 pub use permit::RunPermit;
 
-/// What a failed run leaves behind.
+/// The record that a failed run leaves behind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnFailure {
     /// Nothing: the next caller runs the work again. The default.
@@ -109,7 +109,7 @@ impl Lockkeeper {
 }
 
 impl Once {
-    /// What the key stands for: a request's body, a command. The same key with another fingerprint returns
+    /// The content that the key stands for: a request's body, a command. The same key with another fingerprint returns
     /// [`Error::Invalid`](crate::Error::Invalid), because the caller made a mistake. Only a hash is stored. By default nothing is
     /// compared.
     pub fn fingerprint(mut self, request: impl AsRef<[u8]>) -> Self {
@@ -139,7 +139,7 @@ impl Once {
         self
     }
 
-    /// What a failed run leaves behind: by default the next caller tries again.
+    /// The record that a failed run leaves behind: by default the next caller tries again.
     pub fn on_failure(mut self, what: OnFailure) -> Self {
         self.on_failure = what;
         self

@@ -1,4 +1,4 @@
-//! What is in flight for each attempt, so that a release can cancel all of it.
+//! The requests in flight of each attempt, so that a release can cancel all of them.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use lockkeeper_core::{Attempt, Error};
+use lockkeeper_core::Attempt;
 use tokio::sync::watch;
 
-/// All pending requests of this process.
+/// All pending requests of this process. A call of the same attempt that begins while another one runs shares its entry.
 #[derive(Debug, Default)]
 pub struct PendingRequests(Mutex<HashMap<Attempt, Weak<PendingRequest>>>);
 
@@ -17,6 +17,7 @@ pub struct PendingRequest {
 }
 
 impl PendingRequest {
+    /// Whether a release has cancelled the request: no grant may follow.
     pub fn is_cancelled(&self) -> bool {
         *self.cancelled.borrow()
     }
@@ -57,7 +58,26 @@ impl PendingRequests {
     }
 }
 
-/// The answer to a caller whose request was released before it was answered.
-pub fn cancelled_error() -> Error {
-    Error::Unknown("the lock request was released before it was answered".into())
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ATTEMPT: Attempt = Attempt::from_bytes([7; 16]);
+
+    #[tokio::test]
+    async fn a_release_cancels_every_call_of_the_attempt() {
+        let requests = PendingRequests::default();
+        let (first, again) = (requests.begin(ATTEMPT), requests.begin(ATTEMPT));
+        assert!(requests.cancel(ATTEMPT));
+        first.cancelled().await;
+        assert!(first.is_cancelled() && again.is_cancelled());
+        assert!(!requests.begin(ATTEMPT).is_cancelled(), "a later call is a request of its own");
+    }
+
+    #[test]
+    fn a_dropped_call_is_not_pending() {
+        let requests = PendingRequests::default();
+        drop(requests.begin(ATTEMPT));
+        assert!(!requests.cancel(ATTEMPT));
+    }
 }
