@@ -43,6 +43,14 @@
 )]
 #![cfg_attr(
     feature = "postgres",
+    doc = "| share the rows of a PostgreSQL job table among workers | [`jobs`], with the feature `postgres` |"
+)]
+#![cfg_attr(
+    not(feature = "postgres"),
+    doc = "| share the rows of a PostgreSQL job table among workers | the module `jobs`, with the feature `postgres` |"
+)]
+#![cfg_attr(
+    feature = "postgres",
     doc = "| lock inside my own PostgreSQL transaction | [`postgres`], with the feature `postgres` |"
 )]
 #![cfg_attr(
@@ -81,6 +89,8 @@ mod builder;
 mod guard;
 #[cfg(feature = "tower")]
 pub mod idempotency;
+#[cfg(feature = "postgres")]
+pub mod jobs;
 mod keeper;
 mod open;
 mod own_process;

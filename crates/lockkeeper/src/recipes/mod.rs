@@ -9,6 +9,7 @@ pub(crate) mod backoff;
 pub(crate) mod cas_record;
 pub mod claim;
 pub mod election;
+pub(crate) mod extend;
 pub(crate) mod format;
 pub mod once;
 pub mod register;

@@ -4,14 +4,14 @@ use std::fmt;
 use std::time::Duration;
 
 use lockkeeper_core::{BootInstant, Error, Fence, Result};
-use lockkeeper_host::sleep_until;
 use tokio::sync::Mutex;
 
 use super::ClaimGroup;
 use super::lease::ItemLease;
 use super::record::{ItemRecord, ItemState, cut_reason};
-use crate::recipes::backoff::random_part;
+use crate::recipes::backoff::growing_pause;
 use crate::recipes::cas_record::{CasRecord, Retry, Snapshot};
+use crate::recipes::extend::{ExtendableLease, run_extended};
 
 /// The longest that the record of an item stays that is neither done nor failed for good: 30 days, or as long as done
 /// items are recorded.
@@ -83,39 +83,7 @@ impl ClaimedItem {
     ///
     /// The renewals are part of this future: a runtime that is blocked for longer than the lease loses the item.
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
-        tokio::select! {
-            biased;
-            lost = self.keep_extended() => Err(lost),
-            done = work => Ok(done),
-        }
-    }
-
-    /// Extends the lease for as long as that works.
-    async fn keep_extended(&self) -> Error {
-        let clock = &*self.group.keeper.0.clock;
-        let every = self.group.lease / 3;
-        loop {
-            let (now, deadline) = (clock.now(), self.deadline().await);
-            if now >= deadline {
-                return Error::Lost("the lease of the item is over: it could not be extended in time".into());
-            }
-            let next = now + (every * 3 / 4 + random_part(every / 4));
-            sleep_until(clock, next.min(deadline)).await;
-            // A store that hangs must not delay the loss.
-            let extended = tokio::select! {
-                biased;
-                () = sleep_until(clock, deadline) => continue,
-                extended = self.extend() => extended,
-            };
-            match extended {
-                Ok(()) => {}
-                Err(error @ Error::Lost(_)) => return error,
-                Err(error) => {
-                    tracing::debug!(%error, "the lease of an item could not be extended; trying again");
-                    sleep_until(clock, (clock.now() + every / 8).min(deadline)).await;
-                }
-            }
-        }
+        run_extended(self, &*self.group.keeper.0.clock, self.group.lease, work).await
     }
 
     /// Records that the item is done. No worker takes it again for as long as done items are [kept](ClaimGroup::keep).
@@ -175,17 +143,24 @@ impl ClaimedItem {
     }
 }
 
+impl ExtendableLease for ClaimedItem {
+    async fn deadline(&self) -> BootInstant {
+        ClaimedItem::deadline(self).await
+    }
+
+    async fn extend(&self) -> Result<()> {
+        ClaimedItem::extend(self).await
+    }
+}
+
 impl ClaimGroup {
     /// How long the record of an item stays that is neither done nor failed for good.
     pub(super) fn unsettled(&self) -> Duration {
         UNSETTLED.max(self.keep)
     }
 
-    /// How long an item waits after so many failed attempts: doubled each time, and up to a half of it random, so that
-    /// items which failed together are not tried together.
+    /// How long an item waits after so many failed attempts.
     fn pause_after(&self, attempts: u32) -> Duration {
-        let (first, most) = self.backoff;
-        let full = first.saturating_mul(1 << attempts.saturating_sub(1).min(30)).min(most);
-        full / 2 + random_part(full / 2)
+        growing_pause(self.backoff, attempts)
     }
 }

@@ -136,7 +136,8 @@ impl ClaimSource {
         let (mut states, mut taken) = (HashMap::new(), HashSet::new());
         if self.open.len() <= READ_ONE_BY_ONE {
             for chunk in self.open.chunks(AT_ONCE) {
-                for (id, read) in chunk.iter().zip(join_all(chunk.iter().map(|id| group.read_item(id))).await) {
+                for (id, read) in chunk.iter().zip(join_all(chunk.iter().map(|id| group.read_item(id))).await)
+                {
                     let (state, is_taken) = read?;
                     states.extend(state.map(|state| (id.clone(), state)));
                     taken.extend(is_taken.then(|| id.clone()));
