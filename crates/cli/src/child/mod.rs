@@ -5,12 +5,14 @@
 //! - [`family`]: its descendants, also those that left the group. [`cgroup`]: all of them, as the kernel sees them.
 //! - [`supervise`]: keeps an eye on it, and ends it before its lock is gone.
 //! - [`shim`]: what it is started through, so that it dies with us.
+//! - [`item`]: one command of several that run at the same time, each for an item of work.
 //! - [`watchdog`]: a second process, there before the command, that ends it if we are killed or stopped.
 //! - [`terminal`]: who may read from the terminal.
 
 pub mod capture;
 pub mod cgroup;
 pub mod descendants;
+pub mod item;
 pub mod job;
 pub mod shim;
 pub mod supervisor;
