@@ -125,10 +125,15 @@ mod readme {}
 mod pages {
     #[doc = include_str!("../../../docs/guide/choosing-a-store.md")]
     mod choosing_a_store {}
+    #[doc = include_str!("../../../docs/claim.md")]
+    mod claim {}
     #[doc = include_str!("../../../docs/cron.md")]
     mod cron {}
     #[doc = include_str!("../../../docs/election.md")]
     mod election {}
+    #[cfg(feature = "postgres")]
+    #[doc = include_str!("../../../docs/jobs.md")]
+    mod jobs {}
     #[cfg(feature = "tower")]
     #[doc = include_str!("../../../docs/once.md")]
     mod once {}

@@ -74,3 +74,29 @@ async fn what_cannot_be_a_job_table_is_refused_and_left_as_it_is() {
     assert!(JobTable::find(&mut client, "odd").await.is_ok(), "only the key has to be of a usual type");
     assert_eq!(db.number(before).await, count, "a refused table was changed");
 }
+
+/// The statements that docs/jobs.md shows to programs in other languages do what it says.
+#[tokio::test]
+async fn the_statements_of_the_page_work() {
+    let Some(db) = Database::start().await else { return };
+    db.sql("CREATE TABLE mails (id bigint PRIMARY KEY)").await;
+    db.install("mails").await;
+    db.sql("INSERT INTO mails VALUES (7), (8)").await;
+    let page = include_str!("../../../../docs/jobs.md");
+    let blocks: Vec<&str> =
+        page.split("```sql\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    let [claim, complete] = blocks[..] else { panic!("two statements: {blocks:?}") };
+    let (client, claim) = (db.client().await, claim.split(';').next().unwrap());
+    let claimed = client.query(claim, &[&10_i64, &1_i32, &30_f64, &"psql"]).await.unwrap();
+    let (id, fence): (i64, i64) = (claimed[0].get(0), claimed[0].get(1));
+    assert_eq!((claimed.len(), claimed[0].get::<_, &str>(3)), (2, "open"));
+    let early = client.query(complete, &[&id, &(fence - 1)]).await.unwrap();
+    assert!(early.is_empty(), "a late completion was taken");
+    assert_eq!(client.query(complete, &[&id, &fence]).await.unwrap().len(), 1);
+    // The last attempt of the other one is over.
+    db.sql("UPDATE mails SET lk_run_at = now() WHERE lk_state = 'open'").await;
+    let buried = client.query(claim, &[&10_i64, &1_i32, &30_f64, &"psql"]).await.unwrap();
+    assert_eq!((buried.len(), buried[0].get::<_, &str>(3)), (1, "failed"));
+    let counts = db.open("mails", LONG).await.counts().await.unwrap();
+    assert_eq!((counts.done, counts.failed, counts.due), (1, 1, 0));
+}
