@@ -68,7 +68,7 @@ impl WorkerArgs {
 }
 
 /// An item that this worker has, of either kind.
-pub enum WorkItem {
+pub enum OwnItem {
     Claimed(Box<ClaimedItem>, Duration),
     #[cfg(feature = "postgres")]
     Job(TakenJob, Duration),
@@ -78,38 +78,38 @@ pub enum WorkItem {
 macro_rules! either {
     ($self:expr, $item:ident => $call:expr) => {
         match $self {
-            WorkItem::Claimed($item, _) => $call,
+            OwnItem::Claimed($item, _) => $call,
             #[cfg(feature = "postgres")]
-            WorkItem::Job($item, _) => $call,
+            OwnItem::Job($item, _) => $call,
         }
     };
 }
 
-impl WorkItem {
+impl OwnItem {
     /// Which item it is.
     pub fn id(&self) -> &str {
         match self {
-            WorkItem::Claimed(item, _) => item.id(),
+            OwnItem::Claimed(item, _) => item.id(),
             #[cfg(feature = "postgres")]
-            WorkItem::Job(job, _) => job.key(),
+            OwnItem::Job(job, _) => job.key(),
         }
     }
 
     /// The variable that tells the command which item it is.
     pub fn variable(&self) -> &'static str {
         match self {
-            WorkItem::Claimed(..) => "LOCKKEEPER_ITEM",
+            OwnItem::Claimed(..) => "LOCKKEEPER_ITEM",
             #[cfg(feature = "postgres")]
-            WorkItem::Job(..) => "LOCKKEEPER_JOB",
+            OwnItem::Job(..) => "LOCKKEEPER_JOB",
         }
     }
 
     /// How long its lease lasts from each extension.
     pub fn lease(&self) -> Duration {
         match self {
-            WorkItem::Claimed(_, lease) => *lease,
+            OwnItem::Claimed(_, lease) => *lease,
             #[cfg(feature = "postgres")]
-            WorkItem::Job(_, lease) => *lease,
+            OwnItem::Job(_, lease) => *lease,
         }
     }
 
@@ -123,9 +123,9 @@ impl WorkItem {
 
     pub async fn deadline(&self) -> BootInstant {
         match self {
-            WorkItem::Claimed(item, _) => item.deadline().await,
+            OwnItem::Claimed(item, _) => item.deadline().await,
             #[cfg(feature = "postgres")]
-            WorkItem::Job(job, _) => job.deadline(),
+            OwnItem::Job(job, _) => job.deadline(),
         }
     }
 
@@ -154,16 +154,16 @@ pub enum WorkSource {
 }
 
 impl WorkSource {
-    async fn take(&mut self, most: usize, lease: Duration) -> LkResult<Vec<WorkItem>> {
+    async fn take(&mut self, most: usize, lease: Duration) -> LkResult<Vec<OwnItem>> {
         match self {
             WorkSource::List(source) => {
                 let items = source.try_take(most).await?.into_iter();
-                Ok(items.map(|item| WorkItem::Claimed(Box::new(item), lease)).collect())
+                Ok(items.map(|item| OwnItem::Claimed(Box::new(item), lease)).collect())
             }
             #[cfg(feature = "postgres")]
             WorkSource::Table(jobs) => {
                 let jobs = jobs.claim(most).await?.into_iter();
-                Ok(jobs.map(|job| WorkItem::Job(job, lease)).collect())
+                Ok(jobs.map(|job| OwnItem::Job(job, lease)).collect())
             }
         }
     }
@@ -179,7 +179,7 @@ impl WorkSource {
 }
 
 /// One worker.
-pub struct Worker<'a> {
+pub struct ItemWorker<'a> {
     pub args: &'a WorkerArgs,
     pub command: ItemCommand<'a>,
     pub report: &'a Report,
@@ -192,7 +192,7 @@ pub struct Worker<'a> {
 /// How an attempt ended, as far as the exit code of the worker is concerned.
 type AttemptEnd = Result<Option<i32>, Failure>;
 
-impl Worker<'_> {
+impl ItemWorker<'_> {
     /// Works until everything is settled, or a signal comes. The exit code is that of the last command whose item failed for good.
     pub async fn run(&self, source: WorkSource, signals: &mut SignalStream) -> Result<i32, Failure> {
         let (permits, (pass_on, passed)) = (Semaphore::new(self.args.parallel.into()), watch::channel(None));
@@ -268,7 +268,7 @@ impl Worker<'_> {
     /// One attempt: waits for its turn, runs the command, and records how it ended.
     async fn attempt(
         &self,
-        item: WorkItem,
+        item: OwnItem,
         permits: &Semaphore,
         mut signals: watch::Receiver<Option<Signal>>,
     ) -> AttemptEnd {
@@ -351,7 +351,7 @@ impl Worker<'_> {
 }
 
 /// A claim under way, which has the source. It is never dropped before its answer: what it claims would wait for the end of its lease.
-type Claiming = Pin<Box<dyn Future<Output = (WorkSource, LkResult<Vec<WorkItem>>)>>>;
+type Claiming = Pin<Box<dyn Future<Output = (WorkSource, LkResult<Vec<OwnItem>>)>>>;
 
 fn claim(mut source: WorkSource, most: usize, lease: Duration) -> Claiming {
     Box::pin(async move {
@@ -361,7 +361,7 @@ fn claim(mut source: WorkSource, most: usize, lease: Duration) -> Claiming {
 }
 
 /// The answer of the claim under way; never, if there is none.
-async fn answer_of(claiming: &mut Option<Claiming>) -> (WorkSource, LkResult<Vec<WorkItem>>) {
+async fn answer_of(claiming: &mut Option<Claiming>) -> (WorkSource, LkResult<Vec<OwnItem>>) {
     match claiming {
         Some(claiming) => claiming.await,
         None => std::future::pending().await,
@@ -370,7 +370,7 @@ async fn answer_of(claiming: &mut Option<Claiming>) -> (WorkSource, LkResult<Vec
 
 /// Waits until one more command may run, and extends the lease of the item meanwhile. `None`: it is not to run.
 async fn wait_for_turn<'a>(
-    item: &WorkItem,
+    item: &OwnItem,
     permits: &'a Semaphore,
 ) -> Option<tokio::sync::SemaphorePermit<'a>> {
     let turn = permits.acquire();

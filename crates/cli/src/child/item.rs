@@ -19,7 +19,7 @@ use super::shim;
 use super::supervisor::LeadTimes;
 use super::watchdog::Watchdog;
 use crate::exit;
-use crate::work::WorkItem;
+use crate::work::OwnItem;
 
 /// What cannot be killed in this time hangs in the kernel.
 const GIVE_UP: Duration = Duration::from_secs(2);
@@ -54,7 +54,7 @@ impl ItemCommand<'_> {
     /// Runs the command for an item until it ends, and extends the lease meanwhile. `signals` has the signals that are passed on.
     pub async fn run(
         &self,
-        item: &WorkItem,
+        item: &OwnItem,
         name: &LockName,
         signals: &mut watch::Receiver<Option<Signal>>,
     ) -> io::Result<ItemEnd> {
@@ -64,7 +64,7 @@ impl ItemCommand<'_> {
         end
     }
 
-    async fn start(&self, item: &WorkItem, name: &LockName) -> io::Result<ItemProcess> {
+    async fn start(&self, item: &OwnItem, name: &LockName) -> io::Result<ItemProcess> {
         let mut watchdog = Watchdog::start_for_one(name, item.fence())?;
         let leads = LeadTimes::new(self.grace, item.lease(), None);
         watchdog.send_deadline(item.deadline().await.before(leads.watchdog));
@@ -95,7 +95,7 @@ impl ItemProcess {
     async fn until_end(
         &mut self,
         command: &ItemCommand<'_>,
-        item: &WorkItem,
+        item: &OwnItem,
         signals: &mut watch::Receiver<Option<Signal>>,
     ) -> io::Result<ItemEnd> {
         let mut extend_at = SystemClock.now() + item.lease() / 4;

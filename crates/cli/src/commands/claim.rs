@@ -15,7 +15,7 @@ use crate::output::{self, bold};
 use crate::signals::SignalStream;
 use crate::store;
 use crate::text::{columns, cut, plain, quoted, rfc3339};
-use crate::work::{WorkSource, Worker, WorkerArgs};
+use crate::work::{ItemWorker, WorkSource, WorkerArgs};
 
 /// The longest list that is read.
 const LIST_BYTES: u64 = 256 << 20;
@@ -102,7 +102,7 @@ impl ClaimArgs {
             json: report.is_json(),
         };
         let group = format!("claim/{}", self.name());
-        let worker = Worker { args: &self.worker, command, report: &report, group, skip: self.skip };
+        let worker = ItemWorker { args: &self.worker, command, report: &report, group, skip: self.skip };
         let mut signals = SignalStream::ending()?;
         worker.run(WorkSource::List(list), &mut signals).await
     }

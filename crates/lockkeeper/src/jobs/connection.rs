@@ -11,7 +11,7 @@ use tokio::sync::Mutex;
 use super::error::to_error;
 
 /// One parameter of a statement, and its type.
-pub(super) type Parameter<'a> = (&'a (dyn ToSql + Sync), Type);
+pub(super) type JobParameter<'a> = (&'a (dyn ToSql + Sync), Type);
 
 /// The connection to the database of the jobs.
 pub(super) struct JobConnection {
@@ -38,7 +38,7 @@ impl JobConnection {
     ///
     /// # Errors
     /// [`Error::Unknown`] if the server did not answer: it may have carried the statement out.
-    pub async fn rows(&self, sql: &str, parameters: &[Parameter<'_>]) -> Result<Vec<Row>> {
+    pub async fn rows(&self, sql: &str, parameters: &[JobParameter<'_>]) -> Result<Vec<Row>> {
         let client = self.client().await?;
         match tokio::time::timeout(self.options.timeout, client.query_typed(sql, parameters)).await {
             Ok(answer) => answer.map_err(|error| to_error(&error, true)),

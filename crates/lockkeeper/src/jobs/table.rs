@@ -4,6 +4,7 @@ use lockkeeper_core::{Error, Result};
 use lockkeeper_postgres::tokio_postgres::types::{FromSqlOwned, Type};
 use lockkeeper_postgres::tokio_postgres::{Client, Row, Transaction};
 
+use super::connection::JobParameter;
 use super::error::{to_error, unexpected};
 
 /// The columns that `install` adds. Each has its meaning in docs/jobs.md.
@@ -149,9 +150,7 @@ fn installed(table: &str, count: i64, mark: Option<String>) -> Result<bool> {
     }
 }
 
-type Parameter<'a> = (&'a (dyn lockkeeper_postgres::tokio_postgres::types::ToSql + Sync), Type);
-
-async fn rows(tx: &Transaction<'_>, sql: &str, parameters: &[Parameter<'_>]) -> Result<Vec<Row>> {
+async fn rows(tx: &Transaction<'_>, sql: &str, parameters: &[JobParameter<'_>]) -> Result<Vec<Row>> {
     tx.query_typed(sql, parameters).await.map_err(|e| to_error(&e, false))
 }
 

@@ -10,7 +10,7 @@ use lockkeeper_postgres::tokio_postgres::types::Type;
 use lockkeeper_postgres::tokio_postgres::{Row, Transaction};
 
 use super::Jobs;
-use super::connection::Parameter;
+use super::connection::JobParameter;
 use super::error::{to_error, unexpected};
 use super::table::get;
 use super::worker::deadline;
@@ -124,7 +124,7 @@ impl TakenJob {
     pub async fn complete_in(&self, tx: &Transaction<'_>) -> Result<()> {
         let fence = i64::try_from(self.fence.get()).expect("fences are below 2^53");
         for _ in 0..ROUNDS {
-            let parameters: [Parameter<'_>; 2] = [(&self.values, Type::TEXT_ARRAY), (&fence, Type::INT8)];
+            let parameters: [JobParameter<'_>; 2] = [(&self.values, Type::TEXT_ARRAY), (&fence, Type::INT8)];
             let rows = tx.query_typed(&self.jobs.statements.complete, &parameters).await;
             match self.met(JobChange::Complete, &rows.map_err(|e| to_error(&e, false))?)? {
                 RowBefore::Contended => {}
@@ -142,7 +142,7 @@ impl TakenJob {
         let reason: String = reason.as_ref().chars().filter(|c| *c != '\0').take(REASON_CHARS).collect();
         let (most, pause) = (rules.max_attempts, growing_pause(rules.backoff, self.attempts));
         let (limit, seconds) = (i32::try_from(most).unwrap_or(i32::MAX), pause.as_secs_f64());
-        let more: [Parameter<'_>; 3] =
+        let more: [JobParameter<'_>; 3] =
             [(&limit, Type::INT4), (&reason, Type::TEXT), (&seconds, Type::FLOAT8)];
         self.change(JobChange::Fail, &self.jobs.statements.fail, &more).await?;
         Ok(match self.attempts >= most {
@@ -157,11 +157,11 @@ impl TakenJob {
     }
 
     /// Sends a change until its outcome is known, or the lease is over.
-    async fn change(&self, change: JobChange, sql: &str, more: &[Parameter<'_>]) -> Result<()> {
+    async fn change(&self, change: JobChange, sql: &str, more: &[JobParameter<'_>]) -> Result<()> {
         let (fence, mut unknown) = (i64::try_from(self.fence.get()).expect("fences are below 2^53"), None);
         let (mut backoff, mut contentions) = (JitteredBackoff::new(&SystemClock), 0);
         loop {
-            let mut parameters: Vec<Parameter<'_>> =
+            let mut parameters: Vec<JobParameter<'_>> =
                 vec![(&self.values, Type::TEXT_ARRAY), (&fence, Type::INT8)];
             parameters.extend_from_slice(more);
             let error = match self.jobs.connection.rows(sql, &parameters).await {

@@ -7,7 +7,7 @@ use lockkeeper_core::{BootInstant, Error, Fence, Result, lease::margin};
 use lockkeeper_host::{Clock, SystemClock, host_name};
 use lockkeeper_postgres::tokio_postgres::types::Type;
 
-use super::connection::Parameter;
+use super::connection::JobParameter;
 use super::error::unexpected;
 use super::table::get;
 use super::taken::TakenJob;
@@ -30,7 +30,7 @@ impl Jobs {
             format!("{}, pid {}", host_name(), std::process::id()).chars().take(300).collect();
         let (count, limit) = (most as i64, i32::try_from(rules.max_attempts).unwrap_or(i32::MAX));
         let seconds = rules.lease.as_secs_f64();
-        let parameters: [Parameter<'_>; 4] =
+        let parameters: [JobParameter<'_>; 4] =
             [(&count, Type::INT8), (&limit, Type::INT4), (&seconds, Type::FLOAT8), (&holder, Type::TEXT)];
         loop {
             let sent_at = SystemClock.now();

@@ -42,7 +42,7 @@ async fn an_end_whose_reply_is_lost_counts_once() {
     }
 }
 
-/// The reply to a claim gets lost: the row is lost to nobody, and returns when the lease is over.
+/// The reply to a claim gets lost: no worker has the row, and it returns when the lease is over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_whose_reply_is_lost_returns_after_the_lease() {
     let Some(db) = Database::start().await else { return };

@@ -11,7 +11,7 @@ use super::once::next_runner;
 
 /// Every item is done, and entered once in the ledger.
 async fn eight_do_each_item_once(store: &str) {
-    let (items, kills) = (times(2000, 150), times(80, 12));
+    let (items, kills) = (times(2000, 400), times(80, 24));
     let dir = TempDir::new("claim");
     std::fs::create_dir(dir.join("ledger")).unwrap();
     let ledger = dir.join("ledger").display().to_string();
@@ -20,7 +20,7 @@ async fn eight_do_each_item_once(store: &str) {
     let mut crowd = Crowd::alike("claim", 8, &args);
     let mut seen = 0;
     for _ in 0..kills {
-        // None, if all is done: then there is nobody to be killed in the middle of something.
+        // None, if all is done: then no worker can be killed in the middle of something.
         let runner = next_runner(&dir.join("ledger/runs"), &mut seen);
         std::thread::sleep(Duration::from_millis(below(20) as u64));
         crowd.go_on();

@@ -13,7 +13,7 @@ use crate::duration;
 use crate::exit::Failure;
 use crate::report::{EventOutput, Report};
 use crate::signals::SignalStream;
-use crate::work::{WorkSource, Worker, WorkerArgs};
+use crate::work::{ItemWorker, WorkSource, WorkerArgs};
 
 /// Run a command for each job that is due, until a signal comes.
 ///
@@ -65,7 +65,7 @@ impl JobsRunArgs {
         let json = self.table.database.json;
         let report = Report::new(std::iter::once(&name), json, self.quiet, EventOutput::Stderr);
         let command = ItemCommand { command: &self.command, grace: self.grace, env: Vec::new(), json };
-        let worker = Worker { args: rules, command, report: &report, group, skip: self.drain };
+        let worker = ItemWorker { args: rules, command, report: &report, group, skip: self.drain };
         let mut signals = SignalStream::ending()?;
         worker.run(WorkSource::Table(jobs), &mut signals).await
     }
