@@ -59,8 +59,17 @@ fn the_nightly_job_runs_once_per_day() {
 }
 
 #[test]
+fn three_workers_share_a_list_and_the_silent_one_is_refused() {
+    let out = run("pictures", &shell_blocks()[2]);
+    let lines: Vec<&str> = out.lines().collect();
+    assert_eq!(lines[0], "3 workers have done 20 of 20 pictures", "{out}");
+    assert!(lines[1].starts_with("its late write is refused: "), "{out}");
+    assert_eq!(lines[2..], ["its late completion is refused"], "{out}");
+}
+
+#[test]
 fn the_service_pays_once_ships_and_leads() {
-    let out = run("service", &shell_blocks()[2]);
+    let out = run("service", &shell_blocks()[3]);
     let lines: Vec<&str> = out.lines().collect();
     assert_eq!(lines[0], "order 42 is open", "{out}");
     assert!(lines[1].starts_with("order 42 is paid, with fence "), "{out}");

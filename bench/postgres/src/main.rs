@@ -4,6 +4,7 @@
 
 mod bare;
 mod handoff;
+mod jobs;
 mod throughput;
 
 use lockkeeper_testkit::servers::{self, PostgresOptions};
@@ -16,6 +17,7 @@ async fn main() {
     let version: String = client.query_one("SHOW server_version", &[]).await.expect("an answer").get(0);
     println!("PostgreSQL {version}, fsync on, {rounds} rounds, medians");
     bare::prepare(&client).await;
+    jobs::run(server.addr(), rounds).await;
     throughput::run(server.addr(), 1, 0.85, rounds).await;
     throughput::run(server.addr(), 64, 2.0, rounds).await;
     handoff::run(server.addr(), rounds).await;

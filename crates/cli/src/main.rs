@@ -19,6 +19,7 @@ mod signals;
 mod store;
 mod text;
 mod windows;
+mod work;
 
 use std::process::exit as end;
 

@@ -3,7 +3,7 @@
 mod common;
 use common::*;
 
-const COMMANDS: [&str; 29] = [
+const COMMANDS: [&str; 38] = [
     "",
     "run",
     "hold",
@@ -15,6 +15,15 @@ const COMMANDS: [&str; 29] = [
     "cron",
     "elect",
     "once",
+    "claim",
+    "jobs",
+    "jobs install",
+    "jobs uninstall",
+    "jobs sql",
+    "jobs run",
+    "jobs status",
+    "jobs failed",
+    "jobs retry",
     "record",
     "record get",
     "record set",

@@ -30,6 +30,7 @@
 //! | have one leader among many processes | [`election`] |
 //! | run a job once per day or hour on many hosts | [`windows`], or the command `lockkeeper cron` |
 //! | change a shared value without a lock | [`register`] |
+//! | share a list of items among workers, without a lock per item | [`claim`] |
 //! | let a resource ask whether a grant still holds | [`Sequencer`] |
 //! | have a resource refuse late writes (PostgreSQL, SQLite, Redis, DynamoDB, files, object stores, HTTP) | the crate [`lockkeeper-fenced`](https://docs.rs/lockkeeper-fenced) |
 #![cfg_attr(
@@ -39,6 +40,14 @@
 #![cfg_attr(
     not(feature = "tower"),
     doc = "| honour `Idempotency-Key` in an HTTP service | the module `idempotency`, with the feature `tower` |"
+)]
+#![cfg_attr(
+    feature = "postgres",
+    doc = "| share the rows of a PostgreSQL job table among workers | [`jobs`], with the feature `postgres` |"
+)]
+#![cfg_attr(
+    not(feature = "postgres"),
+    doc = "| share the rows of a PostgreSQL job table among workers | the module `jobs`, with the feature `postgres` |"
 )]
 #![cfg_attr(
     feature = "postgres",
@@ -80,6 +89,8 @@ mod builder;
 mod guard;
 #[cfg(feature = "tower")]
 pub mod idempotency;
+#[cfg(feature = "postgres")]
+pub mod jobs;
 mod keeper;
 mod open;
 mod own_process;
@@ -101,7 +112,7 @@ pub use lockkeeper_core::{
 };
 pub use lockkeeper_host::{Clock, SystemClock};
 pub use open::{Init, default_url, init, schemes};
-pub use recipes::{KEY_BYTES, election, once, register, windows};
+pub use recipes::{KEY_BYTES, claim, election, once, register, windows};
 pub use sequencer::Sequencer;
 
 /// Compiles and runs the Rust of the README.
@@ -114,10 +125,15 @@ mod readme {}
 mod pages {
     #[doc = include_str!("../../../docs/guide/choosing-a-store.md")]
     mod choosing_a_store {}
+    #[doc = include_str!("../../../docs/claim.md")]
+    mod claim {}
     #[doc = include_str!("../../../docs/cron.md")]
     mod cron {}
     #[doc = include_str!("../../../docs/election.md")]
     mod election {}
+    #[cfg(feature = "postgres")]
+    #[doc = include_str!("../../../docs/jobs.md")]
+    mod jobs {}
     #[cfg(feature = "tower")]
     #[doc = include_str!("../../../docs/once.md")]
     mod once {}

@@ -5,12 +5,14 @@
 //! - [`descendants`]: its descendants, also those that left the group. [`cgroup`]: all of them, as the kernel sees them.
 //! - [`supervisor`]: watches the command, and ends it before its lock is lost.
 //! - [`shim`]: the process that starts the command, so that the kernel kills the command when `lockkeeper` dies.
+//! - [`item`]: one command of several that run at the same time, each for an item of work.
 //! - [`watchdog`]: a second process, started before the command, that ends it if `lockkeeper` is killed or stopped.
 //! - [`terminal`]: which process group may read from the terminal.
 
 pub mod capture;
 pub mod cgroup;
 pub mod descendants;
+pub mod item;
 pub mod job;
 pub mod shim;
 pub mod supervisor;

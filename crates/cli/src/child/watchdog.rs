@@ -35,6 +35,8 @@ const CGROUP_AFTER: Duration = Duration::from_millis(50);
 const AHEAD: Duration = Duration::from_millis(100);
 /// A process that SIGKILL does not end in this time hangs in the kernel.
 const GIVE_UP: Duration = Duration::from_secs(10);
+/// The last word on its command line, if its parent runs other commands too.
+const ONE_OF_MANY: &str = "one-of-many";
 /// The last message of `run`: all is done.
 const GOOD_BYE: &str = "good-bye";
 
@@ -51,12 +53,23 @@ pub struct Watchdog {
 impl Watchdog {
     /// Starts one for the command that is to run under this lock.
     pub fn start(name: &LockName, fence: Fence) -> io::Result<Self> {
+        Self::start_with(name, fence, &[])
+    }
+
+    /// Starts one for one command of several that this process runs at the same time: it kills that command and what it has
+    /// started, and leaves the others alone.
+    pub fn start_for_one(name: &LockName, fence: Fence) -> io::Result<Self> {
+        Self::start_with(name, fence, &[ONE_OF_MANY])
+    }
+
+    fn start_with(name: &LockName, fence: Fence, more: &[&str]) -> io::Result<Self> {
         let (reader, pipe) = io::pipe()?;
         // A watchdog that does not read must not stop the one who writes.
         fcntl_setfl(&pipe, OFlags::NONBLOCK)?;
         let child = Command::new("/proc/self/exe")
             .arg0("lockkeeper")
             .args([WORD, &getpid().as_raw_pid().to_string(), name.as_str(), &fence.to_string()])
+            .args(more)
             .stdin(reader)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -115,6 +128,7 @@ pub fn main(words: impl Iterator<Item = OsString>) -> i32 {
     };
     let mut watched = WatchedCommand {
         run,
+        alone: word(3) != Some(ONE_OF_MANY),
         marks: [format!("LOCKKEEPER_NAME={name}"), format!("LOCKKEEPER_FENCE={fence}")],
         tag: cgroup::tag(run, fence),
         group: None,
@@ -135,6 +149,8 @@ pub fn main(words: impl Iterator<Item = OsString>) -> i32 {
 /// The watched command.
 struct WatchedCommand {
     run: Pid,
+    /// `run` has no other command: all its descendants belong to this one.
+    alone: bool,
     /// The variable that every process of the command has in its environment, unless it was taken out.
     marks: [String; 2],
     tag: String,
@@ -148,7 +164,7 @@ impl WatchedCommand {
         let all = descendants::all();
         let me = getpid().as_raw_pid();
         // Once `run` is dead its children are those of another process.
-        let mut found = match getppid() == Some(self.run) {
+        let mut found = match self.alone && getppid() == Some(self.run) {
             true => descendants::descendants(self.run.as_raw_pid(), &all),
             false => Vec::new(),
         };

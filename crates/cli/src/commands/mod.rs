@@ -1,6 +1,7 @@
 //! One file per subcommand, and the one place that picks among them.
 
 pub mod break_lock;
+pub mod claim;
 pub mod completions;
 pub mod cron;
 pub mod elect;
@@ -12,6 +13,8 @@ pub mod fenced_write;
 #[cfg(feature = "gate")]
 pub mod gate;
 pub mod hold;
+#[cfg(feature = "postgres")]
+pub mod jobs;
 pub mod ls;
 pub mod man;
 pub mod once;
@@ -52,6 +55,11 @@ pub enum CliCommand {
     Elect(Box<elect::ElectArgs>),
     /// Run a command once; later calls get the same output and exit code
     Once(Box<once::OnceArgs>),
+    /// Run a command for each item of a list, shared with workers on other hosts
+    Claim(Box<claim::ClaimArgs>),
+    /// Let many workers share the rows of a PostgreSQL table
+    #[cfg(feature = "postgres")]
+    Jobs(jobs::JobsArgs),
     /// Keep small values that many processes change
     Record(record::RecordArgs),
     /// Set up a store
@@ -82,6 +90,9 @@ impl CliCommand {
             CliCommand::Cron(cron) => cron.job.common.json,
             CliCommand::Elect(elect) => elect.job.common.json,
             CliCommand::Once(once) => once.job.common.json,
+            CliCommand::Claim(claim) => claim.job.common.json,
+            #[cfg(feature = "postgres")]
+            CliCommand::Jobs(jobs) => jobs.json(),
             CliCommand::Record(record) => record.json(),
             CliCommand::Store(store) => store.json(),
             CliCommand::Fence(fence) => fence.json(),
@@ -110,6 +121,9 @@ impl CliCommand {
             CliCommand::Cron(cron) => cron.job.quiet,
             CliCommand::Elect(elect) => elect.job.quiet,
             CliCommand::Once(once) => once.job.quiet,
+            CliCommand::Claim(claim) => claim.job.quiet,
+            #[cfg(feature = "postgres")]
+            CliCommand::Jobs(jobs) => jobs.quiet(),
             _ => false,
         }
     }
@@ -130,6 +144,9 @@ pub fn run(command: CliCommand) -> i32 {
         CliCommand::Cron(cron) => block_on(cron.execute()),
         CliCommand::Elect(elect) => block_on(elect.execute()),
         CliCommand::Once(once) => block_on(once.execute()),
+        CliCommand::Claim(claim) => block_on(claim.execute()),
+        #[cfg(feature = "postgres")]
+        CliCommand::Jobs(jobs) => block_on(jobs.execute()),
         CliCommand::Record(record) => block_on(record.execute()),
         CliCommand::Store(store) => block_on(store.execute()),
         CliCommand::Fence(fence) => block_on(fence.execute()),

@@ -30,6 +30,13 @@ pub(crate) fn random_part(duration: Duration) -> Duration {
     duration.mul_f64(f64::from(u32::from_ne_bytes([a, b, c, d])) / f64::from(u32::MAX))
 }
 
+/// The pause after so many failed attempts, at least one: doubled each time from the first to the most, and up to a half of
+/// it random, so that what failed together is not tried together.
+pub(crate) fn growing_pause((first, most): (Duration, Duration), attempts: u32) -> Duration {
+    let full = first.saturating_mul(1 << attempts.saturating_sub(1).min(30)).min(most);
+    full / 2 + random_part(full / 2)
+}
+
 /// Waits for three to five quarters of `every`, so that clients do not poll at the same moment.
 pub(crate) async fn pause_between_polls(clock: &dyn Clock, every: Duration) {
     sleep_until(clock, clock.now() + every * 3 / 4 + random_part(every / 2)).await;

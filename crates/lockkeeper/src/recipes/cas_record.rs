@@ -32,6 +32,8 @@ pub(crate) enum Retry<'a> {
     /// After every error that may be temporary, for as long as the guard is held, but a ttl at most. The
     /// work is done, and a caller that gave up would make the next holder do it again.
     WhileHeld(&'a Guard),
+    /// After every error that may be temporary, until this instant: the end of a lease that is no lock's.
+    Until(BootInstant),
 }
 
 /// One write and the outcomes of its tries.
@@ -76,11 +78,16 @@ impl<'a> Tries<'a> {
         if self.unknown.is_some() && self.count < TRIES {
             return true;
         }
-        let Retry::WhileHeld(guard) = self.retry else { return false };
         let now = self.clock.now();
-        let give_up = *self.give_up.get_or_insert(now + guard.ttl());
         let passes = matches!(error, Error::Unavailable(_) | Error::Unknown(_) | Error::Limited(_));
-        passes && guard.is_held() && now < give_up
+        match self.retry {
+            Retry::Briefly => false,
+            Retry::WhileHeld(guard) => {
+                let give_up = *self.give_up.get_or_insert(now + guard.ttl());
+                passes && guard.is_held() && now < give_up
+            }
+            Retry::Until(end) => passes && now < end,
+        }
     }
 
     /// Whether a tombstone where no value was expected proves that no try of this write was applied before

@@ -4,6 +4,7 @@
 //! recipe add  store=URL name=KEY times=N file=FILE     adds to a register, one by one, and writes down how far it is
 //! recipe once store=URL keys=N dir=DIR results=FILE    does N keys in an order of its own, each with an entry in a ledger
 //! recipe lead store=URL name=NAME ttl_ms=N file=FILE history=FILE    leads whenever it can, and writes down when it believed so
+//! recipe claim store=URL items=N dir=DIR               works through a list of items, each with an entry in a ledger
 //! recipe windows store=URL windows=N file=FILE start_ns=N offset_ms=N    runs a window every 10 ms, by a clock that is off
 //! ```
 
@@ -95,6 +96,41 @@ impl RecipeProcess {
         bytes.resize(if number % 40 == 7 { 70_000 } else { 200 }, number as u8);
         turn.finish(Stored { ok: true, bytes: bytes.clone() }).await?;
         Ok((fence, bytes))
+    }
+}
+
+impl RecipeProcess {
+    /// Works until every item is done.
+    async fn claim(&self) -> Result<(), Failure> {
+        let (items, dir): (u64, _) = (self.arg("items").parse()?, PathBuf::from(self.arg("dir")));
+        let (ms, second) = (Duration::from_millis, Duration::from_secs(1));
+        let group = self.keeper.claim("work")?.lease(second).poll(ms(50)).max_attempts(1_000_000);
+        let mut source = group.backoff(ms(0), ms(100)).from((0..items).map(|n| format!("key-{n}")))?;
+        loop {
+            let item = match source.next().await {
+                Ok(Some(item)) => item,
+                Ok(None) => return Ok(()),
+                Err(Error::Unavailable(_) | Error::Unknown(_)) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            let (key, fence, place) = (item.id().to_owned(), item.fence(), dir.clone());
+            let number = key.trim_start_matches("key-").parse()?;
+            // In a thread, because a thread cannot be cancelled: a worker that lost its lease goes on, and tries to enter.
+            let work = tokio::task::spawn_blocking(move || effect(&place, &key, fence, number));
+            let ended = match item.run(work).await {
+                Ok(entered) => match entered.expect("the thread ends well") {
+                    Ok(_) => item.complete().await,
+                    Err(Error::Stale { .. }) => item.fail("refused by the ledger").await.map(drop),
+                    Err(error) => return Err(error.into()),
+                },
+                Err(lost) => Err(lost),
+            };
+            match ended {
+                Ok(())
+                | Err(Error::Lost(_) | Error::Stale { .. } | Error::Unavailable(_) | Error::Unknown(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 }
 
@@ -259,8 +295,9 @@ fn main() -> Result<(), RecipeFailure> {
             "add" => process.add().await,
             "once" => process.once().await,
             "lead" => process.lead().await,
+            "claim" => process.claim().await,
             "windows" => process.windows().await,
-            _ => Err(format!("recipe: {what:?} is not add, once, lead or windows").into()),
+            _ => Err(format!("recipe: {what:?} is not add, once, lead, claim or windows").into()),
         }
     })
 }

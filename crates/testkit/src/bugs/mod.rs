@@ -83,6 +83,10 @@ pub enum Bug {
     SizeUnchecked,
     ForeignPageTaken,
     EndForgotten,
+    LeaseUnchecked,
+    LeaseRevived,
+    LateCompletionKept,
+    AttemptsUncounted,
 }
 
 /// Implements [`lockkeeper_core::Locks`] and [`lockkeeper_core::Records`] for a type with a field `store` by passing

@@ -54,11 +54,19 @@ fn is_done(bytes: &[u8]) -> bool {
     done
 }
 
+/// The state that the record of a claimed item has.
+fn state(bytes: &[u8]) -> String {
+    let mut state = String::new();
+    edit(bytes, |page| state = page["state"].as_str().unwrap_or_default().to_owned());
+    state
+}
+
 /// Whether a record that is called like a recipe's own is something else.
 pub(super) fn is_foreign(record: &Record) -> bool {
     let page = split(&record.value).1;
     let line = page.split(|b| *b == b'\n').next().unwrap_or_default();
-    belongs(&record.key, "once/") && !serde_json::from_slice::<Value>(line).is_ok_and(|page| page.is_object())
+    let recipe = ["once/", "claim/"].iter().any(|recipe| belongs(&record.key, recipe));
+    recipe && !serde_json::from_slice::<Value>(line).is_ok_and(|page| page.is_object())
 }
 
 fn belongs(key: &LockName, recipe: &str) -> bool {
@@ -97,7 +105,9 @@ pub(super) fn twist_read(bug: Bug, own: Option<Fence>, mut record: Record) -> Re
 
 /// What the store is told to write instead.
 pub(super) fn twist_write(bug: Bug, key: &LockName, value: &[u8], expect: Expect) -> (Vec<u8>, Expect) {
-    let recipe = ["once/", "once-part/", "election/", "window/"].iter().any(|recipe| belongs(key, recipe));
+    let recipe = ["once/", "once-part/", "election/", "window/", "claim/", "claim-lease/"]
+        .iter()
+        .any(|recipe| belongs(key, recipe));
     match bug {
         Bug::UpdateUnchecked if !recipe => (value.to_vec(), Expect::Any),
         Bug::LateResultKept if belongs(key, "once/") && is_done(value) => (value.to_vec(), Expect::Any),
@@ -117,6 +127,16 @@ pub(super) fn twist_write(bug: Bug, key: &LockName, value: &[u8], expect: Expect
             }),
             expect,
         ),
+        Bug::LeaseUnchecked if belongs(key, "claim-lease/") => (value.to_vec(), Expect::Any),
+        Bug::LeaseRevived if belongs(key, "claim-lease/") && expect != Expect::Absent => {
+            (value.to_vec(), Expect::Any)
+        }
+        Bug::LateCompletionKept if belongs(key, "claim/") && state(value) == "done" => {
+            (value.to_vec(), Expect::Any)
+        }
+        Bug::AttemptsUncounted if belongs(key, "claim/") => {
+            (edit(value, |page| page["attempts"] = json!(1)), expect)
+        }
         // Each try carries a mark of its own, so that none is found again.
         Bug::RetryIsANewWrite => {
             (with_mark(value, &Attempt::from_bytes(random_128()).to_hex()[..16]), expect)

@@ -7,6 +7,7 @@
 //! Next to each law in the list below stands a [`Bug`](crate::bugs::Bug) that it must catch: a suite that stays green
 //! with the fence removed proves nothing.
 
+pub mod claim;
 pub mod election;
 pub mod exclusion;
 pub mod fault_scenario;
@@ -194,6 +195,19 @@ macro_rules! every_recipe_law {
             windows::a_window_that_ends_in_an_outage_is_done => RetryIsANewWrite: "a window that was run counts as not run after an outage",
             windows::a_window_that_failed_is_told_and_run_again_as_often_as_it_may => WritesAreLost: "a run that failed is told",
             windows::a_clock_that_is_far_off_is_told => WritesAreLost: "everything until then would be skipped",
+            claim::an_item_is_claimed_by_one_at_a_time => ExpectIgnored: "two workers have one item",
+            claim::a_dead_workers_items_return_with_a_higher_fence => RecordsNeverExpire: "a dead worker's item returns",
+            claim::a_late_completion_is_refused => ExpectIgnored: "a late completion was to be refused: Ok",
+            claim::a_late_completion_counts_if_no_worker_took_over => WritesAreLost: "what is done was claimed again",
+            claim::what_failed_too_often_is_kept_apart => WritesAreLost: "it was tried more often than it may",
+            claim::what_failed_is_not_tried_again_at_once => WritesAreLost: "it was tried again before its back-off was over",
+            claim::batches_are_disjoint => ExpectIgnored: "one item is in two batches",
+            claim::an_extended_item_stays_with_its_worker => WritesAreLost: "an extended item went to another worker",
+            claim::work_is_dropped_when_its_lease_is_lost => WritesAreLost: "one item has a lease",
+            claim::what_is_given_back_is_free_at_once => VersionsStartAgain: "what was given back is not free",
+            claim::a_lost_reply_neither_loses_nor_doubles_an_item => ExpectIgnored: "an item was completed twice",
+            claim::bad_input_to_a_claim_leaves_nothing => ForeignPageTaken: "another's record was written over: Ok",
+            claim::nothing_is_left_of_what_was_done => RecordsNeverExpire: "something is left",
             late_writers::a_write_that_no_record_remembers_is_unknown => ExpectIgnored: "many/applied, after 40 other writes: Ok(Swapped",
             late_writers::a_large_result_that_is_late_spoils_and_leaves_nothing => ExpectIgnored: "a late runner spoilt the result that counts",
             late_writers::a_large_result_with_a_part_missing_is_not_given_back => SizeUnchecked: "a damaged result was given back: Ok",
@@ -217,6 +231,10 @@ macro_rules! every_recipe_bug {
             once::another_request_under_the_same_key_is_refused => PrintUnchecked: "it is refused at once",
             election::a_late_leader_cannot_proclaim => TermUnchecked: "a late leader was to be refused: Ok",
             election::an_observer_sees_everything_once_in_order => OnlyTheNewestIsKept: "all is heard",
+            claim::an_item_is_claimed_by_one_at_a_time => LeaseUnchecked: "two workers have one item",
+            claim::a_late_completion_is_refused => LateCompletionKept: "a late completion was to be refused: Ok",
+            claim::what_failed_too_often_is_kept_apart => AttemptsUncounted: "it was tried more often than it may",
+            claim::work_is_dropped_when_its_lease_is_lost => LeaseRevived: "the work is dropped",
             windows::a_window_is_run_once_by_all => WindowForgotten: "it was run twice",
             windows::a_window_that_was_not_finished_is_taken_over => LateEndKept: "a late end was to be refused: Ok",
             windows::a_window_that_failed_is_told_and_run_again_as_often_as_it_may => EndForgotten: "how the run ended is not kept",

@@ -1,5 +1,6 @@
 //! The recipes, by real processes that are killed and stopped, on real stores.
 
+mod claim;
 mod control;
 mod crowd;
 mod election;

@@ -10,7 +10,7 @@ use lockkeeper_testkit::servers::{self, EtcdOptions, RedisOptions, TempDir};
 use super::crowd::{Crowd, below, times};
 
 /// A process that has begun a run just now; none, if all is done.
-fn next_runner(runs: &Path, seen: &mut usize) -> Option<u32> {
+pub fn next_runner(runs: &Path, seen: &mut usize) -> Option<u32> {
     let patience = Instant::now() + Duration::from_millis(300);
     while Instant::now() < patience {
         let text = std::fs::read_to_string(runs).unwrap_or_default();

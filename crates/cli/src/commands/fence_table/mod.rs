@@ -24,7 +24,7 @@ pub struct DatabaseArgs {
 }
 
 impl DatabaseArgs {
-    async fn open(&self) -> Result<Client, Failure> {
+    pub async fn open(&self) -> Result<Client, Failure> {
         Ok(connect_to(&Options::from_url(self.postgres.expose()?)?).await?)
     }
 }

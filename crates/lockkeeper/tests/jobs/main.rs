@@ -1,0 +1,9 @@
+//! Jobs in a PostgreSQL table, on a real server.
+#![cfg(feature = "postgres")]
+
+mod common;
+mod crowd;
+mod hostile;
+mod install;
+mod lost;
+mod worker;
