@@ -88,6 +88,7 @@ pub mod postgres;
 mod recipes;
 mod renewal;
 mod sequencer;
+pub mod shapes;
 pub mod store;
 
 pub use builder::LockBuilder;
@@ -101,7 +102,7 @@ pub use lockkeeper_core::{
 };
 pub use lockkeeper_host::{Clock, SystemClock};
 pub use open::{Init, default_url, init, schemes};
-pub use recipes::{KEY_BYTES, election, once, register, windows};
+pub use recipes::{KEY_BYTES, cached, election, once, register, windows};
 pub use sequencer::Sequencer;
 
 /// Compiles and runs the Rust of the README.

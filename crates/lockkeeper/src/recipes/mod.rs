@@ -1,12 +1,14 @@
 //! Tools that are built on locks and records: [`Register`](crate::register::Register),
-//! [`Once`](crate::once::Once), [`Election`](crate::election::Election) and
-//! [`Windows`](crate::windows::Windows).
+//! [`Once`](crate::once::Once), [`Cached`](crate::cached::Cached), [`Election`](crate::election::Election)
+//! and [`Windows`](crate::windows::Windows).
 //!
 //! A recipe uses only [`Locks`](crate::Locks) and [`Records`](crate::Records), so it works on every store
 //! that has records, and returns [`Error::Unsupported`] on a store without them.
 
 pub(crate) mod backoff;
+pub mod cached;
 pub(crate) mod cas_record;
+pub(crate) mod chunks;
 pub mod election;
 pub(crate) mod format;
 pub mod once;
