@@ -1,6 +1,7 @@
 //! One file per subcommand, and the one place that picks among them.
 
 pub mod break_lock;
+pub mod cached;
 pub mod completions;
 pub mod cron;
 pub mod elect;
@@ -52,6 +53,8 @@ pub enum CliCommand {
     Elect(Box<elect::ElectArgs>),
     /// Run a command once; later calls get the same output and exit code
     Once(Box<once::OnceArgs>),
+    /// Print the output of a command from the cache; one caller runs the command when it is due
+    Cached(Box<cached::CachedArgs>),
     /// Keep small values that many processes change
     Record(record::RecordArgs),
     /// Set up a store
@@ -82,6 +85,7 @@ impl CliCommand {
             CliCommand::Cron(cron) => cron.job.common.json,
             CliCommand::Elect(elect) => elect.job.common.json,
             CliCommand::Once(once) => once.job.common.json,
+            CliCommand::Cached(cached) => cached.job.common.json,
             CliCommand::Record(record) => record.json(),
             CliCommand::Store(store) => store.json(),
             CliCommand::Fence(fence) => fence.json(),
@@ -110,6 +114,7 @@ impl CliCommand {
             CliCommand::Cron(cron) => cron.job.quiet,
             CliCommand::Elect(elect) => elect.job.quiet,
             CliCommand::Once(once) => once.job.quiet,
+            CliCommand::Cached(cached) => cached.job.quiet,
             _ => false,
         }
     }
@@ -130,6 +135,7 @@ pub fn run(command: CliCommand) -> i32 {
         CliCommand::Cron(cron) => block_on(cron.execute()),
         CliCommand::Elect(elect) => block_on(elect.execute()),
         CliCommand::Once(once) => block_on(once.execute()),
+        CliCommand::Cached(cached) => block_on(cached.execute()),
         CliCommand::Record(record) => block_on(record.execute()),
         CliCommand::Store(store) => block_on(store.execute()),
         CliCommand::Fence(fence) => block_on(fence.execute()),

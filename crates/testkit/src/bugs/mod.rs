@@ -83,6 +83,13 @@ pub enum Bug {
     SizeUnchecked,
     ForeignPageTaken,
     EndForgotten,
+    FailureForgotten,
+    DurationForgotten,
+    ValueOutlivesItsTime,
+    FreshnessUnchecked,
+    LateValueKept,
+    FirstClaimForgotten,
+    LimitForgotten,
 }
 
 /// Implements [`lockkeeper_core::Locks`] and [`lockkeeper_core::Records`] for a type with a field `store` by passing

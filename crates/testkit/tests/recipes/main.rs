@@ -1,8 +1,10 @@
 //! The recipes, by real processes that are killed and stopped, on real stores.
 
+mod cached;
 mod control;
 mod crowd;
 mod election;
 mod once;
 mod register;
+mod shapes;
 mod windows;
