@@ -64,15 +64,15 @@ pub struct CachedArgs {
 
 const EXAMPLES: &str = "\
 Examples:
-  lockkeeper cached report --ttl 5m -- ./report.sh          runs once in five minutes, for the whole fleet
+  lockkeeper cached report --ttl 5m -- ./report.sh           once in five minutes in the whole fleet
   lockkeeper cached rates --ttl 1m --stale 1h -- curl -sf https://example.com/rates
   lockkeeper cached health --ttl 10s --negative 10s -- ./probe
 
 Only stdout is kept, up to 64 MiB, and only of a command that exits with 0. Another exit code leaves
-the old output as it is: it is printed as long as --stale says, with a message on stderr. If there is
-none, the exit code is the command's. The command gets LOCKKEEPER_KEY, LOCKKEEPER_FENCE (the fencing
-token) and the other variables of `run`. If the process that runs the command dies, another caller
-runs it when the lease is over, and a late output never replaces a newer one.
+the old output as it is: it is printed as long as --stale says, with a message on stderr. Without an
+old output the exit code is the command's. The command gets LOCKKEEPER_KEY, LOCKKEEPER_FENCE (the
+fencing token) and the other variables of `run`. If the process that runs the command dies, another
+caller runs it when the lease is over, and a late output never replaces a newer one.
 
 Exit codes: 0 the output was printed; else the command's own; 64 bad call, 72 the output is too large,
 75 another process runs the command, 76 the lock was lost, 78 the store has no records.";

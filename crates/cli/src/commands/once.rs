@@ -20,7 +20,6 @@ use crate::replay::{check_delivered, check_nested, print_streams};
 use crate::report::Report;
 use crate::signals::SignalStream;
 use crate::store::{self, StoreSource};
-use crate::text::quoted;
 
 /// Run a command once under a key; later calls get the same output and exit code.
 ///

@@ -158,9 +158,8 @@ impl Deref for WriteGuard {
 }
 
 impl WriteGuard {
-    /// Makes this a read lock without a gap: no other writer holds the lock in between, and readers are
-    /// admitted from now on, also those that wait behind a writer are not overtaken by this one. The fence
-    /// stays the same.
+    /// Makes this a read lock without a gap: no other writer holds the lock in between. Readers are admitted
+    /// from now on, unless a writer waits: then they wait behind it. The fence stays the same.
     ///
     /// The holder enters its own lock again as a reader, and releases the write lock then. If the store does
     /// not answer the release, readers wait until the lease of the write lock is over.

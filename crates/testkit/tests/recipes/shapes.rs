@@ -109,7 +109,7 @@ async fn twenty_share_three_permits(store: &str, lasts: Duration) {
     let all_killed: Vec<_> =
         killed.iter().copied().chain(alive.into_iter().map(|pid| (pid, ended))).collect();
     let history = history_of(&story, &all_killed);
-    let demand = Demand { operations: 60, faults: kills / 2, contended: 20 };
+    let demand = Demand { operations: 24, faults: kills / 2, contended: 10 };
     history::verdict(&history, demand, killed.len() as u64, history::laws(&history)).assert_green();
     // A dead holder's lease, then the store's bound. Between two holds there is a hand-off, which takes what the machine takes.
     let longest = longest_with_fewer(&held_times(&history), from, until);

@@ -12,16 +12,16 @@ use crate::{Failure, RecipeProcess};
 const MOMENT: Duration = Duration::from_millis(2);
 
 /// The story of one hold.
-struct Hold<'a> {
+struct HoldStory<'a> {
     history: &'a HistoryRecorder,
     name: &'a str,
     attempt: Attempt,
     mode: Mode,
 }
 
-impl<'a> Hold<'a> {
+impl<'a> HoldStory<'a> {
     fn request(history: &'a HistoryRecorder, name: &'a str, mode: Mode) -> Self {
-        let hold = Hold { history, name, attempt: Lockkeeper::new_attempt(), mode };
+        let hold = HoldStory { history, name, attempt: Lockkeeper::new_attempt(), mode };
         hold.tell(HistoryEvent::invoke(Operation::Acquire, name));
         hold
     }
@@ -72,7 +72,7 @@ impl RecipeProcess {
         let (name, permits, history) = (self.arg("name"), self.arg("permits").parse()?, self.history()?);
         let semaphore = self.keeper.semaphore(name, permits).ttl(self.ttl()?);
         loop {
-            let hold = Hold::request(&history, name, Mode::Permit(permits));
+            let hold = HoldStory::request(&history, name, Mode::Permit(permits));
             match semaphore.acquire().await {
                 Ok(permit) => {
                     // Much longer than a hand-off takes: nearly always all permits are held.
@@ -91,7 +91,7 @@ impl RecipeProcess {
         let writes = self.arg("role") == "writer";
         loop {
             let mode = if writes { Mode::Exclusive } else { Mode::Shared };
-            let hold = Hold::request(&history, name, mode);
+            let hold = HoldStory::request(&history, name, mode);
             let held = if writes {
                 match lock.write().await {
                     Ok(guard) => {
