@@ -68,8 +68,17 @@ fn three_workers_share_a_list_and_the_silent_one_is_refused() {
 }
 
 #[test]
+fn one_of_fifty_pages_asks_the_source() {
+    let out = run("rates", &shell_blocks()[3]);
+    let lines: Vec<&str> = out.lines().collect();
+    assert_eq!(lines[0], "50 pages show 0.92 euros, and the source was asked 1 time", "{out}");
+    let old = "0.92 euros from before, because the source is down; asked 2 times";
+    assert_eq!(lines[1..], [old; 3], "{out}");
+}
+
+#[test]
 fn the_service_pays_once_ships_and_leads() {
-    let out = run("service", &shell_blocks()[3]);
+    let out = run("service", &shell_blocks()[4]);
     let lines: Vec<&str> = out.lines().collect();
     assert_eq!(lines[0], "order 42 is open", "{out}");
     assert!(lines[1].starts_with("order 42 is paid, with fence "), "{out}");

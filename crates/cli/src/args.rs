@@ -76,7 +76,7 @@ impl CommonArgs {
 /// The name of a lock, also one that begins with a dash.
 #[derive(Args, Debug)]
 pub struct NameArgs {
-    /// The name: any text of 1 to 512 bytes (448 for once, elect and cron); if it begins with a dash, --name=-x
+    /// The name: any text of 1 to 512 bytes (448 for once, cached, elect and cron); if it begins with a dash, --name=-x
     #[arg(value_parser = lock_name(), required_unless_present = "named", conflicts_with = "named")]
     name: Option<LockName>,
     #[arg(long = "name", id = "named", value_name = "NAME", value_parser = lock_name(), allow_hyphen_values = true, hide = true)]
@@ -100,7 +100,7 @@ pub struct LeaseArgs {
     pub correctness: bool,
 }
 
-/// The options of the subcommands that run a command under a lock: run, once, elect and cron.
+/// The options of the subcommands that run a command under a lock: run, once, cached, elect and cron.
 #[derive(Args, Debug)]
 pub struct JobArgs {
     /// Time between TERM and KILL if the lock is about to be lost; at most a quarter of the ttl

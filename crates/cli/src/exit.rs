@@ -144,9 +144,10 @@ pub fn usage(mut error: clap::Error) -> i32 {
 }
 
 /// The subcommands whose name may be given by `--name`, and the rest of their call.
-const NAMED: [(&str, &str); 5] = [
+const NAMED: [(&str, &str); 6] = [
     ("run", " -- CMD"),
     ("once", " -- CMD"),
+    ("cached", " --ttl 5m -- CMD"),
     ("elect", " -- CMD"),
     ("cron", " --every FIELDS -- CMD"),
     ("hold", ""),

@@ -13,6 +13,7 @@ mod exit;
 mod log;
 mod message_writer;
 mod output;
+mod replay;
 mod report;
 mod schedule;
 mod signals;

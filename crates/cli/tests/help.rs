@@ -3,7 +3,7 @@
 mod common;
 use common::*;
 
-const COMMANDS: [&str; 38] = [
+const COMMANDS: [&str; 39] = [
     "",
     "run",
     "hold",
@@ -24,6 +24,7 @@ const COMMANDS: [&str; 38] = [
     "jobs status",
     "jobs failed",
     "jobs retry",
+    "cached",
     "record",
     "record get",
     "record set",

@@ -25,8 +25,10 @@
 //! | I want to | use |
 //! |---|---|
 //! | let one process at a time do something | [`Lockkeeper::lock`], which returns a [`Guard`] |
-//! | hold several locks, share a lock, or allow N holders | [`Lockkeeper::lock_all`], [`LockBuilder::shared`], [`LockBuilder::permits`] |
+//! | hold several locks at once | [`Lockkeeper::lock_all`] |
+//! | allow N holders; let many read or one write | [`Lockkeeper::semaphore`], [`Lockkeeper::rw_lock`] in [`shapes`] |
 //! | do something once per key, and keep its result | [`once`] |
+//! | keep a value for a while, and have one caller compute it | [`cached`] |
 //! | have one leader among many processes | [`election`] |
 //! | run a job once per day or hour on many hosts | [`windows`], or the command `lockkeeper cron` |
 //! | change a shared value without a lock | [`register`] |
@@ -99,6 +101,7 @@ pub mod postgres;
 mod recipes;
 mod renewal;
 mod sequencer;
+pub mod shapes;
 pub mod store;
 
 pub use builder::LockBuilder;
@@ -112,7 +115,7 @@ pub use lockkeeper_core::{
 };
 pub use lockkeeper_host::{Clock, SystemClock};
 pub use open::{Init, default_url, init, schemes};
-pub use recipes::{KEY_BYTES, claim, election, once, register, windows};
+pub use recipes::{KEY_BYTES, cached, claim, election, once, register, windows};
 pub use sequencer::Sequencer;
 
 /// Compiles and runs the Rust of the README.
@@ -127,6 +130,8 @@ mod pages {
     mod choosing_a_store {}
     #[doc = include_str!("../../../docs/claim.md")]
     mod claim {}
+    #[doc = include_str!("../../../docs/cached.md")]
+    mod cached {}
     #[doc = include_str!("../../../docs/cron.md")]
     mod cron {}
     #[doc = include_str!("../../../docs/election.md")]
@@ -141,4 +146,6 @@ mod pages {
     mod register {}
     #[doc = include_str!("../../../docs/fenced/sequencer.md")]
     mod sequencer {}
+    #[doc = include_str!("../../../docs/shapes.md")]
+    mod shapes {}
 }

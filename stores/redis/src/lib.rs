@@ -15,6 +15,7 @@ mod config;
 mod connection;
 mod error;
 mod events;
+mod fenced_values;
 mod inspect;
 mod keys;
 mod multi_slot;
@@ -39,5 +40,6 @@ pub use connection::{
     ConnectHandshake, ConnectOptions, Connection, Endpoint, HandshakeHandler, Listener, PushEvent,
 };
 pub use error::Failure;
+pub use fenced_values::FencedValues;
 pub use store::RedisStore;
 pub use tls::Tls;

@@ -32,6 +32,7 @@ lua!(REVOKE, "revoke_head", "common", "revoke");
 lua!(POLL, "poll_head", "common", "poll");
 lua!(INSPECT, "inspect");
 lua!(WRITE, "write");
+lua!(PUT_VALUE, "put_value");
 // One key each, for locks whose slot is being migrated: see `slot_migration.rs`.
 lua!(MIGRATING_LOCK, "migrating_head", "common", "migrating_tools", "migrating_lock");
 lua!(MIGRATING_HOLDS, "migrating_head", "common", "migrating_tools", "migrating_holds");

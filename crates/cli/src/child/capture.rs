@@ -1,4 +1,4 @@
-//! The output of a command for `once`: forwarded as it comes, and kept up to a limit.
+//! The output of a command for `once` and `cached`: kept up to a limit, and forwarded as it comes or held back.
 //!
 //! For each stream one thread reads and keeps, and another thread forwards. A slow reader of this process delays the command, as it
 //! would without this process, but delays neither the handling of the command's end nor that of a signal. A reader that has gone
@@ -57,13 +57,26 @@ pub struct OutputCapture {
 }
 
 impl OutputCapture {
+    /// Forwards both streams, and keeps the beginning of each.
     pub fn start() -> io::Result<(OutputCapture, CommandPipes)> {
+        Self::start_with(io::stdout(), KEPT)
+    }
+
+    /// Keeps up to `most` bytes of stdout and forwards none of them: the caller prints them if the command succeeds. Forwards stderr.
+    pub fn hold_stdout_back(most: usize) -> io::Result<(OutputCapture, CommandPipes)> {
+        Self::start_with(io::sink(), most)
+    }
+
+    fn start_with(
+        stdout: impl Write + Send + 'static,
+        most: usize,
+    ) -> io::Result<(OutputCapture, CommandPipes)> {
         let (out_reader, out) = io::pipe()?;
         let (err_reader, err) = io::pipe()?;
         let (told, ended) = io::pipe()?;
         let capture = OutputCapture {
-            out: pass_on(out_reader, told.try_clone()?, io::stdout())?,
-            err: pass_on(err_reader, told, io::stderr())?,
+            out: pass_on(out_reader, told.try_clone()?, stdout, most)?,
+            err: pass_on(err_reader, told, io::stderr(), KEPT)?,
             ended,
         };
         Ok((capture, CommandPipes { out, err }))
@@ -175,6 +188,7 @@ fn pass_on(
     from: PipeReader,
     ended: PipeReader,
     to: impl Write + Send + 'static,
+    most: usize,
 ) -> io::Result<(oneshot::Receiver<io::Result<CapturedStream>>, Arc<ChunkHandover>)> {
     let (tell, told) = oneshot::channel();
     let handover = Arc::new(ChunkHandover::default());
@@ -182,7 +196,7 @@ fn pass_on(
     std::thread::Builder::new().spawn(move || writing.write_to(to))?;
     let reading = handover.clone();
     std::thread::Builder::new().spawn(move || {
-        let kept = read(from, &ended, &reading);
+        let kept = read(from, &ended, &reading, most);
         // Waits for the last chunk to be written.
         reading.give(None);
         let _ = tell.send(kept);
@@ -190,9 +204,14 @@ fn pass_on(
     Ok((told, handover))
 }
 
-/// Reads to the end, and keeps the first [`KEPT`] bytes. If the reader of the output has gone away, the thread reads on until it has
+/// Reads to the end, and keeps the first `most` bytes. If the reader of the output has gone away, the thread reads on until it has
 /// them; then it closes the pipe, and the command gets EPIPE as it would without this process.
-fn read(mut from: PipeReader, ended: &PipeReader, handover: &ChunkHandover) -> io::Result<CapturedStream> {
+fn read(
+    mut from: PipeReader,
+    ended: &PipeReader,
+    handover: &ChunkHandover,
+    most: usize,
+) -> io::Result<CapturedStream> {
     let mut kept = CapturedStream::default();
     let (mut chunk, mut left) = (vec![0; 64 << 10], AFTER_THE_END);
     let mut heard = true;
@@ -204,7 +223,7 @@ fn read(mut from: PipeReader, ended: &PipeReader, handover: &ChunkHandover) -> i
             Ok(n) => n,
         };
         left = left.saturating_sub(n).max(1);
-        let room = KEPT - kept.bytes.len();
+        let room = most - kept.bytes.len();
         kept.bytes.extend_from_slice(&chunk[..n.min(room)]);
         kept.cut |= n > room;
         heard = heard && handover.give(Some(chunk[..n].to_vec()));
@@ -242,6 +261,6 @@ mod tests {
     fn a_stream_that_cannot_be_read_is_no_result() {
         let directory: std::os::fd::OwnedFd = std::fs::File::open("/").unwrap().into();
         let (ended, _command) = io::pipe().unwrap();
-        assert!(read(PipeReader::from(directory), &ended, &ChunkHandover::default()).is_err());
+        assert!(read(PipeReader::from(directory), &ended, &ChunkHandover::default(), KEPT).is_err());
     }
 }

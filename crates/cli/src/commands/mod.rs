@@ -2,6 +2,7 @@
 
 pub mod break_lock;
 pub mod claim;
+pub mod cached;
 pub mod completions;
 pub mod cron;
 pub mod elect;
@@ -60,6 +61,8 @@ pub enum CliCommand {
     /// Let many workers share the rows of a PostgreSQL table
     #[cfg(feature = "postgres")]
     Jobs(jobs::JobsArgs),
+    /// Print the output of a command from the cache; one caller runs the command when it is due
+    Cached(Box<cached::CachedArgs>),
     /// Keep small values that many processes change
     Record(record::RecordArgs),
     /// Set up a store
@@ -93,6 +96,7 @@ impl CliCommand {
             CliCommand::Claim(claim) => claim.job.common.json,
             #[cfg(feature = "postgres")]
             CliCommand::Jobs(jobs) => jobs.json(),
+            CliCommand::Cached(cached) => cached.job.common.json,
             CliCommand::Record(record) => record.json(),
             CliCommand::Store(store) => store.json(),
             CliCommand::Fence(fence) => fence.json(),
@@ -124,6 +128,7 @@ impl CliCommand {
             CliCommand::Claim(claim) => claim.job.quiet,
             #[cfg(feature = "postgres")]
             CliCommand::Jobs(jobs) => jobs.quiet(),
+            CliCommand::Cached(cached) => cached.job.quiet,
             _ => false,
         }
     }
@@ -147,6 +152,7 @@ pub fn run(command: CliCommand) -> i32 {
         CliCommand::Claim(claim) => block_on(claim.execute()),
         #[cfg(feature = "postgres")]
         CliCommand::Jobs(jobs) => block_on(jobs.execute()),
+        CliCommand::Cached(cached) => block_on(cached.execute()),
         CliCommand::Record(record) => block_on(record.execute()),
         CliCommand::Store(store) => block_on(store.execute()),
         CliCommand::Fence(fence) => block_on(fence.execute()),

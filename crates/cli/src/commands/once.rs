@@ -1,7 +1,6 @@
 //! `lockkeeper once`: a command that runs once under a key, and whose result later calls get.
 
 use std::ffi::OsString;
-use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
@@ -9,7 +8,6 @@ use clap::Args;
 use lockkeeper::once::{Done, OnFailure, OnceStart, RunPermit, Stored};
 use lockkeeper::{LockName, Lockkeeper, Outcome};
 use lockkeeper_host::host_name;
-use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::args::{JobArgs, LeaseArgs, NameArgs, utf8};
@@ -18,10 +16,10 @@ use crate::child::job::{self, CommandJob};
 use crate::child::supervisor::CommandEnd;
 use crate::duration;
 use crate::exit::{self, Failure};
+use crate::replay::{check_delivered, check_nested, print_streams};
 use crate::report::Report;
 use crate::signals::SignalStream;
 use crate::store::{self, StoreSource};
-use crate::text::quoted;
 
 /// Run a command once under a key; later calls get the same output and exit code.
 ///
@@ -79,7 +77,7 @@ impl OnceArgs {
         let source = self.job.common.source()?;
         let (keeper, wait) = store::open(source.url.expose(), self.wait, &report).await?;
         let mut signals = SignalStream::forwarded()?;
-        match signals.race(self.check_nested(&keeper, &source)).await {
+        match signals.race(check_nested(&keeper, &source, "once", self.key())).await {
             Ok(nested) => nested?,
             Err(signal) => return Ok(exit::by_signal(signal.as_raw())),
         }
@@ -87,27 +85,6 @@ impl OnceArgs {
             OnceStart::Done(done) => self.replay(&done, &mut signals, &report).await,
             OnceStart::Run(permit) => self.run(*permit, &source, &mut signals, &report).await,
         }
-    }
-
-    /// Fails if this process runs inside the command of the same key: it would wait for itself.
-    async fn check_nested(&self, keeper: &Lockkeeper, source: &StoreSource) -> Result<(), Failure> {
-        let set = |name: &str| std::env::var(name).unwrap_or_default();
-        let store = source.environment(false);
-        let same = store.iter().all(|(name, value)| set(name) == value.as_deref().unwrap_or_default());
-        if set("LOCKKEEPER_KEY") != self.key().as_str() || !same {
-            return Ok(());
-        }
-        let name = LockName::new(format!("once/{}", self.key()))?;
-        let view = keeper.inspect(&name).await?;
-        let ours = set("LOCKKEEPER_FENCE");
-        if view.is_some_and(|view| view.held.iter().any(|held| held.fence.to_string() == ours)) {
-            let message = format!(
-                "this call is part of the command that runs under the key {}",
-                quoted(self.key().as_str())
-            );
-            return Err(Failure::new(Outcome::Deadlock, message).next("give the inner call a key of its own"));
-        }
-        Ok(())
     }
 
     async fn claim(
@@ -209,42 +186,11 @@ impl OnceArgs {
             let message = format!("the result of {} was not stored by this command", report.what());
             return Err(Failure::new(Outcome::Invalid, message).next("use another key"));
         };
-        let (out, err) = (printed.out.bytes.clone(), printed.err.bytes.clone());
-        // On a thread, because a reader that does not read must not keep a signal from ending this process.
-        let (sender, receiver) = tokio::sync::oneshot::channel();
-        std::thread::spawn(move || {
-            let out = print(std::io::stdout(), &out);
-            let _ = sender.send(print(std::io::stderr(), &err).and(out));
-        });
-        match signals.race(receiver).await {
-            Ok(written) => check_delivered(written.ok().and_then(Result::err), None)?,
-            Err(signal) => check_delivered(None, Some(signal))?,
-        }
+        print_streams(printed.out.bytes.clone(), printed.err.bytes.clone(), signals).await?;
         printed.report_cut(report);
         report.event("replayed", json!({ "fence": done.fence, "exit_code": printed.code }));
         Ok(printed.code)
     }
-}
-
-/// Writes all of `bytes`. A reader that has gone away is no error: the result is the same.
-fn print(mut to: impl Write, bytes: &[u8]) -> std::io::Result<()> {
-    match to.write_all(bytes).and_then(|()| to.flush()) {
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        other => other,
-    }
-}
-
-/// Fails if this caller did not get the whole output, although the store has the result.
-fn check_delivered(error: Option<std::io::Error>, signal: Option<Signal>) -> Result<(), Failure> {
-    if let Some(signal) = signal {
-        return Err(Failure::silent(exit::by_signal(signal.as_raw())));
-    }
-    let Some(error) = error else { return Ok(()) };
-    Err(Failure::new(
-        Outcome::Unknown,
-        format!("the result is kept, but not all of it could be printed: {error}"),
-    )
-    .next("ask again with the same key to get all of it"))
 }
 
 /// The words of a command line, each with its length, so that no two command lines look the same.

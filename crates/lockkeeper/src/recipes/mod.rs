@@ -1,13 +1,15 @@
 //! Tools that are built on locks and records: [`Register`](crate::register::Register),
-//! [`Once`](crate::once::Once), [`Election`](crate::election::Election),
+//! [`Once`](crate::once::Once), [`Cached`](crate::cached::Cached), [`Election`](crate::election::Election),
 //! [`Windows`](crate::windows::Windows) and [`ClaimGroup`](crate::claim::ClaimGroup).
 //!
 //! A recipe uses only [`Locks`](crate::Locks) and [`Records`](crate::Records), so it works on every store
 //! that has records, and returns [`Error::Unsupported`] on a store without them.
 
 pub(crate) mod backoff;
+pub mod cached;
 pub(crate) mod cas_record;
 pub mod claim;
+pub(crate) mod chunks;
 pub mod election;
 pub(crate) mod extend;
 pub(crate) mod format;

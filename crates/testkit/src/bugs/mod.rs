@@ -87,6 +87,13 @@ pub enum Bug {
     LeaseRevived,
     LateCompletionKept,
     AttemptsUncounted,
+    FailureForgotten,
+    DurationForgotten,
+    ValueOutlivesItsTime,
+    FreshnessUnchecked,
+    LateValueKept,
+    FirstClaimForgotten,
+    LimitForgotten,
 }
 
 /// Implements [`lockkeeper_core::Locks`] and [`lockkeeper_core::Records`] for a type with a field `store` by passing

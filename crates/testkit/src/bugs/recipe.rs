@@ -61,11 +61,17 @@ fn state(bytes: &[u8]) -> String {
     state
 }
 
+fn has_value(bytes: &[u8]) -> bool {
+    let mut has = false;
+    edit(bytes, |page| has = page["value"].is_object());
+    has
+}
+
 /// Whether a record that is called like a recipe's own is something else.
 pub(super) fn is_foreign(record: &Record) -> bool {
     let page = split(&record.value).1;
     let line = page.split(|b| *b == b'\n').next().unwrap_or_default();
-    let recipe = ["once/", "claim/"].iter().any(|recipe| belongs(&record.key, recipe));
+    let recipe = ["once/", "claim/", "cached/"].iter().any(|recipe| belongs(&record.key, recipe));
     recipe && !serde_json::from_slice::<Value>(line).is_ok_and(|page| page.is_object())
 }
 
@@ -95,6 +101,18 @@ pub(super) fn twist_read(bug: Bug, own: Option<Fence>, mut record: Record) -> Re
                 page["done"]["size"] = json!(size - size % (768 << 10));
             }
         }),
+        Bug::SizeUnchecked if belongs(&record.key, "cached/") => edit(&record.value, |page| {
+            if let Some(size) = page["value"]["size"].as_u64() {
+                page["value"]["size"] = json!(size - size % (768 << 10));
+            }
+        }),
+        Bug::DurationForgotten if belongs(&record.key, "cached/") => {
+            edit(&record.value, |page| page["value"]["took_ms"] = json!(0))
+        }
+        // Whether a value is fresh is not read again under the lock, and so on.
+        Bug::FreshnessUnchecked if belongs(&record.key, "cached-fresh/") => {
+            edit(&record.value, |page| page["fence"] = json!(1))
+        }
         // The versions of earlier writes are known, and whose they were is not.
         Bug::MarksForgotten => forget_marks(&record.value),
         _ => return record,
@@ -112,6 +130,12 @@ pub(super) fn twist_write(bug: Bug, key: &LockName, value: &[u8], expect: Expect
         Bug::UpdateUnchecked if !recipe => (value.to_vec(), Expect::Any),
         Bug::LateResultKept if belongs(key, "once/") && is_done(value) => (value.to_vec(), Expect::Any),
         Bug::LateEndKept if belongs(key, "window/") && is_done(value) => (value.to_vec(), Expect::Any),
+        Bug::LateValueKept if belongs(key, "cached/") => (value.to_vec(), Expect::Any),
+        // A refresher writes over nothing as well, without a version that it could compare with.
+        Bug::FirstClaimForgotten if belongs(key, "cached/") && has_value(value) => match expect {
+            Expect::Version(_) => (value.to_vec(), Expect::Any),
+            expect => (value.to_vec(), expect),
+        },
         Bug::WriteLogForgotten => (split(value).1.to_vec(), expect),
         Bug::TooLargeForgotten if belongs(key, "once/") => (
             edit(value, |page| {

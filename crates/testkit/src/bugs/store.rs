@@ -439,6 +439,16 @@ impl Records for Bugged {
         }
         let (value, expect) = recipe::twist_write(self.bug, key, value, expect);
         let mut ttl = if self.bug == Bug::RecordsNeverExpire { None } else { ttl };
+        match self.bug {
+            Bug::FailureForgotten if key.as_str().starts_with("cached-failed/") => {
+                return Ok(WriteOutcome::Written(Version(self.made_up_version())));
+            }
+            Bug::LimitForgotten if key.as_str().starts_with("semaphore/") => {
+                return Ok(WriteOutcome::Written(Version(self.made_up_version())));
+            }
+            Bug::ValueOutlivesItsTime if key.as_str().starts_with("cached/") => ttl = ttl.map(|ttl| ttl * 4),
+            _ => {}
+        }
         let mut value = &value[..];
         match self.bug {
             Bug::WritesAreLost => {

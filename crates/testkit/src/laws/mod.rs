@@ -8,6 +8,7 @@
 //! with the fence removed proves nothing.
 
 pub mod claim;
+pub mod cached;
 pub mod election;
 pub mod exclusion;
 pub mod fault_scenario;
@@ -26,6 +27,7 @@ pub mod queue;
 pub mod records;
 pub mod register;
 pub mod removal;
+pub mod shapes;
 pub mod silence;
 mod tools;
 pub mod unknown;
@@ -213,6 +215,34 @@ macro_rules! every_recipe_law {
             late_writers::a_large_result_with_a_part_missing_is_not_given_back => SizeUnchecked: "a damaged result was given back: Ok",
             late_writers::a_caller_that_begins_late_does_not_take_the_turn_back => ExpectIgnored: "a late caller was to be refused: Ok(Run",
             late_writers::a_holder_that_begins_a_window_late_does_not_take_it_back => WritesAreLost: "a late holder was to be refused: Ok(Ours",
+            cached::a_value_is_computed_once_and_then_found => WritesAreLost: "it was computed again",
+            cached::all_who_want_a_cold_value_share_one_computation => GrantsEveryRequest: "one computation was to serve all",
+            cached::an_old_value_is_given_at_once_while_one_caller_computes => RecordsNeverExpire: "an old value is called fresh",
+            cached::a_caller_without_a_value_waits_no_longer_than_it_says => GrantsEveryRequest: "another caller computes: Ok(Refresh",
+            cached::an_old_value_goes_when_its_time_is_over => ValueOutlivesItsTime: "an old value outlived its time",
+            cached::a_failed_refresh_keeps_the_old_value_and_others_back_off => FailureForgotten: "a failed refresh is tried by the next caller at once",
+            cached::a_failure_is_the_answer_for_a_while_if_so_chosen => FailureForgotten: "a failure that is the answer is tried again",
+            cached::a_late_refresher_does_not_overwrite_a_newer_value => ExpectIgnored: "a late refresher overwrote a newer value",
+            cached::a_late_refresher_writes_nothing_where_a_newer_value_has_ended => ExpectIgnored: "a late refresher brought an old value back",
+            cached::a_refresher_that_dies_is_taken_over => NeverExpires: "it is taken over",
+            cached::a_dropped_refresh_lets_the_next_caller_compute => ReleaseIsLost: "the next caller computes",
+            cached::a_value_that_takes_long_is_refreshed_early => DurationForgotten: "a value is refreshed early",
+            cached::the_clock_of_the_store_decides_what_is_fresh => RecordsNeverExpire: "a caller whose clock is off calls an old value fresh",
+            cached::large_cached_values_come_back_byte_for_byte => CutsRecordNames: "2100000 bytes did not come back",
+            cached::a_damaged_value_is_computed_again => SizeUnchecked: "a damaged value was given back",
+            cached::a_late_request_brings_no_old_value_back => ExpectIgnored: "a late request brought an old value back",
+            cached::a_cached_value_leaves_nothing => RecordsNeverExpire: "nothing is left behind",
+            cached::bad_input_to_a_cached_value_leaves_nothing => ForeignPageTaken: "another's record was written over: Ok",
+            shapes::a_semaphore_has_as_many_permits_as_it_says => PermitsUncounted: "a fourth of three permits was granted",
+            shapes::a_smaller_limit_stops_no_holder_and_admits_no_more => LimitForgotten: "a permit above the new limit was granted",
+            shapes::a_larger_limit_lets_waiters_in => LimitForgotten: "the larger limit is not seen",
+            shapes::readers_share_and_a_writer_is_alone => SharedLetsWritersIn: "a writer was let in beside readers",
+            shapes::a_writer_in_the_queue_keeps_new_readers_out => ReadersBarge: "a reader overtook a writer that waits",
+            shapes::a_downgrade_keeps_other_writers_out => FirstReleaseFreesAll: "another writer was let in by a downgrade",
+            shapes::an_upgrade_is_refused_with_the_reason => SharedLetsWritersIn: "the read lock is gone after an upgrade that was refused",
+            shapes::requests_for_several_names_in_any_order_end => PartialGrants: "two held one of several names at once",
+            shapes::several_names_have_one_deadline => NeverExpires: "a outlived the deadline that it shares",
+            shapes::bad_input_to_a_shape_leaves_nothing => ReleaseIsLost: "pool is free",
         }
     };
 }
@@ -235,6 +265,9 @@ macro_rules! every_recipe_bug {
             claim::a_late_completion_is_refused => LateCompletionKept: "a late completion was to be refused: Ok",
             claim::what_failed_too_often_is_kept_apart => AttemptsUncounted: "it was tried more often than it may",
             claim::work_is_dropped_when_its_lease_is_lost => LeaseRevived: "the work is dropped",
+            cached::all_who_want_a_cold_value_share_one_computation => FreshnessUnchecked: "one computation was to serve all",
+            cached::a_late_refresher_does_not_overwrite_a_newer_value => LateValueKept: "a late refresher overwrote a newer value",
+            cached::a_late_refresher_writes_nothing_where_a_newer_value_has_ended => FirstClaimForgotten: "a late refresher brought an old value back",
             windows::a_window_is_run_once_by_all => WindowForgotten: "it was run twice",
             windows::a_window_that_was_not_finished_is_taken_over => LateEndKept: "a late end was to be refused: Ok",
             windows::a_window_that_failed_is_told_and_run_again_as_often_as_it_may => EndForgotten: "how the run ended is not kept",

@@ -1,9 +1,11 @@
 //! Many processes that use one recipe, and are killed at random.
 
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use lockkeeper::{Clock, SystemClock};
+use lockkeeper_testkit::history::{History, HistoryEvent, Operation, OperationPhase};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// A smaller number, unless the long suites are wanted.
@@ -130,4 +132,23 @@ impl Drop for Crowd {
             let _ = child.wait();
         }
     }
+}
+
+/// The history, in which the dead believe nothing any more.
+pub fn history_of(path: &Path, killed: &[(u32, u64)]) -> History {
+    let told = History::read(path).unwrap();
+    let elected = told
+        .events()
+        .iter()
+        .filter(|event| event.op == Operation::Acquire && event.phase == OperationPhase::Ok);
+    let deaths = elected.filter_map(|event| {
+        let (_, t) = killed.iter().find(|(pid, t)| pid.to_string() == event.proc && *t >= event.t)?;
+        Some(HistoryEvent {
+            t: *t,
+            proc: event.proc.clone(),
+            attempt: event.attempt.clone(),
+            ..HistoryEvent::signal(&event.lock)
+        })
+    });
+    History::new(told.events().iter().cloned().chain(deaths.collect::<Vec<_>>()))
 }

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt;
 use lockkeeper::election::Proclamation;
 use lockkeeper::{Clock, Lockkeeper, SystemClock};
-use lockkeeper_testkit::history::{self, Demand, History, HistoryEvent, Operation, OperationPhase};
+use lockkeeper_testkit::history::{self, Demand};
 use lockkeeper_testkit::servers::{self, AppendOnly, EtcdOptions, RedisOptions, Server, TempDir};
 
 use super::control::Control;
-use super::crowd::{Crowd, below, times};
+use super::crowd::{Crowd, below, history_of, times};
 
 const TTL: Duration = Duration::from_secs(1);
 /// Past the ttl. Not for ever: on a file, a process that is stopped in the middle of a transaction blocks all others.
@@ -71,25 +71,6 @@ fn assert_one_leader_at_a_time(looks: &[Look]) -> usize {
         newer_begun = newer_begun.min(*begun);
     }
     terms.len()
-}
-
-/// The history, in which the dead believe nothing any more.
-fn history_of(path: PathBuf, killed: &[(u32, u64)]) -> History {
-    let told = History::read(path).unwrap();
-    let elected = told
-        .events()
-        .iter()
-        .filter(|event| event.op == Operation::Acquire && event.phase == OperationPhase::Ok);
-    let deaths = elected.filter_map(|event| {
-        let (_, t) = killed.iter().find(|(pid, t)| pid.to_string() == event.proc && *t >= event.t)?;
-        Some(HistoryEvent {
-            t: *t,
-            proc: event.proc.clone(),
-            attempt: event.attempt.clone(),
-            ..HistoryEvent::signal(&event.lock)
-        })
-    });
-    History::new(told.events().iter().cloned().chain(deaths.collect::<Vec<_>>()))
 }
 
 /// Hears everything until the end.
@@ -219,7 +200,7 @@ async fn five_candidates(ground: Ground) {
     let terms = assert_one_leader_at_a_time(&looks.all());
     let all_killed: Vec<_> =
         killed.iter().copied().chain(looks.all().iter().map(|look| (look.pid, ended))).collect();
-    let history = history_of(story, &all_killed);
+    let history = history_of(&story, &all_killed);
     let faults = killed.len() as u64 + stops + restarts;
     let demand = Demand { operations: terms, faults: 3, contended: 2 };
     history::verdict(&history, demand, faults, history::laws(&history)).assert_green();

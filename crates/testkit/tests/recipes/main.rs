@@ -1,9 +1,11 @@
 //! The recipes, by real processes that are killed and stopped, on real stores.
 
 mod claim;
+mod cached;
 mod control;
 mod crowd;
 mod election;
 mod once;
 mod register;
+mod shapes;
 mod windows;

@@ -1,9 +1,9 @@
 //! Work that is done once, however often it is requested: absent → running → done, with the result stored.
 
-mod chunks;
 pub(crate) mod nested;
 mod permit;
 mod record;
+mod result;
 mod run;
 mod start;
 

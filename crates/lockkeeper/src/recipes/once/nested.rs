@@ -24,7 +24,7 @@ pub(crate) fn scope<F: Future>(cas_record: &CasRecord, work: F) -> impl Future<O
 }
 
 /// [`Error::Deadlock`] if this task is inside a run of the same key.
-pub(super) fn check(keeper: &Lockkeeper, key: &LockName) -> Result<()> {
+pub(crate) fn check(keeper: &Lockkeeper, key: &LockName) -> Result<()> {
     let store = store_of(keeper);
     let runs = |running: &Vec<(usize, LockName)>| running.iter().any(|(s, k)| *s == store && k == key);
     match RUNNING.try_with(runs) {

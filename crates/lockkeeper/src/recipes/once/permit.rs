@@ -5,7 +5,7 @@ use std::time::Duration;
 use lockkeeper_core::{Error, Fence, Result};
 
 use super::record::{OnceRecord, not_kept_error};
-use super::{OnFailure, Stored, chunks};
+use super::{OnFailure, Stored, result};
 use crate::guard::Guard;
 use crate::recipes::cas_record::{CasRecord, Retry, Snapshot};
 
@@ -86,13 +86,13 @@ impl RunPermit {
         // The chunks outlive the record, so that a caller that has read the record finds them.
         let longer = self.keep.saturating_add(Duration::from_secs(60));
         let (done, body) =
-            chunks::write_chunks(&self.cas_record, &self.key, fence, result.ok, &result.bytes, longer, retry)
+            result::write_result(&self.cas_record, &self.key, fence, result.ok, &result.bytes, longer, retry)
                 .await?;
         let parts = done.parts;
         let record = OnceRecord { fence, print: self.print.clone(), done: Some(done) };
         let stored = self.write(&record, body).await;
         if matches!(stored, Err(Error::Stale { .. } | Error::Lost(_))) {
-            chunks::delete_chunks(&self.cas_record, &self.key, fence, parts).await;
+            result::delete_result(&self.cas_record, &self.key, fence, parts).await;
         }
         stored
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use lockkeeper_core::{Busy, Error, LockName, Result};
 
 use super::record::{OnceRecord, not_kept_error};
-use super::{Done, Once, OnceStart, RunPermit, Stored, chunks, nested, permit};
+use super::{Done, Once, OnceStart, RunPermit, Stored, nested, permit, result};
 use crate::builder::LockBuilder;
 use crate::guard::Guard;
 use crate::recipes::backoff::{JitteredBackoff, pause_between_polls};
@@ -110,7 +110,7 @@ impl Once {
         if let Some(why) = &done.unkept {
             return Err(not_kept_error(&self.key, record.fence, why));
         }
-        let bytes = chunks::read_chunks(cas_record, &self.key, record.fence, done, body).await?;
+        let bytes = result::read_result(cas_record, &self.key, record.fence, done, body).await?;
         Ok(Some(Done { result: Stored { ok: done.ok, bytes }, fence: record.fence, replayed: true }))
     }
 

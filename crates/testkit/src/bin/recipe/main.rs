@@ -6,7 +6,14 @@
 //! recipe lead store=URL name=NAME ttl_ms=N file=FILE history=FILE    leads whenever it can, and writes down when it believed so
 //! recipe claim store=URL items=N dir=DIR               works through a list of items, each with an entry in a ledger
 //! recipe windows store=URL windows=N file=FILE start_ns=N offset_ms=N    runs a window every 10 ms, by a clock that is off
+//! recipe cached store=URL key=KEY tasks=N lease_ms=N first_ms=N guard=yes|no looked=PREFIX go=FILE runs=FILE values=FILE
+//!                                                         N tasks want one value at once
+//! recipe semaphore store=URL name=NAME permits=N ttl_ms=N history=FILE         takes permits, and writes down when it believed to hold
+//! recipe rw_lock store=URL name=NAME role=reader|writer ttl_ms=N history=FILE  the same with shared or exclusive holds
 //! ```
+
+mod cached;
+mod shapes;
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -272,6 +279,19 @@ impl Clock for Off {
     }
 }
 
+/// A keeper for a process that may be started while the store is unreachable, or busy.
+async fn open(store: &str) -> Result<Lockkeeper, RecipeFailure> {
+    loop {
+        match Lockkeeper::open(store).await {
+            // Started while the store is away: that is part of the test.
+            Err(Error::Unavailable(_) | Error::Unknown(_)) => {
+                tokio::time::sleep(Duration::from_millis(100)).await
+            }
+            opened => return Ok(opened?),
+        }
+    }
+}
+
 fn main() -> Result<(), RecipeFailure> {
     let mut args = std::env::args().skip(1);
     let what = args.next().unwrap_or_default();
@@ -281,15 +301,7 @@ fn main() -> Result<(), RecipeFailure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let store = args.get("store").ok_or("recipe: store= is missing")?;
-        let keeper = loop {
-            match Lockkeeper::open(store).await {
-                // Started while the store is unreachable: that is part of the test.
-                Err(Error::Unavailable(_) | Error::Unknown(_)) => {
-                    tokio::time::sleep(Duration::from_millis(100)).await
-                }
-                opened => break opened?,
-            }
-        };
+        let keeper = open(store).await?;
         let process = RecipeProcess { keeper, args };
         match what.as_str() {
             "add" => process.add().await,
@@ -297,7 +309,10 @@ fn main() -> Result<(), RecipeFailure> {
             "lead" => process.lead().await,
             "claim" => process.claim().await,
             "windows" => process.windows().await,
-            _ => Err(format!("recipe: {what:?} is not add, once, lead, claim or windows").into()),
+            "cached" => process.cached().await,
+            "semaphore" => process.semaphore().await,
+            "rw_lock" => process.rw_lock().await,
+            _ => Err(format!("recipe: there is no {what:?}").into()),
         }
     })
 }
