@@ -55,7 +55,9 @@ impl std::fmt::Display for LossReason {
             LossReason::Stalled => "no progress was shown, so it was not renewed",
             LossReason::Abandoned => "the renewing thread has ended",
             LossReason::Forked => "it belongs to another process, of which this one is a fork",
-            LossReason::Reassigned => "its partition was assigned to another member, and the grace to finish is over",
+            LossReason::Reassigned => {
+                "its partition was assigned to another member, and the grace to finish is over"
+            }
         })
     }
 }

@@ -52,8 +52,11 @@ impl Group {
             .map(|(name, weight)| WeightedMember { name, weight: *weight })
             .collect();
         let numbers: Vec<u8> = members.keys().copied().collect();
-        let previous: Vec<Option<usize>> =
-            self.owners.iter().map(|owner| numbers.iter().position(|number| Some(*number) == *owner)).collect();
+        let previous: Vec<Option<usize>> = self
+            .owners
+            .iter()
+            .map(|owner| numbers.iter().position(|number| Some(*number) == *owner))
+            .collect();
         let next = assign(&weighted, &previous);
         let owners: Vec<Option<u8>> = next.iter().map(|owner| owner.map(|index| numbers[index])).collect();
         let moves = owners.iter().zip(&self.owners).filter(|(new, old)| new != old).count();
@@ -148,7 +151,8 @@ fn a_join_takes_only_for_the_new_one_and_a_leave_gives_only_what_was_left() {
         group.step(&members);
         for (number, joins) in changes {
             let before = group.owners.clone();
-            let changed = if joins { members.insert(number, 1).is_none() } else { members.remove(&number).is_some() };
+            let changed =
+                if joins { members.insert(number, 1).is_none() } else { members.remove(&number).is_some() };
             let moves = group.step(&members);
             for (new, old) in group.owners.iter().zip(&before).filter(|(new, old)| new != old) {
                 let why = if joins { *new == Some(number) } else { *old == Some(number) };
@@ -228,10 +232,12 @@ fn other_languages_compute_the_same() {
         .collect();
     std::io::Write::write_all(&mut child.stdin.take().unwrap(), lines.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
-    let said: Vec<u32> = String::from_utf8(output.stdout).unwrap().lines().map(|n| n.parse().unwrap()).collect();
+    let said: Vec<u32> =
+        String::from_utf8(output.stdout).unwrap().lines().map(|n| n.parse().unwrap()).collect();
     let ours: Vec<u32> = examples.iter().map(|(_, _, partition)| *partition).collect();
     assert_eq!(said, ours);
     let shell = r#"echo $(( 0x$(printf %s "$KEY" | sha256sum | cut -c1-8) % COUNT ))"#;
-    let said = Command::new("sh").args(["-c", shell]).env("KEY", "order/4711").env("COUNT", "32").output().unwrap();
+    let said =
+        Command::new("sh").args(["-c", shell]).env("KEY", "order/4711").env("COUNT", "32").output().unwrap();
     assert_eq!(String::from_utf8_lossy(&said.stdout).trim(), partition_of("order/4711", 32).to_string());
 }

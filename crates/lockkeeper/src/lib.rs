@@ -30,6 +30,7 @@
 //! | have one leader among many processes | [`election`] |
 //! | run a job once per day or hour on many hosts | [`windows`], or the command `lockkeeper cron` |
 //! | change a shared value without a lock | [`register`] |
+//! | split work among many processes, without a lock per item | [`partitions`] |
 //! | let a resource ask whether a grant still holds | [`Sequencer`] |
 //! | have a resource refuse late writes (PostgreSQL, SQLite, Redis, DynamoDB, files, object stores, HTTP) | the crate [`lockkeeper-fenced`](https://docs.rs/lockkeeper-fenced) |
 #![cfg_attr(
@@ -101,7 +102,7 @@ pub use lockkeeper_core::{
 };
 pub use lockkeeper_host::{Clock, SystemClock};
 pub use open::{Init, default_url, init, schemes};
-pub use recipes::{KEY_BYTES, election, once, register, windows};
+pub use recipes::{KEY_BYTES, election, once, partitions, register, windows};
 pub use sequencer::Sequencer;
 
 /// Compiles and runs the Rust of the README.

@@ -1,6 +1,6 @@
 //! Tools that are built on locks and records: [`Register`](crate::register::Register),
-//! [`Once`](crate::once::Once), [`Election`](crate::election::Election) and
-//! [`Windows`](crate::windows::Windows).
+//! [`Once`](crate::once::Once), [`Election`](crate::election::Election), [`Windows`](crate::windows::Windows) and
+//! [`Partitions`](crate::partitions::Partitions).
 //!
 //! A recipe uses only [`Locks`](crate::Locks) and [`Records`](crate::Records), so it works on every store
 //! that has records, and returns [`Error::Unsupported`] on a store without them.
@@ -10,6 +10,7 @@ pub(crate) mod cas_record;
 pub mod election;
 pub(crate) mod format;
 pub mod once;
+pub mod partitions;
 pub mod register;
 pub mod windows;
 pub(crate) mod write_log;

@@ -83,6 +83,8 @@ pub enum Bug {
     SizeUnchecked,
     ForeignPageTaken,
     EndForgotten,
+    OwnersForgotten,
+    BeatsForgotten,
 }
 
 /// Implements [`lockkeeper_core::Locks`] and [`lockkeeper_core::Records`] for a type with a field `store` by passing

@@ -74,6 +74,11 @@ pub(super) fn twist_read(bug: Bug, own: Option<Fence>, mut record: Record) -> Re
         Bug::WindowForgotten if belongs(&record.key, "window/") => {
             edit(&record.value, |page| page["done"] = json!(false))
         }
+        // The owners until now are not kept.
+        Bug::OwnersForgotten if belongs(&record.key, "partition-group/") => edit(&record.value, |page| {
+            let owners = page["owners"].as_array_mut().into_iter().flatten();
+            owners.for_each(|owner| *owner = Value::Null);
+        }),
         // No term is above that of the caller.
         Bug::TermUnchecked if belongs(&record.key, "election/") => edit(&record.value, |page| {
             let said = page["proclaimed"].as_array_mut().into_iter().flatten();
@@ -97,7 +102,9 @@ pub(super) fn twist_read(bug: Bug, own: Option<Fence>, mut record: Record) -> Re
 
 /// What the store is told to write instead.
 pub(super) fn twist_write(bug: Bug, key: &LockName, value: &[u8], expect: Expect) -> (Vec<u8>, Expect) {
-    let recipe = ["once/", "once-part/", "election/", "window/"].iter().any(|recipe| belongs(key, recipe));
+    let recipe = ["once/", "once-part/", "election/", "window/", "partition-group/"]
+        .iter()
+        .any(|recipe| belongs(key, recipe));
     match bug {
         Bug::UpdateUnchecked if !recipe => (value.to_vec(), Expect::Any),
         Bug::LateResultKept if belongs(key, "once/") && is_done(value) => (value.to_vec(), Expect::Any),
@@ -108,6 +115,13 @@ pub(super) fn twist_write(bug: Bug, key: &LockName, value: &[u8], expect: Expect
                 if page["done"]["unkept"].is_string() {
                     page.as_object_mut().map(|page| page.remove("done"));
                 }
+            }),
+            expect,
+        ),
+        Bug::BeatsForgotten if belongs(key, "partition-group/") => (
+            edit(value, |page| {
+                let members = page["members"].as_array_mut().into_iter().flatten();
+                members.for_each(|member| member["beat"] = json!(0));
             }),
             expect,
         ),
