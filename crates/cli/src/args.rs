@@ -135,12 +135,12 @@ impl JobArgs {
         job::label(&self.command)
     }
 
-    /// The command as a job under the lock `name`, with one more variable `env` in its environment.
+    /// The command as a job under the lock `name`, with more variables `env` in its environment.
     pub fn job<'a>(
         &'a self,
         name: &'a LockName,
         source: &StoreSource,
-        env: Option<(&'static str, String)>,
+        env: impl IntoIterator<Item = (&'static str, String)>,
     ) -> CommandJob<'a> {
         CommandJob {
             command: &self.command,
@@ -148,7 +148,8 @@ impl JobArgs {
             grace: self.grace,
             max_hold: None,
             store: source.environment(self.hide_store),
-            env,
+            env: env.into_iter().collect(),
+            finish: None,
             pipes: None,
         }
     }

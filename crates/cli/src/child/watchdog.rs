@@ -25,6 +25,7 @@ use rustix::time::{
 
 use super::cgroup::{self, Cgroup};
 use super::descendants::{self, ProcessEntry};
+use super::registry;
 
 /// The first word on its command line.
 pub const WORD: &str = "__watchdog";
@@ -35,6 +36,8 @@ const CGROUP_AFTER: Duration = Duration::from_millis(50);
 const AHEAD: Duration = Duration::from_millis(100);
 /// What cannot be killed in this time hangs in the kernel.
 const GIVE_UP: Duration = Duration::from_secs(10);
+/// The last word on its command line: other commands run under the same `run`.
+const SEVERAL: &str = "several";
 /// The last message of `run`: all is done.
 const GOOD_BYE: &str = "good-bye";
 
@@ -57,6 +60,7 @@ impl Watchdog {
         let child = Command::new("/proc/self/exe")
             .arg0("lockkeeper")
             .args([WORD, &getpid().as_raw_pid().to_string(), name.as_str(), &fence.to_string()])
+            .args(registry::are_several().then_some(SEVERAL))
             .stdin(reader)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -64,6 +68,7 @@ impl Watchdog {
             .process_group(0)
             .spawn()?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a child has a pid");
+        registry::add(pid);
         Ok(Watchdog { pid, pipe, sent_deadline: None, started: SystemClock.now() })
     }
 
@@ -117,6 +122,7 @@ pub fn main(words: impl Iterator<Item = OsString>) -> i32 {
         run,
         marks: [format!("LOCKKEEPER_NAME={name}"), format!("LOCKKEEPER_FENCE={fence}")],
         tag: cgroup::tag(run, fence),
+        several: word(3) == Some(SEVERAL),
         group: None,
         cgroup: None,
     };
@@ -138,6 +144,8 @@ struct WatchedCommand {
     /// What every process that the command starts has in its environment, unless it was taken out.
     marks: [String; 2],
     tag: String,
+    /// Whether other descendants of `run` belong to other commands.
+    several: bool,
     group: Option<Pid>,
     cgroup: Option<Cgroup>,
 }
@@ -148,20 +156,13 @@ impl WatchedCommand {
         let all = descendants::all();
         let me = getpid().as_raw_pid();
         // Once `run` is dead its children are those of another process.
-        let mut found = match getppid() == Some(self.run) {
-            true => descendants::descendants(self.run.as_raw_pid(), &all),
-            false => Vec::new(),
-        };
+        let root = if self.several { self.group } else { Some(self.run) };
+        let root = root.filter(|_| getppid() == Some(self.run));
+        let mut found = root.map_or(Vec::new(), |root| descendants::descendants(root.as_raw_pid(), &all));
         let group = self.group.map(Pid::as_raw_pid);
-        found.extend(all.iter().filter(|r| Some(r.group) == group || self.is_marked(r)));
+        found.extend(all.iter().filter(|r| Some(r.group) == group || descendants::is_marked(r.pid, &self.marks)));
         found.retain(|r| r.pid != me && r.pid != self.run.as_raw_pid());
         found
-    }
-
-    fn is_marked(&self, relative: &ProcessEntry) -> bool {
-        let environ = std::fs::read(format!("/proc/{}/environ", relative.pid)).unwrap_or_default();
-        let has = |mark: &String| environ.split(|b| *b == 0).any(|entry| entry == mark.as_bytes());
-        self.marks.iter().all(has)
     }
 
     /// Puts the command and everything that it has started into a control group, where that may be.
