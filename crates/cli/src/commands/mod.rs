@@ -15,6 +15,7 @@ pub mod hold;
 pub mod ls;
 pub mod man;
 pub mod once;
+pub mod partitions;
 pub mod record;
 pub mod run;
 pub mod show;
@@ -52,6 +53,8 @@ pub enum CliCommand {
     Elect(Box<elect::ElectArgs>),
     /// Run a command once; later calls get the same output and exit code
     Once(Box<once::OnceArgs>),
+    /// Share partitions among processes; run a command for each owned one
+    Partitions(Box<partitions::PartitionsArgs>),
     /// Keep small values that many processes change
     Record(record::RecordArgs),
     /// Set up a store
@@ -82,6 +85,7 @@ impl CliCommand {
             CliCommand::Cron(cron) => cron.job.common.json,
             CliCommand::Elect(elect) => elect.job.common.json,
             CliCommand::Once(once) => once.job.common.json,
+            CliCommand::Partitions(partitions) => partitions.job.common.json,
             CliCommand::Record(record) => record.json(),
             CliCommand::Store(store) => store.json(),
             CliCommand::Fence(fence) => fence.json(),
@@ -110,6 +114,7 @@ impl CliCommand {
             CliCommand::Cron(cron) => cron.job.quiet,
             CliCommand::Elect(elect) => elect.job.quiet,
             CliCommand::Once(once) => once.job.quiet,
+            CliCommand::Partitions(partitions) => partitions.job.quiet,
             _ => false,
         }
     }
@@ -130,6 +135,7 @@ pub fn run(command: CliCommand) -> i32 {
         CliCommand::Cron(cron) => block_on(cron.execute()),
         CliCommand::Elect(elect) => block_on(elect.execute()),
         CliCommand::Once(once) => block_on(once.execute()),
+        CliCommand::Partitions(partitions) => block_on(partitions.execute()),
         CliCommand::Record(record) => block_on(record.execute()),
         CliCommand::Store(store) => block_on(store.execute()),
         CliCommand::Fence(fence) => block_on(fence.execute()),
