@@ -42,7 +42,9 @@ impl SignalStream {
     pub fn forwarded_to_several() -> Result<Self, Failure> {
         let ignored = ignored_at_start();
         let stops = [Signal::TSTP, Signal::CONT];
-        Self::of(FORWARDED.into_iter().filter(|s| !stops.contains(s) && ignored & (1 << (s.as_raw() - 1)) == 0))
+        Self::of(
+            FORWARDED.into_iter().filter(|s| !stops.contains(s) && ignored & (1 << (s.as_raw() - 1)) == 0),
+        )
     }
 
     /// Catches what usually ends a program.

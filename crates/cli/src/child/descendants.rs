@@ -48,7 +48,8 @@ pub fn escaped(command: Pid, watchdog: Option<Pid>, marks: &[String; 2]) -> Vec<
     let others = registry::others(command, watchdog);
     if !others.is_empty() {
         let own: HashSet<i32> = descendants(group, &all).iter().map(|r| r.pid).collect();
-        let foreign: HashSet<i32> = others.iter().flat_map(|pid| descendants(*pid, &all)).map(|r| r.pid).collect();
+        let foreign: HashSet<i32> =
+            others.iter().flat_map(|pid| descendants(*pid, &all)).map(|r| r.pid).collect();
         found.retain(|r| {
             let other = foreign.contains(&r.pid) || others.contains(&r.pid) || others.contains(&r.group);
             own.contains(&r.pid) || (!other && is_marked(r.pid, marks))

@@ -65,7 +65,8 @@ impl<'a> CommandJob<'a> {
                 .map_err(cannot)?;
         // Closed here, so that the readers see the end of file when the command closes its copies.
         drop(self.pipes);
-        let watch = Supervisor::new(child, changes, guard, self.name, self.grace, self.max_hold).until(self.finish);
+        let watch =
+            Supervisor::new(child, changes, guard, self.name, self.grace, self.max_hold).until(self.finish);
         let report_loss = |why: &str| {
             report.event("lost", json!({ "fence": guard.fence(), "why": why }));
             report.say(&format!("losing the lock on {}: {why}. Ending the command", report.what()));

@@ -200,9 +200,7 @@ impl CommandProcess {
 
     /// Whether it and everything it started are gone.
     pub fn all_gone(&self) -> bool {
-        self.ended
-            && test_kill_process_group(self.pid).is_err()
-            && self.escaped().is_empty()
+        self.ended && test_kill_process_group(self.pid).is_err() && self.escaped().is_empty()
     }
 }
 

@@ -160,7 +160,9 @@ impl WatchedCommand {
         let root = root.filter(|_| getppid() == Some(self.run));
         let mut found = root.map_or(Vec::new(), |root| descendants::descendants(root.as_raw_pid(), &all));
         let group = self.group.map(Pid::as_raw_pid);
-        found.extend(all.iter().filter(|r| Some(r.group) == group || descendants::is_marked(r.pid, &self.marks)));
+        found.extend(
+            all.iter().filter(|r| Some(r.group) == group || descendants::is_marked(r.pid, &self.marks)),
+        );
         found.retain(|r| r.pid != me && r.pid != self.run.as_raw_pid());
         found
     }

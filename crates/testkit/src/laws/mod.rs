@@ -200,7 +200,7 @@ macro_rules! every_recipe_law {
             partitions::an_owner_that_drains_keeps_the_next_one_out => ReleaseIsLost: "the next owner starts after the release",
             partitions::a_grace_that_is_over_ends_the_old_owner_first => NeverExpires: "the next owner starts when the lease of the stuck one is over",
             partitions::epochs_grow_from_owner_to_owner => FenceStandsStill: "an epoch is not newer: 7 after",
-            partitions::a_living_member_keeps_its_partitions => RenewalDoesNothing: "a partition of a living member was lost",
+            partitions::a_living_member_keeps_its_partitions => RenewalDoesNothing: "the lock of a living member's partition has expired",
             partitions::a_silent_member_is_replaced => RevokeIsForgotten: "a silent member is replaced",
             partitions::a_member_that_is_started_again_has_its_partitions_back => WritesAreLost: "each has its share",
             partitions::a_second_process_takes_the_name_over => WritesAreLost: "the older process is told",

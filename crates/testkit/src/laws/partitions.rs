@@ -269,6 +269,9 @@ pub async fn a_living_member_keeps_its_partitions<H: Harness>(h: H) {
     let status = a.partition_status("g").await.unwrap().expect("the group of living members is there");
     assert_eq!(status.generation, generation, "a living member was taken for dead");
     assert_eq!(board.grants.lock().unwrap().len(), grants, "a partition of a living member was lost");
+    // What the members believe is what the store has.
+    let owned = status.partitions.iter().filter(|partition| partition.owner.is_some()).count();
+    assert_eq!(owned, 8, "the lock of a living member's partition has expired");
 }
 
 pub async fn a_silent_member_is_replaced<H: Harness>(h: H) {

@@ -4,5 +4,6 @@ mod control;
 mod crowd;
 mod election;
 mod once;
+mod partitions;
 mod register;
 mod windows;

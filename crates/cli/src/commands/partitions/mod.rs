@@ -58,8 +58,7 @@ pub struct PartitionsArgs {
     pub job: JobArgs,
 }
 
-const GRACE: &str =
-    "Time between TERM and KILL when a partition is given up; if its lock is about to be lost, at most a quarter of the ttl";
+const GRACE: &str = "Time between TERM and KILL when a partition is given up; if its lock is about to be lost, at most a quarter of the ttl";
 
 const EXAMPLES: &str = "\
 Examples:

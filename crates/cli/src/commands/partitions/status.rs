@@ -21,7 +21,9 @@ pub async fn print(args: &PartitionsArgs, keeper: &Lockkeeper) -> Result<i32, Fa
         && status.count != count
     {
         let why = format!("the group has {} partitions, and not {count}", status.count);
-        return Err(Failure::new(Outcome::Invalid, why).next("leave --count out, or give the same one everywhere"));
+        return Err(
+            Failure::new(Outcome::Invalid, why).next("leave --count out, or give the same one everywhere")
+        );
     }
     match (&args.of, status) {
         (Some(key), status) => of(args, key, status),
@@ -34,7 +36,9 @@ pub async fn print(args: &PartitionsArgs, keeper: &Lockkeeper) -> Result<i32, Fa
 fn of(args: &PartitionsArgs, key: &str, status: Option<GroupStatus>) -> Result<i32, Failure> {
     let Some(count) = status.as_ref().map(|status| status.count).or(args.count) else {
         let why = format!("no member has joined the group {}", quoted(args.group().as_str()));
-        return Err(Failure::new(Outcome::Invalid, why).with_code(NO_GROUP).next("give --count, or start a member"));
+        return Err(Failure::new(Outcome::Invalid, why)
+            .with_code(NO_GROUP)
+            .next("give --count, or start a member"));
     };
     let number = partition_of(key, count);
     let partition = status.as_ref().map(|status| status.partition_of(key));
@@ -87,7 +91,8 @@ fn table(args: &PartitionsArgs, status: &GroupStatus) -> Result<i32, Failure> {
         ]);
     }
     print_rows(&rows)?;
-    let mut rows = vec![["PARTITION", "OWNER", "FENCE", "OWNED FOR", "EXPIRES IN"].map(String::from).to_vec()];
+    let mut rows =
+        vec![["PARTITION", "OWNER", "FENCE", "OWNED FOR", "EXPIRES IN"].map(String::from).to_vec()];
     rows.extend(status.partitions.iter().map(row));
     print_rows(&rows)?;
     Ok(OK)

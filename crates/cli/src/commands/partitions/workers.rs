@@ -103,9 +103,12 @@ async fn run(
 async fn release(group: &Report, partition: Partition) {
     let (number, fence) = (partition.number(), partition.fence());
     match partition.release().await {
-        Ok(ReleaseOutcome::Released) => group.event("released", json!({ "partition": number, "fence": fence })),
+        Ok(ReleaseOutcome::Released) => {
+            group.event("released", json!({ "partition": number, "fence": fence }))
+        }
         Ok(ReleaseOutcome::AlreadyGone) => {}
-        Err(error) => group
-            .say(&format!("warning: partition {number} could not be released ({error}); it is free when its ttl is over")),
+        Err(error) => group.say(&format!(
+            "warning: partition {number} could not be released ({error}); it is free when its ttl is over"
+        )),
     }
 }
