@@ -122,6 +122,8 @@ mod pages {
     #[cfg(feature = "tower")]
     #[doc = include_str!("../../../docs/once.md")]
     mod once {}
+    #[doc = include_str!("../../../docs/partitions.md")]
+    mod partitions {}
     #[doc = include_str!("../../../docs/register.md")]
     mod register {}
     #[doc = include_str!("../../../docs/fenced/sequencer.md")]

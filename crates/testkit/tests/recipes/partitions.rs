@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Child;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use lockkeeper::{Clock, Lockkeeper, Profile, SystemClock};
@@ -19,7 +21,7 @@ use super::crowd::{below, recipe, times};
 /// As in the program.
 const PARTITIONS: u32 = 32;
 const WORKERS: usize = 5;
-const TTL: Duration = Duration::from_millis(1500);
+const TTL: Duration = Duration::from_millis(2000);
 const POLL: Duration = Duration::from_millis(200);
 /// As in the program: the time to finish a partition.
 const GRACE: Duration = Duration::from_secs(2);
@@ -115,8 +117,8 @@ impl Drop for Workers {
     }
 }
 
-/// Waits until the group has as many members, and nothing moves. Returns how many partitions each member owns.
-async fn settled(keeper: &Lockkeeper, members: usize) -> BTreeMap<String, u32> {
+/// Waits until the group has as many members, and nothing moves.
+async fn settled(keeper: &Lockkeeper, members: usize) {
     let patience = Instant::now() + Duration::from_secs(120);
     loop {
         let status = keeper.partition_status("g").await;
@@ -124,10 +126,48 @@ async fn settled(keeper: &Lockkeeper, members: usize) -> BTreeMap<String, u32> {
             && status.members.len() == members
             && status.moving().count() == 0
         {
-            return status.members.iter().map(|member| (member.name.clone(), member.owned)).collect();
+            return;
         }
         assert!(Instant::now() < patience, "the group did not settle for two minutes: {status:?}");
         tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// What the members' comings and goings have cost at least, as seen by a process that looks every 50 ms: what a member had when it went, and
+/// its share when it came. On a machine that stalls for a ttl the living go, too.
+struct IdealMoves {
+    task: tokio::task::JoinHandle<()>,
+    moves: Arc<AtomicUsize>,
+}
+
+impl IdealMoves {
+    fn count(keeper: Lockkeeper) -> IdealMoves {
+        let moves = Arc::new(AtomicUsize::new(0));
+        let counter = moves.clone();
+        let task = tokio::spawn(async move {
+            let mut before: BTreeMap<String, usize> = BTreeMap::new();
+            loop {
+                if let Ok(Some(status)) = keeper.partition_status("g").await {
+                    // One that is leaving has given away what it had.
+                    let staying = status.members.iter().filter(|member| !member.leaving);
+                    let now: BTreeMap<String, usize> =
+                        staying.map(|member| (member.name.clone(), member.assigned as usize)).collect();
+                    let gone = before.iter().filter(|(name, _)| !now.contains_key(*name)).map(|(_, had)| *had);
+                    let came = now.keys().filter(|name| !before.contains_key(*name)).map(|_| PARTITIONS as usize / now.len());
+                    if !before.is_empty() {
+                        counter.fetch_add(gone.chain(came).sum(), Ordering::Relaxed);
+                    }
+                    before = now;
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        });
+        IdealMoves { task, moves }
+    }
+
+    fn end(self) -> usize {
+        self.task.abort();
+        self.moves.load(Ordering::Relaxed)
     }
 }
 
@@ -224,13 +264,11 @@ async fn five_workers(ground: Ground) {
     let first = SystemClock.now().as_nanos();
     let end = Instant::now() + Duration::from_secs(times(60, 8));
     let (mut rounds, mut kills, mut stops, mut leaves) = (0, 0, 0, 0);
-    let (mut ideal, mut slowest) = (0, Duration::ZERO);
+    let (ideal, mut slowest) = (IdealMoves::count(keeper.clone()), Duration::ZERO);
     // Each fault at least once, then at random until the time is over.
     while Instant::now() < end || rounds < 3 {
-        let owned = settled(&keeper, WORKERS).await;
+        settled(&keeper, WORKERS).await;
         let victim = workers.any();
-        // All that the victim has has to move, and the one that comes in its place has to get its share.
-        ideal += owned[&format!("w{victim}")] as usize + PARTITIONS as usize / WORKERS;
         control.reset();
         let began = SystemClock.now().as_nanos();
         let mut leaving = None;
@@ -273,7 +311,7 @@ async fn five_workers(ground: Ground) {
     settled(&keeper, WORKERS).await;
     let last = SystemClock.now().as_nanos();
     all_owned(&dir, last, None).await;
-    let moved = moves(&dir, first);
+    let (moved, ideal) = (moves(&dir, first), ideal.end());
     // The end, as a kill of all: nothing is left behind when all leases are over.
     for pid in workers.running.iter().map(Child::id).collect::<Vec<_>>() {
         workers.kill(pid);
