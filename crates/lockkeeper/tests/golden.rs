@@ -16,13 +16,14 @@ use lockkeeper::windows::Window;
 use lockkeeper::{Error, LockName, Lockkeeper};
 
 /// The records of the fixtures: file and key.
-const RECORDS: [(&str, &str); 8] = [
+const RECORDS: [(&str, &str); 9] = [
     ("register-v1", "visits"),
     ("register-deleted-v1", "deleted"),
     ("once-done-v1", "once/charge"),
     ("once-failed-v1", "once/decline"),
     ("once-running-v1", "once/slow"),
     ("election-v1", "election/scheduler"),
+    ("partitions-v1", "partition-group/orders"),
     ("window-running-v1", "window/hourly"),
     ("window-done-v1", "window/nightly"),
 ];
@@ -57,6 +58,8 @@ async fn write_all(keeper: &Lockkeeper) {
     let leader = keeper.election("scheduler").campaign("10.0.0.7:4000").await.unwrap();
     leader.proclaim("10.0.0.7:4001").await.unwrap();
     leader.resign().await.unwrap();
+    let member = keeper.partitions("orders", 4).member("worker-1").weight(2).join().await.unwrap();
+    std::mem::forget(member);
     for (job, done) in [("hourly", false), ("nightly", true)] {
         let guard = keeper.lock(job).acquire().await.unwrap();
         let begun = keeper.windows(job).zone("Europe/Berlin").begin(&guard, WINDOW).await.unwrap();
@@ -68,9 +71,10 @@ async fn write_all(keeper: &Lockkeeper) {
     }
 }
 
-/// The text of a record without what differs from run to run: every number of 10 or more digits, every mark, the host.
+/// The text of a record without what differs from run to run: every number of 10 or more digits, every mark, the host, the pid.
 fn normalized(value: &[u8]) -> String {
-    let text = String::from_utf8_lossy(value).into_owned();
+    let text =
+        String::from_utf8_lossy(value).replace(&format!("\"pid\":{}", std::process::id()), "\"pid\":4711");
     let mut out = String::new();
     let mut rest = text.as_str();
     while let Some(first) = rest.chars().next() {
@@ -140,6 +144,13 @@ async fn todays_code_reads_the_fixtures() {
     let leader = election.campaign("10.0.0.8:4000").await.unwrap();
     assert_eq!(election.leader().await.unwrap().unwrap().number, 1);
     leader.resign().await.unwrap();
+
+    let group = keeper.partition_status("orders").await.unwrap().unwrap();
+    let member = &group.members[0];
+    assert_eq!((group.count, &*member.name, member.weight, member.assigned), (4, "worker-1", 2, 4));
+    let member = keeper.partitions("orders", 4).member("worker-1").join().await.unwrap();
+    member.leave().await.unwrap();
+    assert_eq!(keeper.partition_status("orders").await.unwrap(), None);
 
     let nightly = keeper.windows("nightly").zone("Europe/Berlin");
     let record = nightly.record().await.unwrap().unwrap();

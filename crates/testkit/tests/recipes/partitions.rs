@@ -152,8 +152,12 @@ impl IdealMoves {
                     let staying = status.members.iter().filter(|member| !member.leaving);
                     let now: BTreeMap<String, usize> =
                         staying.map(|member| (member.name.clone(), member.assigned as usize)).collect();
-                    let gone = before.iter().filter(|(name, _)| !now.contains_key(*name)).map(|(_, had)| *had);
-                    let came = now.keys().filter(|name| !before.contains_key(*name)).map(|_| PARTITIONS as usize / now.len());
+                    let gone =
+                        before.iter().filter(|(name, _)| !now.contains_key(*name)).map(|(_, had)| *had);
+                    let came = now
+                        .keys()
+                        .filter(|name| !before.contains_key(*name))
+                        .map(|_| PARTITIONS as usize / now.len());
                     if !before.is_empty() {
                         counter.fetch_add(gone.chain(came).sum(), Ordering::Relaxed);
                     }
@@ -358,16 +362,22 @@ async fn five_workers_on_redis_never_own_a_partition_together() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "long: ./scripts/test --full runs it"]
 async fn five_workers_on_postgres_never_own_a_partition_together() {
+    // Only with --full.
+    if times(1, 0) == 0 {
+        return;
+    }
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
     let store = format!("postgres://postgres@{}/postgres?poll=250ms&claim=1s", server.addr());
     five_workers(Ground { store, _server: Some(server), lasts: Duration::ZERO }).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "long: ./scripts/test --full runs it"]
 async fn five_workers_on_etcd_never_own_a_partition_together() {
+    // Only with --full.
+    if times(1, 0) == 0 {
+        return;
+    }
     let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
     let store = format!("etcd://{}?poll=250ms&claim=2s", server.addr());
     // A second more, and half a second until etcd looks for leases that are over.
