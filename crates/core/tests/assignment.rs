@@ -125,7 +125,7 @@ fn fewest_moves(group: &Group, members: &BTreeMap<u8, u32>) -> usize {
         too_many += owned.saturating_sub(most);
         too_few += least.saturating_sub(owned);
     }
-    // What nobody owns and what is above the shares has to move; and so has what is missing below them.
+    // Partitions without an owner, and those above a share, have to move; and so have those that are missing below a share.
     (orphans + too_many as usize).max(too_few as usize)
 }
 

@@ -171,8 +171,8 @@ impl Guard {
     }
 
     /// What ends this hold from another task.
-    pub(crate) fn hold_end(&self) -> HoldEnd {
-        HoldEnd { keeper: self.keeper.clone(), shared: self.shared.clone(), id: self.id }
+    pub(crate) fn revoker(&self) -> GuardRevoker {
+        GuardRevoker { keeper: self.keeper.clone(), shared: self.shared.clone(), id: self.id }
     }
 
     /// Completes when the lock is lost, with the reason as [`Error::Lost`], and at the deadline at the
@@ -283,13 +283,13 @@ impl Guard {
 /// The means to end a hold whose guard belongs to another task. The lock itself stays taken until that task drops the guard, or until
 /// the lease ends: the driver renews it no more.
 #[derive(Clone)]
-pub(crate) struct HoldEnd {
+pub(crate) struct GuardRevoker {
     keeper: Lockkeeper,
     shared: Arc<GuardState>,
     id: u64,
 }
 
-impl HoldEnd {
+impl GuardRevoker {
     /// Marks the guard as lost, and stops its renewals.
     pub fn end(&self, why: LossReason) {
         self.shared.set_state(LeaseState::Lost(why));

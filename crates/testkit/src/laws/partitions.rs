@@ -307,7 +307,7 @@ pub async fn a_member_that_is_started_again_has_its_partitions_back<H: Harness>(
     shared(&h, &dead, "each has its share", &[("b", 4)]).await;
     let had = dead.of("b");
     runtime.shutdown_background();
-    // Its locks are free, and nobody is told that it has gone.
+    // Its locks are free, and no member knows that it has gone.
     dead.drop_all("b");
     keepers[1].settle().await;
     h.pass(POLL * 4).await;

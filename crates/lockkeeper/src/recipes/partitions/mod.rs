@@ -122,7 +122,7 @@ impl Partitions {
     }
 
     /// How often the member reads the group's record: every second by default, give or take a quarter; at least 10 ms. Events of the
-    /// partitions' locks make it read earlier on a store that can be watched.
+    /// partitions' locks make it read earlier on a store that can be watched, but for Redis Cluster, where watching is expensive.
     pub fn poll(mut self, every: Duration) -> Self {
         self.poll = every;
         self

@@ -17,7 +17,7 @@ use super::member::PartitionChange;
 use super::partition::{Dropped, Partition};
 use super::record::{GroupRecord, MemberRecord};
 use super::{GroupNames, Partitions};
-use crate::guard::{Guard, HoldEnd};
+use crate::guard::{Guard, GuardRevoker};
 
 /// How long the old owner may take to end its work after its grace, at most, before it is revoked.
 const TO_END: Duration = Duration::from_secs(2);
@@ -27,7 +27,7 @@ const REWATCH: Duration = Duration::from_secs(5);
 /// A partition whose handle the user has.
 struct OwnedPartition {
     fence: Fence,
-    hold: HoldEnd,
+    hold: GuardRevoker,
     draining: watch::Sender<bool>,
     /// When the grace is over; `None` while the partition is assigned to this member.
     drained_by: Option<BootInstant>,
@@ -237,7 +237,7 @@ impl PartitionOwnership {
 
     fn hand_out(&mut self, number: u32, guard: Guard) {
         let (draining, drained) = watch::channel(false);
-        let (fence, hold) = (guard.fence(), guard.hold_end());
+        let (fence, hold) = (guard.fence(), guard.revoker());
         let dropped = Dropped { number, fence, to: self.dropped.0.clone() };
         let partition = Partition { guard, number, count: self.options.count, draining: drained, dropped };
         self.owned.insert(number, OwnedPartition { fence, hold, draining, drained_by: None });
@@ -290,7 +290,9 @@ impl LockEvents {
 
     /// Completes with the next event. May be dropped at any await point.
     async fn next(&mut self) {
-        if !self.options.keeper.profile().watch {
+        // A watcher of a Redis Cluster marks each of the 16,384 slots anew every few seconds, which would cost more than it brings.
+        let profile = self.options.keeper.profile();
+        if !profile.watch || profile.store.ends_with("+cluster") {
             return pending().await;
         }
         let clock = &*self.options.keeper.0.clock;
