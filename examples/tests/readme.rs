@@ -77,8 +77,19 @@ fn one_of_fifty_pages_asks_the_source() {
 }
 
 #[test]
+fn three_workers_pack_every_order_once() {
+    let out = run("partitions", &shell_blocks()[4]);
+    let lines: Vec<&str> = out.lines().collect();
+    assert_eq!(lines.last(), Some(&"200 of 200 orders are packed, by 3 workers"), "{out}");
+    assert!(
+        ["ada", "ben", "cleo"].iter().all(|name| lines.contains(&format!("{name} has left").as_str())),
+        "{out}"
+    );
+}
+
+#[test]
 fn the_service_pays_once_ships_and_leads() {
-    let out = run("service", &shell_blocks()[4]);
+    let out = run("service", &shell_blocks()[5]);
     let lines: Vec<&str> = out.lines().collect();
     assert_eq!(lines[0], "order 42 is open", "{out}");
     assert!(lines[1].starts_with("order 42 is paid, with fence "), "{out}");

@@ -76,7 +76,7 @@ impl CommonArgs {
 /// The name of a lock, also one that begins with a dash.
 #[derive(Args, Debug)]
 pub struct NameArgs {
-    /// The name: any text of 1 to 512 bytes (448 for once, cached, elect and cron); if it begins with a dash, --name=-x
+    /// The name: any text of 1 to 512 bytes (less for recipes, 448 for most); if it begins with a dash, --name=-x
     #[arg(value_parser = lock_name(), required_unless_present = "named", conflicts_with = "named")]
     name: Option<LockName>,
     #[arg(long = "name", id = "named", value_name = "NAME", value_parser = lock_name(), allow_hyphen_values = true, hide = true)]
@@ -135,12 +135,12 @@ impl JobArgs {
         job::label(&self.command)
     }
 
-    /// The command as a job under the lock `name`, with one more variable `env` in its environment.
+    /// The command as a job under the lock `name`, with more variables `env` in its environment.
     pub fn job<'a>(
         &'a self,
         name: &'a LockName,
         source: &StoreSource,
-        env: Option<(&'static str, String)>,
+        env: impl IntoIterator<Item = (&'static str, String)>,
     ) -> CommandJob<'a> {
         CommandJob {
             command: &self.command,
@@ -148,7 +148,8 @@ impl JobArgs {
             grace: self.grace,
             max_hold: None,
             store: source.environment(self.hide_store),
-            env,
+            env: env.into_iter().collect(),
+            finish: None,
             pipes: None,
         }
     }

@@ -37,6 +37,16 @@ impl SignalStream {
         Self::of(wanted)
     }
 
+    /// Catches those that are passed on to several commands. Ctrl-Z stops this process as it would without us: the commands are in groups
+    /// of their own, and their watchdogs end them at their deadlines.
+    pub fn forwarded_to_several() -> Result<Self, Failure> {
+        let ignored = ignored_at_start();
+        let stops = [Signal::TSTP, Signal::CONT];
+        Self::of(
+            FORWARDED.into_iter().filter(|s| !stops.contains(s) && ignored & (1 << (s.as_raw() - 1)) == 0),
+        )
+    }
+
     /// Catches what usually ends a program.
     pub fn ending() -> Result<Self, Failure> {
         Self::of([Signal::INT, Signal::TERM, Signal::HUP])

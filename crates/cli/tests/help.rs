@@ -3,7 +3,7 @@
 mod common;
 use common::*;
 
-const COMMANDS: [&str; 39] = [
+const COMMANDS: [&str; 40] = [
     "",
     "run",
     "hold",
@@ -25,6 +25,7 @@ const COMMANDS: [&str; 39] = [
     "jobs failed",
     "jobs retry",
     "cached",
+    "partitions",
     "record",
     "record get",
     "record set",

@@ -40,6 +40,8 @@ pub enum LossReason {
     Abandoned,
     /// It belongs to another process, of which this one is a fork.
     Forked,
+    /// It belongs to a partition that the group assigned to another member, and the grace to finish is over.
+    Reassigned,
 }
 
 impl std::fmt::Display for LossReason {
@@ -53,6 +55,9 @@ impl std::fmt::Display for LossReason {
             LossReason::Stalled => "no progress was shown, so it was not renewed",
             LossReason::Abandoned => "the renewing thread has ended",
             LossReason::Forked => "it belongs to another process, of which this one is a fork",
+            LossReason::Reassigned => {
+                "its partition was assigned to another member, and the grace to finish is over"
+            }
         })
     }
 }

@@ -7,9 +7,11 @@
 //! - Answers: [`AcquireOutcome`], [`RenewOutcome`], [`ReleaseOutcome`], and [`Error`] with one table of [`Outcome`]s.
 //! - Traits: [`Locks`] and [`Records`], which every store implements.
 //! - State machines: [`table::Table`], the reference for every store, and [`lease::Lease`], which decides whether a guard is valid.
+//! - [`assignment`]: which member of a group owns which partition.
 #![deny(missing_docs)]
 
 pub mod admission;
+pub mod assignment;
 pub mod deadlock;
 mod error;
 mod fence;

@@ -170,6 +170,11 @@ impl Guard {
         }
     }
 
+    /// What ends this hold from another task.
+    pub(crate) fn revoker(&self) -> GuardRevoker {
+        GuardRevoker { keeper: self.keeper.clone(), shared: self.shared.clone(), id: self.id }
+    }
+
     /// Completes when the lock is lost, with the reason as [`Error::Lost`], and at the deadline at the
     /// latest, whatever the store does. The holder must stop then, and not hurry to finish.
     pub async fn lost(&self) -> Error {
@@ -272,6 +277,25 @@ impl Guard {
         let answer = self.keeper.0.store.release(&self.grant.key).await;
         self.released = answer.is_ok();
         answer
+    }
+}
+
+/// The means to end a hold whose guard belongs to another task. The lock itself stays taken until that task drops the guard, or until
+/// the lease ends: the driver renews it no more.
+#[derive(Clone)]
+pub(crate) struct GuardRevoker {
+    keeper: Lockkeeper,
+    shared: Arc<GuardState>,
+    id: u64,
+}
+
+impl GuardRevoker {
+    /// Marks the guard as lost, and stops its renewals.
+    pub fn end(&self, why: LossReason) {
+        self.shared.set_state(LeaseState::Lost(why));
+        if let Ok(driver) = self.keeper.0.driver() {
+            driver.remove(self.id);
+        }
     }
 }
 

@@ -33,6 +33,7 @@
 //! | run a job once per day or hour on many hosts | [`windows`], or the command `lockkeeper cron` |
 //! | change a shared value without a lock | [`register`] |
 //! | share a list of items among workers, without a lock per item | [`claim`] |
+//! | split work among many processes, without a lock per item | [`partitions`] |
 //! | let a resource ask whether a grant still holds | [`Sequencer`] |
 //! | have a resource refuse late writes (PostgreSQL, SQLite, Redis, DynamoDB, files, object stores, HTTP) | the crate [`lockkeeper-fenced`](https://docs.rs/lockkeeper-fenced) |
 #![cfg_attr(
@@ -115,7 +116,7 @@ pub use lockkeeper_core::{
 };
 pub use lockkeeper_host::{Clock, SystemClock};
 pub use open::{Init, default_url, init, schemes};
-pub use recipes::{KEY_BYTES, cached, claim, election, once, register, windows};
+pub use recipes::{KEY_BYTES, cached, claim, election, once, partitions, register, windows};
 pub use sequencer::Sequencer;
 
 /// Compiles and runs the Rust of the README.
@@ -142,6 +143,8 @@ mod pages {
     #[cfg(feature = "tower")]
     #[doc = include_str!("../../../docs/once.md")]
     mod once {}
+    #[doc = include_str!("../../../docs/partitions.md")]
+    mod partitions {}
     #[doc = include_str!("../../../docs/register.md")]
     mod register {}
     #[doc = include_str!("../../../docs/fenced/sequencer.md")]

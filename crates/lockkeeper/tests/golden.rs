@@ -18,7 +18,7 @@ use lockkeeper::windows::Window;
 use lockkeeper::{Error, LockName, Lockkeeper};
 
 /// The records of the fixtures: file and key.
-const RECORDS: [(&str, &str); 16] = [
+const RECORDS: [(&str, &str); 17] = [
     ("register-v1", "visits"),
     ("register-deleted-v1", "deleted"),
     ("once-done-v1", "once/charge"),
@@ -30,6 +30,7 @@ const RECORDS: [(&str, &str); 16] = [
     ("cached-failed-v1", "cached-failed/broken"),
     ("semaphore-v1", "semaphore/pool"),
     ("election-v1", "election/scheduler"),
+    ("partitions-v1", "partition-group/orders"),
     ("window-running-v1", "window/hourly"),
     ("window-done-v1", "window/nightly"),
     ("claim-taken-v1", "claim/004/work/taken"),
@@ -69,6 +70,8 @@ async fn write_all(keeper: &Lockkeeper) {
     let leader = keeper.election("scheduler").campaign("10.0.0.7:4000").await.unwrap();
     leader.proclaim("10.0.0.7:4001").await.unwrap();
     leader.resign().await.unwrap();
+    let member = keeper.partitions("orders", 4).member("worker-1").weight(2).join().await.unwrap();
+    std::mem::forget(member);
     for (job, done) in [("hourly", false), ("nightly", true)] {
         let guard = keeper.lock(job).acquire().await.unwrap();
         let begun = keeper.windows(job).zone("Europe/Berlin").begin(&guard, WINDOW).await.unwrap();
@@ -110,9 +113,10 @@ async fn write_cached(keeper: &Lockkeeper) {
     }
 }
 
-/// The text of a record without what differs from run to run: every number of 10 or more digits, every mark, the host.
+/// The text of a record without what differs from run to run: every number of 10 or more digits, every mark, the host, the pid.
 fn normalized(value: &[u8]) -> String {
-    let text = String::from_utf8_lossy(value).into_owned();
+    let text =
+        String::from_utf8_lossy(value).replace(&format!("\"pid\":{}", std::process::id()), "\"pid\":4711");
     let mut out = String::new();
     let mut rest = text.as_str();
     while let Some(first) = rest.chars().next() {
@@ -212,6 +216,12 @@ async fn todays_code_reads_the_fixtures() {
     assert_eq!((item.id(), item.attempt_number()), ("taken", 2));
     item.complete().await.unwrap();
     assert!(source.next().await.unwrap().is_none());
+    let group = keeper.partition_status("orders").await.unwrap().unwrap();
+    let member = &group.members[0];
+    assert_eq!((group.count, &*member.name, member.weight, member.assigned), (4, "worker-1", 2, 4));
+    let member = keeper.partitions("orders", 4).member("worker-1").join().await.unwrap();
+    member.leave().await.unwrap();
+    assert_eq!(keeper.partition_status("orders").await.unwrap(), None);
 
     let nightly = keeper.windows("nightly").zone("Europe/Berlin");
     let record = nightly.record().await.unwrap().unwrap();

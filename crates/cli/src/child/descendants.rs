@@ -7,6 +7,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs;
 
+use super::registry;
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
 
 /// A living process, as `/proc` shows it.
@@ -37,19 +38,38 @@ pub fn descendants(root: i32, all: &[ProcessEntry]) -> Vec<ProcessEntry> {
     found
 }
 
-/// Every living descendant of this process that is not in `group`, and is not `watchdog`.
-pub fn escaped(group: Pid, watchdog: Option<Pid>) -> Vec<ProcessEntry> {
-    let mut found = descendants(getpid().as_raw_pid(), &all());
-    let watchdog = watchdog.map(Pid::as_raw_pid);
-    found.retain(|r| r.group != group.as_raw_pid() && Some(r.pid) != watchdog);
+/// Every living descendant of this process that is not in the command's group, and is not its watchdog. Where several commands run:
+/// only those that belong to this one, by their parents, or, if they have lost them, by the `marks` in their environment.
+pub fn escaped(command: Pid, watchdog: Option<Pid>, marks: &[String; 2]) -> Vec<ProcessEntry> {
+    let all = all();
+    let mut found = descendants(getpid().as_raw_pid(), &all);
+    let (group, watchdog_pid) = (command.as_raw_pid(), watchdog.map(Pid::as_raw_pid));
+    found.retain(|r| r.group != group && Some(r.pid) != watchdog_pid);
+    let others = registry::others(command, watchdog);
+    if !others.is_empty() {
+        let own: HashSet<i32> = descendants(group, &all).iter().map(|r| r.pid).collect();
+        let foreign: HashSet<i32> =
+            others.iter().flat_map(|pid| descendants(*pid, &all)).map(|r| r.pid).collect();
+        found.retain(|r| {
+            let other = foreign.contains(&r.pid) || others.contains(&r.pid) || others.contains(&r.group);
+            own.contains(&r.pid) || (!other && is_marked(r.pid, marks))
+        });
+    }
     found
 }
 
-/// Sends `signal` to each of them, again and again until none is new: some may be forking right now.
-pub fn signal_escaped(group: Pid, watchdog: Option<Pid>, signal: Signal) {
+/// Whether the process has all these entries in its environment.
+pub fn is_marked(pid: i32, marks: &[String; 2]) -> bool {
+    let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    let has = |mark: &String| environ.split(|b| *b == 0).any(|entry| entry == mark.as_bytes());
+    marks.iter().all(has)
+}
+
+/// Sends `signal` to each of those that `escaped` finds, again and again until none is new: some may be forking right now.
+pub fn signal_escaped(escaped: impl Fn() -> Vec<ProcessEntry>, signal: Signal) {
     let mut reached = HashSet::new();
     for _ in 0..16 {
-        let found = escaped(group, watchdog).into_iter();
+        let found = escaped().into_iter();
         let new: Vec<ProcessEntry> = found.filter(|r| reached.insert((r.pid, r.start))).collect();
         if new.is_empty() {
             return;

@@ -15,6 +15,7 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process_group, waitpid};
 use tokio::process::Child;
 use tokio::sync::watch;
 
+use super::registry;
 use super::shim;
 use super::supervisor::LeadTimes;
 use super::watchdog::Watchdog;
@@ -162,6 +163,7 @@ impl ItemProcess {
     async fn dismiss(self) {
         let pid = self.watchdog.pid();
         self.watchdog.dismiss();
+        registry::remove(pid);
         for _ in 0..200 {
             match waitpid(Some(pid), WaitOptions::NOHANG) {
                 Ok(None) => tokio::time::sleep(Duration::from_millis(5)).await,

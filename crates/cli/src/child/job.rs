@@ -7,7 +7,7 @@ use lockkeeper::{Guard, LockName, Outcome};
 use serde_json::json;
 
 use super::capture::CommandPipes;
-use super::supervisor::{CommandEnd, LeadTimes, Supervisor};
+use super::supervisor::{CommandEnd, Finish, LeadTimes, Supervisor};
 use super::watchdog::Watchdog;
 use super::{CommandProcess, CommandUnusable, find};
 use crate::exit::{self, Failure};
@@ -26,17 +26,19 @@ pub struct CommandJob<'a> {
     pub max_hold: Option<Duration>,
     /// The variables of its environment that name the store. `None`: removed.
     pub store: [(&'static str, Option<String>); 2],
-    /// One more variable of its environment, beside the name, the fence, the sequencer, the store and the ttl.
-    pub env: Option<(&'static str, String)>,
+    /// More variables of its environment, beside the name, the fence, the sequencer, the store and the ttl.
+    pub env: Vec<(&'static str, String)>,
+    /// When the command is to finish, while its lock is still held: it gets TERM then, and KILL when the lock is lost.
+    pub finish: Option<Finish<'a>>,
     /// Where its output goes. `None`: to the stdout and stderr of this process.
     pub pipes: Option<CommandPipes>,
 }
 
-impl CommandJob<'_> {
+impl<'a> CommandJob<'a> {
     /// Runs the command until it ends, or until it has been ended because the lock is lost.
     pub async fn supervise(
         self,
-        guard: &Guard,
+        guard: &'a Guard,
         signals: &mut SignalStream,
         report: &Report,
     ) -> Result<CommandEnd, Failure> {
@@ -63,7 +65,8 @@ impl CommandJob<'_> {
                 .map_err(cannot)?;
         // Closed here, so that the readers see the end of file when the command closes its copies.
         drop(self.pipes);
-        let watch = Supervisor::new(child, changes, guard, self.name, self.grace, self.max_hold);
+        let watch =
+            Supervisor::new(child, changes, guard, self.name, self.grace, self.max_hold).until(self.finish);
         let report_loss = |why: &str| {
             report.event("lost", json!({ "fence": guard.fence(), "why": why }));
             report.say(&format!("losing the lock on {}: {why}. Ending the command", report.what()));

@@ -6,6 +6,7 @@
 //! - [`supervisor`]: watches the command, and ends it before its lock is lost.
 //! - [`shim`]: the process that starts the command, so that the kernel kills the command when `lockkeeper` dies.
 //! - [`item`]: one command of several that run at the same time, each for an item of work.
+//! - [`registry`]: which child belongs to which command, where several commands run at once.
 //! - [`watchdog`]: a second process, started before the command, that ends it if `lockkeeper` is killed or stopped.
 //! - [`terminal`]: which process group may read from the terminal.
 
@@ -14,6 +15,7 @@ pub mod cgroup;
 pub mod descendants;
 pub mod item;
 pub mod job;
+pub mod registry;
 pub mod shim;
 pub mod supervisor;
 pub mod terminal;
@@ -27,9 +29,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use capture::CommandPipes;
+use descendants::ProcessEntry;
 use lockkeeper::{BootInstant, Clock, SystemClock};
 use rustix::fs::{Access, access};
-use rustix::process::{Pid, Signal, WaitOptions, kill_process_group, test_kill_process_group, wait};
+use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 use watchdog::Watchdog;
 
 /// At least this long from the start of one watchdog to the start of the next.
@@ -40,6 +43,8 @@ const BETWEEN_WATCHDOGS: Duration = Duration::from_millis(100);
 pub struct CommandProcess {
     pid: Pid,
     ended: bool,
+    /// What every process that the command starts has in its environment, unless it was taken out.
+    marks: [String; 2],
     /// `None`: it is gone, and another one has to be started.
     watchdog: Option<Watchdog>,
     /// When the last one was started, or could not be.
@@ -72,6 +77,10 @@ impl CommandProcess {
         // An orphan below us becomes our child and not init's: so no process gets out of sight.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
         let mut shim = shim::command(command, json);
+        if registry::are_several() {
+            // One terminal for several commands would be read by whichever is quicker.
+            shim.stdin(std::process::Stdio::null());
+        }
         if let Some(pipes) = pipes {
             shim.stdout(pipes.out.try_clone()?).stderr(pipes.err.try_clone()?);
         }
@@ -83,11 +92,17 @@ impl CommandProcess {
         }
         let child = shim.process_group(0).spawn()?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a child has a pid");
+        registry::add(pid);
         watchdog.send_group(pid);
         let watchdog_started = watchdog.started();
+        let mark = |name: &str| {
+            let value = env.iter().find(|(other, _)| *other == name).and_then(|(_, value)| value.as_deref());
+            format!("{name}={}", value.unwrap_or_default())
+        };
         Ok(CommandProcess {
             pid,
             ended: false,
+            marks: [mark("LOCKKEEPER_NAME"), mark("LOCKKEEPER_FENCE")],
             watchdog: Some(watchdog),
             watchdog_started,
             reported_unwatched: false,
@@ -101,14 +116,11 @@ impl CommandProcess {
 
     /// The change of its state since the last call. Also reaps the orphans that this process has adopted.
     pub fn change(&mut self) -> Option<ProcessChange> {
+        if self.watchdog_pid().is_some_and(|watchdog| registry::next_change(watchdog).is_some()) {
+            self.lose_watchdog();
+        }
         let mut change = None;
-        while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
-            if self.watchdog.as_ref().is_some_and(|watchdog| watchdog.pid() == pid) {
-                self.lose_watchdog();
-            }
-            if pid != self.pid {
-                continue;
-            }
+        while let Some(status) = registry::next_change(self.pid) {
             if let Some(signal) = status.stopping_signal() {
                 change = Some(ProcessChange::Stopped(signal));
             } else if let Some(code) = status.exit_status() {
@@ -124,6 +136,7 @@ impl CommandProcess {
     /// The watchdog has ended or was stopped: either way it is of no use any more.
     fn lose_watchdog(&mut self) {
         if let Some(watchdog) = self.watchdog.take() {
+            registry::remove(watchdog.pid());
             watchdog.kill();
         }
     }
@@ -160,7 +173,10 @@ impl CommandProcess {
 
     /// All is done: the watchdog may go.
     pub fn dismiss_watchdog(&mut self) {
-        self.watchdog.take().into_iter().for_each(Watchdog::dismiss);
+        if let Some(watchdog) = self.watchdog.take() {
+            registry::remove(watchdog.pid());
+            watchdog.dismiss();
+        }
     }
 
     fn watchdog_pid(&self) -> Option<Pid> {
@@ -176,14 +192,24 @@ impl CommandProcess {
     /// Sends `signal` to the group and to every descendant that left it.
     pub fn signal_all(&self, signal: Signal) {
         self.signal_group(signal);
-        descendants::signal_escaped(self.pid, self.watchdog_pid(), signal);
+        descendants::signal_escaped(|| self.escaped(), signal);
+    }
+
+    /// The descendants that left its process group.
+    fn escaped(&self) -> Vec<ProcessEntry> {
+        descendants::escaped(self.pid, self.watchdog_pid(), &self.marks)
     }
 
     /// Whether it and everything it started are gone.
     pub fn all_gone(&self) -> bool {
-        self.ended
-            && test_kill_process_group(self.pid).is_err()
-            && descendants::escaped(self.pid, self.watchdog_pid()).is_empty()
+        self.ended && test_kill_process_group(self.pid).is_err() && self.escaped().is_empty()
+    }
+}
+
+impl Drop for CommandProcess {
+    fn drop(&mut self) {
+        registry::remove(self.pid);
+        self.watchdog_pid().into_iter().for_each(registry::remove);
     }
 }
 

@@ -1,5 +1,6 @@
 //! Supervises a running command: passes signals on to it, and ends it before its lease ends.
 
+use std::pin::Pin;
 use std::time::Duration;
 
 use lockkeeper::{BootInstant, Clock, Guard, LockName, SystemClock};
@@ -70,7 +71,14 @@ pub struct Supervisor<'a> {
     asked: Option<Signal>,
     /// When Ctrl-Z was passed on last.
     stop_asked: Option<BootInstant>,
+    /// Completes when the command is to finish, while its lock is still held.
+    finish: Option<Finish<'a>>,
+    /// The command was told to finish.
+    finishing: bool,
 }
+
+/// A future that completes when a command is to finish.
+pub type Finish<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
 impl<'a> Supervisor<'a> {
     /// Subscribes to SIGCHLD. Call it before a child is started.
@@ -97,7 +105,15 @@ impl<'a> Supervisor<'a> {
             interrupts: 0,
             asked: None,
             stop_asked: None,
+            finish: None,
+            finishing: false,
         }
+    }
+
+    /// Sends the command TERM when `finish` completes. It may take its time until the lock is lost, and is killed then.
+    pub fn until(mut self, finish: Option<Finish<'a>>) -> Self {
+        self.finish = finish;
+        self
     }
 
     /// The lead times for the current lease.
@@ -118,6 +134,12 @@ impl<'a> Supervisor<'a> {
                 biased;
                 _ = self.changes.recv() => {}
                 () = self.guard.nearly_lost(term) => break None,
+                () = completed(&mut self.finish), if self.finish.is_some() => {
+                    self.finish = None;
+                    self.finishing = true;
+                    self.child.signal_all(Signal::TERM);
+                    self.child.signal_all(Signal::CONT);
+                }
                 signal = signals.next() => self.pass_on(signal),
                 () = sleep_until(&SystemClock, wake) => {
                     let act = self.guard.deadline().before(self.lead_times().watchdog);
@@ -151,7 +173,9 @@ impl<'a> Supervisor<'a> {
     async fn lose(&mut self, code: Option<i32>, report_loss: impl FnOnce(&str)) -> CommandEnd {
         let why = self.guard.loss_reason().to_string();
         let now = SystemClock.now();
-        let kill_at = (now + self.grace).min(self.guard.deadline().before(self.lead_times().kill));
+        // A command that was told to finish has had its grace.
+        let grace = if self.finishing { Duration::ZERO } else { self.grace };
+        let kill_at = (now + grace).min(self.guard.deadline().before(self.lead_times().kill));
         if kill_at > now {
             self.child.signal_all(Signal::TERM);
             // A stopped process does not handle TERM until it continues.
@@ -243,6 +267,12 @@ impl<'a> Supervisor<'a> {
         if self.guard.remaining() > self.lead_times().term {
             self.child.signal_group(Signal::CONT);
         }
+    }
+}
+
+async fn completed(finish: &mut Option<Finish<'_>>) {
+    if let Some(finish) = finish {
+        finish.await;
     }
 }
 

@@ -25,6 +25,7 @@ use rustix::time::{
 
 use super::cgroup::{self, Cgroup};
 use super::descendants::{self, ProcessEntry};
+use super::registry;
 
 /// The first word on its command line.
 pub const WORD: &str = "__watchdog";
@@ -53,23 +54,23 @@ pub struct Watchdog {
 impl Watchdog {
     /// Starts one for the command that is to run under this lock.
     pub fn start(name: &LockName, fence: Fence) -> io::Result<Self> {
-        Self::start_with(name, fence, &[])
+        Self::start_with(name, fence, registry::are_several())
     }
 
     /// Starts one for one command of several that this process runs at the same time: it kills that command and what it has
     /// started, and leaves the others alone.
     pub fn start_for_one(name: &LockName, fence: Fence) -> io::Result<Self> {
-        Self::start_with(name, fence, &[ONE_OF_MANY])
+        Self::start_with(name, fence, true)
     }
 
-    fn start_with(name: &LockName, fence: Fence, more: &[&str]) -> io::Result<Self> {
+    fn start_with(name: &LockName, fence: Fence, one_of_many: bool) -> io::Result<Self> {
         let (reader, pipe) = io::pipe()?;
         // A watchdog that does not read must not stop the one who writes.
         fcntl_setfl(&pipe, OFlags::NONBLOCK)?;
         let child = Command::new("/proc/self/exe")
             .arg0("lockkeeper")
             .args([WORD, &getpid().as_raw_pid().to_string(), name.as_str(), &fence.to_string()])
-            .args(more)
+            .args(one_of_many.then_some(ONE_OF_MANY))
             .stdin(reader)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -77,6 +78,7 @@ impl Watchdog {
             .process_group(0)
             .spawn()?;
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a child has a pid");
+        registry::add(pid);
         Ok(Watchdog { pid, pipe, sent_deadline: None, started: SystemClock.now() })
     }
 
@@ -128,9 +130,9 @@ pub fn main(words: impl Iterator<Item = OsString>) -> i32 {
     };
     let mut watched = WatchedCommand {
         run,
-        alone: word(3) != Some(ONE_OF_MANY),
         marks: [format!("LOCKKEEPER_NAME={name}"), format!("LOCKKEEPER_FENCE={fence}")],
         tag: cgroup::tag(run, fence),
+        several: word(3) == Some(ONE_OF_MANY),
         group: None,
         cgroup: None,
     };
@@ -149,11 +151,11 @@ pub fn main(words: impl Iterator<Item = OsString>) -> i32 {
 /// The watched command.
 struct WatchedCommand {
     run: Pid,
-    /// `run` has no other command: all its descendants belong to this one.
-    alone: bool,
     /// The variable that every process of the command has in its environment, unless it was taken out.
     marks: [String; 2],
     tag: String,
+    /// Whether other descendants of `run` belong to other commands.
+    several: bool,
     group: Option<Pid>,
     cgroup: Option<Cgroup>,
 }
@@ -164,20 +166,15 @@ impl WatchedCommand {
         let all = descendants::all();
         let me = getpid().as_raw_pid();
         // Once `run` is dead its children are those of another process.
-        let mut found = match self.alone && getppid() == Some(self.run) {
-            true => descendants::descendants(self.run.as_raw_pid(), &all),
-            false => Vec::new(),
-        };
+        let root = if self.several { self.group } else { Some(self.run) };
+        let root = root.filter(|_| getppid() == Some(self.run));
+        let mut found = root.map_or(Vec::new(), |root| descendants::descendants(root.as_raw_pid(), &all));
         let group = self.group.map(Pid::as_raw_pid);
-        found.extend(all.iter().filter(|r| Some(r.group) == group || self.is_marked(r)));
+        found.extend(
+            all.iter().filter(|r| Some(r.group) == group || descendants::is_marked(r.pid, &self.marks)),
+        );
         found.retain(|r| r.pid != me && r.pid != self.run.as_raw_pid());
         found
-    }
-
-    fn is_marked(&self, relative: &ProcessEntry) -> bool {
-        let environ = std::fs::read(format!("/proc/{}/environ", relative.pid)).unwrap_or_default();
-        let has = |mark: &String| environ.split(|b| *b == 0).any(|entry| entry == mark.as_bytes());
-        self.marks.iter().all(has)
     }
 
     /// Puts the command and everything that it has started into a control group, where that may be.

@@ -19,6 +19,7 @@ pub mod jobs;
 pub mod ls;
 pub mod man;
 pub mod once;
+pub mod partitions;
 pub mod record;
 pub mod run;
 pub mod show;
@@ -63,6 +64,8 @@ pub enum CliCommand {
     Jobs(jobs::JobsArgs),
     /// Print the output of a command from the cache; one caller runs the command when it is due
     Cached(Box<cached::CachedArgs>),
+    /// Share partitions among processes; run a command for each owned one
+    Partitions(Box<partitions::PartitionsArgs>),
     /// Keep small values that many processes change
     Record(record::RecordArgs),
     /// Set up a store
@@ -97,6 +100,7 @@ impl CliCommand {
             #[cfg(feature = "postgres")]
             CliCommand::Jobs(jobs) => jobs.json(),
             CliCommand::Cached(cached) => cached.job.common.json,
+            CliCommand::Partitions(partitions) => partitions.job.common.json,
             CliCommand::Record(record) => record.json(),
             CliCommand::Store(store) => store.json(),
             CliCommand::Fence(fence) => fence.json(),
@@ -129,6 +133,7 @@ impl CliCommand {
             #[cfg(feature = "postgres")]
             CliCommand::Jobs(jobs) => jobs.quiet(),
             CliCommand::Cached(cached) => cached.job.quiet,
+            CliCommand::Partitions(partitions) => partitions.job.quiet,
             _ => false,
         }
     }
@@ -153,6 +158,7 @@ pub fn run(command: CliCommand) -> i32 {
         #[cfg(feature = "postgres")]
         CliCommand::Jobs(jobs) => block_on(jobs.execute()),
         CliCommand::Cached(cached) => block_on(cached.execute()),
+        CliCommand::Partitions(partitions) => block_on(partitions.execute()),
         CliCommand::Record(record) => block_on(record.execute()),
         CliCommand::Store(store) => block_on(store.execute()),
         CliCommand::Fence(fence) => block_on(fence.execute()),

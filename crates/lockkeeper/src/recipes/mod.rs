@@ -1,6 +1,7 @@
 //! Tools that are built on locks and records: [`Register`](crate::register::Register),
 //! [`Once`](crate::once::Once), [`Cached`](crate::cached::Cached), [`Election`](crate::election::Election),
-//! [`Windows`](crate::windows::Windows) and [`ClaimGroup`](crate::claim::ClaimGroup).
+//! [`Windows`](crate::windows::Windows), [`ClaimGroup`](crate::claim::ClaimGroup) and
+//! [`Partitions`](crate::partitions::Partitions).
 //!
 //! A recipe uses only [`Locks`](crate::Locks) and [`Records`](crate::Records), so it works on every store
 //! that has records, and returns [`Error::Unsupported`] on a store without them.
@@ -14,6 +15,7 @@ pub mod election;
 pub(crate) mod extend;
 pub(crate) mod format;
 pub mod once;
+pub mod partitions;
 pub mod register;
 pub mod windows;
 pub(crate) mod write_log;

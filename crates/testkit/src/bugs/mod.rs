@@ -94,6 +94,8 @@ pub enum Bug {
     LateValueKept,
     FirstClaimForgotten,
     LimitForgotten,
+    OwnersForgotten,
+    BeatsForgotten,
 }
 
 /// Implements [`lockkeeper_core::Locks`] and [`lockkeeper_core::Records`] for a type with a field `store` by passing

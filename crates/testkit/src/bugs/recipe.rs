@@ -1,6 +1,7 @@
 //! Recipes that forget a check of their own, on a store that is fine: what they read or write is changed on the way, so that it is
 //! as if the check were not there.
 
+use lockkeeper_core::assignment::{WeightedMember, assign};
 use lockkeeper_core::{Attempt, Expect, Fence, LockName, Record};
 use lockkeeper_host::random_128;
 use serde_json::{Value, json};
@@ -79,6 +80,15 @@ fn belongs(key: &LockName, recipe: &str) -> bool {
     key.as_str().starts_with(recipe)
 }
 
+/// The assignment to the members of a group that own nothing yet.
+fn owners_from_nothing(page: &Value) -> Vec<Option<usize>> {
+    let members = page["members"].as_array().into_iter().flatten();
+    let members: Vec<WeightedMember<'_>> = members
+        .filter_map(|member| Some(WeightedMember { name: member["name"].as_str()?, weight: 1 }))
+        .collect();
+    assign(&members, &vec![None; page["count"].as_u64().unwrap_or(0) as usize])
+}
+
 /// What a client with the fence `own` is told of a record.
 pub(super) fn twist_read(bug: Bug, own: Option<Fence>, mut record: Record) -> Record {
     let value = match bug {
@@ -87,6 +97,10 @@ pub(super) fn twist_read(bug: Bug, own: Option<Fence>, mut record: Record) -> Re
         }),
         Bug::WindowForgotten if belongs(&record.key, "window/") => {
             edit(&record.value, |page| page["done"] = json!(false))
+        }
+        // The owners are computed anew from the members, whatever they own.
+        Bug::OwnersForgotten if belongs(&record.key, "partition-group/") => {
+            edit(&record.value, |page| page["owners"] = json!(owners_from_nothing(page)))
         }
         // No term is above that of the caller.
         Bug::TermUnchecked if belongs(&record.key, "election/") => edit(&record.value, |page| {
@@ -123,7 +137,7 @@ pub(super) fn twist_read(bug: Bug, own: Option<Fence>, mut record: Record) -> Re
 
 /// What the store is told to write instead.
 pub(super) fn twist_write(bug: Bug, key: &LockName, value: &[u8], expect: Expect) -> (Vec<u8>, Expect) {
-    let recipe = ["once/", "once-part/", "election/", "window/", "claim/", "claim-lease/"]
+    let recipe = ["once/", "once-part/", "election/", "window/", "claim/", "claim-lease/", "partition-group/"]
         .iter()
         .any(|recipe| belongs(key, recipe));
     match bug {
@@ -142,6 +156,13 @@ pub(super) fn twist_write(bug: Bug, key: &LockName, value: &[u8], expect: Expect
                 if page["done"]["unkept"].is_string() {
                     page.as_object_mut().map(|page| page.remove("done"));
                 }
+            }),
+            expect,
+        ),
+        Bug::BeatsForgotten if belongs(key, "partition-group/") => (
+            edit(value, |page| {
+                let members = page["members"].as_array_mut().into_iter().flatten();
+                members.for_each(|member| member["beat"] = json!(0));
             }),
             expect,
         ),

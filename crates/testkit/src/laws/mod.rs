@@ -23,6 +23,7 @@ pub mod many_waiters;
 pub mod modes;
 pub mod once;
 pub mod outage;
+pub mod partitions;
 pub mod queue;
 pub mod records;
 pub mod register;
@@ -210,6 +211,17 @@ macro_rules! every_recipe_law {
             claim::a_lost_reply_neither_loses_nor_doubles_an_item => ExpectIgnored: "an item was completed twice",
             claim::bad_input_to_a_claim_leaves_nothing => ForeignPageTaken: "another's record was written over: Ok",
             claim::nothing_is_left_of_what_was_done => RecordsNeverExpire: "something is left",
+            partitions::every_partition_is_owned_by_one_member => GrantsEveryRequest: "owned twice",
+            partitions::a_join_takes_no_more_than_its_share => WritesAreLost: "each has its share",
+            partitions::an_owner_that_drains_keeps_the_next_one_out => ReleaseIsLost: "the next owner starts after the release",
+            partitions::a_grace_that_is_over_ends_the_old_owner_first => NeverExpires: "the next owner starts when the lease of the stuck one is over",
+            partitions::epochs_grow_from_owner_to_owner => FenceStandsStill: "an epoch is not newer: 7 after",
+            partitions::a_living_member_keeps_its_partitions => RenewalDoesNothing: "the lock of a living member's partition has expired",
+            partitions::a_silent_member_is_replaced => RevokeIsForgotten: "a silent member is replaced",
+            partitions::a_member_that_is_started_again_has_its_partitions_back => WritesAreLost: "each has its share",
+            partitions::a_second_process_takes_the_name_over => WritesAreLost: "the older process is told",
+            partitions::a_group_that_all_have_left_is_forgotten => RecordsNeverExpire: "the group's record goes",
+            partitions::bad_input_to_a_group_leaves_nothing => WritesAreLost: "another count was to be refused: Ok",
             late_writers::a_write_that_no_record_remembers_is_unknown => ExpectIgnored: "many/applied, after 40 other writes: Ok(Swapped",
             late_writers::a_large_result_that_is_late_spoils_and_leaves_nothing => ExpectIgnored: "a late runner spoilt the result that counts",
             late_writers::a_large_result_with_a_part_missing_is_not_given_back => SizeUnchecked: "a damaged result was given back: Ok",
@@ -268,6 +280,8 @@ macro_rules! every_recipe_bug {
             cached::all_who_want_a_cold_value_share_one_computation => FreshnessUnchecked: "one computation was to serve all",
             cached::a_late_refresher_does_not_overwrite_a_newer_value => LateValueKept: "a late refresher overwrote a newer value",
             cached::a_late_refresher_writes_nothing_where_a_newer_value_has_ended => FirstClaimForgotten: "a late refresher brought an old value back",
+            partitions::a_join_takes_no_more_than_its_share => OwnersForgotten: "where it had not to be",
+            partitions::a_living_member_keeps_its_partitions => BeatsForgotten: "a living member was taken for dead",
             windows::a_window_is_run_once_by_all => WindowForgotten: "it was run twice",
             windows::a_window_that_was_not_finished_is_taken_over => LateEndKept: "a late end was to be refused: Ok",
             windows::a_window_that_failed_is_told_and_run_again_as_often_as_it_may => EndForgotten: "how the run ended is not kept",

@@ -6,6 +6,7 @@ mod control;
 mod crowd;
 mod election;
 mod once;
+mod partitions;
 mod register;
 mod shapes;
 mod windows;

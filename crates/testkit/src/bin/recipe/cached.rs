@@ -8,7 +8,7 @@ use std::time::Duration;
 use lockkeeper::{Clock, Fence, SystemClock};
 use lockkeeper_host::host_name;
 
-use crate::{Failure, RecipeProcess};
+use crate::{RecipeFailure, RecipeProcess};
 
 /// Work that takes a moment, and writes a line when it begins: `FENCE PID NANOSECONDS`. The first run of all takes `first`.
 async fn compute(runs: String, fence: u64, first: Duration) -> Result<Vec<u8>, String> {
@@ -23,7 +23,7 @@ async fn compute(runs: String, fence: u64, first: Duration) -> Result<Vec<u8>, S
 impl RecipeProcess {
     /// Every task looks, and finds no value that it could use. When all processes have looked and `go` exists, every task
     /// gets the value: with `guard=no` each one computes it, as callers of a cache do that have no guard.
-    pub async fn cached(&self) -> Result<(), Failure> {
+    pub async fn cached(&self) -> Result<(), RecipeFailure> {
         let (tasks, lease): (usize, u64) = (self.arg("tasks").parse()?, self.arg("lease_ms").parse()?);
         let first = Duration::from_millis(self.arg("first_ms").parse()?);
         let mut callers = Vec::new();

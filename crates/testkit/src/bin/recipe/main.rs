@@ -5,6 +5,7 @@
 //! recipe once store=URL keys=N dir=DIR results=FILE    does N keys in an order of its own, each with an entry in a ledger
 //! recipe lead store=URL name=NAME ttl_ms=N file=FILE history=FILE    leads whenever it can, and writes down when it believed so
 //! recipe claim store=URL items=N dir=DIR               works through a list of items, each with an entry in a ledger
+//! recipe partitions store=URL name=GROUP ttl_ms=N poll_ms=N dir=DIR    owns partitions, works on their items, and writes down when it believed so
 //! recipe windows store=URL windows=N file=FILE start_ns=N offset_ms=N    runs a window every 10 ms, by a clock that is off
 //! recipe cached store=URL key=KEY tasks=N lease_ms=N first_ms=N guard=yes|no looked=PREFIX go=FILE runs=FILE values=FILE
 //!                                                         N tasks want one value at once
@@ -20,21 +21,25 @@ use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lockkeeper::once::{OnceStart, Stored};
+use lockkeeper::partitions::{Partition, PartitionChange};
 
 use lockkeeper::windows::Window;
 
 use lockkeeper::{
-    BootInstant, Clock, Error, Fence, Lockkeeper, Outcome, ReleaseOutcome, SystemClock, WallTime,
+    Attempt, BootInstant, Clock, Error, Fence, Lockkeeper, Outcome, ReleaseOutcome, SystemClock, WallTime,
 };
 use lockkeeper_host::Timer;
 use lockkeeper_testkit::history::{HistoryEvent, HistoryRecorder, Operation};
-use lockkeeper_testkit::resource::Ledger;
+use lockkeeper_testkit::resource::{CheckedFile, Ledger};
 
 type RecipeFailure = Box<dyn std::error::Error>;
+
+/// The partitions of the group that `recipe partitions` joins.
+const PARTITIONS: u32 = 32;
 
 struct RecipeProcess {
     args: HashMap<String, String>,
@@ -108,7 +113,7 @@ impl RecipeProcess {
 
 impl RecipeProcess {
     /// Works until every item is done.
-    async fn claim(&self) -> Result<(), Failure> {
+    async fn claim(&self) -> Result<(), RecipeFailure> {
         let (items, dir): (u64, _) = (self.arg("items").parse()?, PathBuf::from(self.arg("dir")));
         let (ms, second) = (Duration::from_millis, Duration::from_secs(1));
         let group = self.keeper.claim("work")?.lease(second).poll(ms(50)).max_attempts(1_000_000);
@@ -217,6 +222,39 @@ impl RecipeProcess {
         }
     }
 
+    /// Owns partitions until there is a file `leave-PID`, with one task for each. A task takes the next item of its partition at a
+    /// file that checks fences. Each look is a line: the partition, the fence, a moment before, a moment after, and the process.
+    async fn partitions(&self) -> Result<(), RecipeFailure> {
+        let (dir, me) = (PathBuf::from(self.arg("dir")), std::process::id());
+        let ms = |key| self.arg(key).parse().map(Duration::from_millis);
+        let story = Arc::new(PartitionStory {
+            history: HistoryRecorder::new(dir.join("history"), me.to_string())?,
+            looks: File::options().create(true).append(true).open(dir.join("looks"))?,
+            asked: (0..PARTITIONS).map(|_| Mutex::new(Lockkeeper::new_attempt())).collect(),
+            group: self.arg("name").to_owned(),
+            dir: dir.clone(),
+        });
+        // Before anything is sent.
+        for number in 0..PARTITIONS {
+            story.ask(number);
+        }
+        let group = self.keeper.partitions(self.arg("name"), PARTITIONS);
+        let group = group.member(format!("w{me}")).ttl(ms("ttl_ms")?).poll(ms("poll_ms")?);
+        let mut member = group.grace(Duration::from_secs(2)).join().await?;
+        let leave = dir.join(format!("leave-{me}"));
+        while !leave.exists() {
+            let change = tokio::time::timeout(Duration::from_millis(20), member.next()).await;
+            match change {
+                Ok(Some(Ok(PartitionChange::Owned(partition)))) => {
+                    tokio::spawn(story.clone().work(partition));
+                }
+                Ok(None | Some(Err(_))) => return Err("the membership has ended".into()),
+                _ => {}
+            }
+        }
+        Ok(member.leave().await?)
+    }
+
     /// Writes a line when it begins a window and another when it has finished it.
     async fn windows(&self) -> Result<(), RecipeFailure> {
         let offset_us: i64 = self.arg("offset_ms").parse::<i64>()? * 1000;
@@ -245,6 +283,79 @@ impl RecipeProcess {
         }
         Ok(())
     }
+}
+
+/// What a process with partitions writes down.
+struct PartitionStory {
+    history: HistoryRecorder,
+    looks: File,
+    /// The request that the next grant of each partition answers. It is written down before the partition is given up.
+    asked: Vec<Mutex<Attempt>>,
+    group: String,
+    dir: PathBuf,
+}
+
+impl PartitionStory {
+    fn lock(&self, number: u32) -> String {
+        format!("partition/{}/{number}", self.group)
+    }
+
+    /// Writes down that the partition may be requested from now on. Returns the request before that.
+    fn ask(&self, number: u32) -> Attempt {
+        let next = Lockkeeper::new_attempt();
+        self.history.record(HistoryEvent::invoke(Operation::Acquire, self.lock(number)).attempt(&next));
+        std::mem::replace(&mut *self.asked[number as usize].lock().unwrap(), next)
+    }
+
+    /// Works until the partition is revoked or lost.
+    async fn work(self: Arc<Self>, partition: Partition) {
+        let (number, fence, me) = (partition.number(), partition.fence(), std::process::id());
+        let (lock, asked) = (self.lock(number), *self.asked[number as usize].lock().unwrap());
+        let tell = |event: HistoryEvent| self.history.record(event.attempt(&asked));
+        let mut told = partition.guard().deadline();
+        tell(HistoryEvent::ok(Operation::Acquire, &lock).fence(fence).deadline(told));
+        let items = CheckedFile::new(self.dir.join(format!("items-{number}")));
+        // From here on the file refuses every earlier owner, so the last item in it stays the last one.
+        let mut next = items.write(fence, "begins").ok().map(|()| 1 + last_item(&items));
+        while !partition.is_revoked() {
+            let before = SystemClock.now().as_nanos();
+            if !partition.is_held() {
+                break;
+            }
+            let after = SystemClock.now().as_nanos();
+            let line = format!("{number} {fence} {before} {after} {me}\n");
+            (&self.looks).write_all(line.as_bytes()).expect("the looks can be written");
+            if partition.guard().deadline() > told {
+                told = partition.guard().deadline();
+                tell(HistoryEvent::ok(Operation::Renew, &lock).deadline(told));
+            }
+            next = next.and_then(|item| items.write(fence, format!("item {item}")).ok().map(|()| item + 1));
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        if !partition.is_held() {
+            // A late owner tries all the same: the file takes it only if no other owner has begun.
+            let _ = next.map(|item| items.write(fence, format!("item {item}")));
+        }
+        // The next request is sent only after this partition is dropped.
+        self.ask(number);
+        if !partition.is_held() {
+            return tell(HistoryEvent::signal(&lock));
+        }
+        tell(HistoryEvent::invoke(Operation::Release, &lock));
+        tell(match partition.release().await {
+            Ok(ReleaseOutcome::Released) => HistoryEvent::ok(Operation::Release, &lock),
+            Ok(ReleaseOutcome::AlreadyGone) => {
+                HistoryEvent::refused(Operation::Release, &lock, Outcome::Lost)
+            }
+            Err(error) => HistoryEvent::failed(Operation::Release, &lock, &error),
+        });
+    }
+}
+
+/// The number of the newest item that the file has.
+fn last_item(items: &CheckedFile) -> u64 {
+    let accepted = items.accepted().unwrap_or_default();
+    accepted.iter().rev().find_map(|write| write.value.strip_prefix("item ")?.parse().ok()).unwrap_or(0)
 }
 
 /// A wall clock on which a minute passes every 10 ms, and which is off by a little.
@@ -312,6 +423,7 @@ fn main() -> Result<(), RecipeFailure> {
             "cached" => process.cached().await,
             "semaphore" => process.semaphore().await,
             "rw_lock" => process.rw_lock().await,
+            "partitions" => process.partitions().await,
             _ => Err(format!("recipe: there is no {what:?}").into()),
         }
     })

@@ -6,7 +6,7 @@ use lockkeeper::{Attempt, Error, Guard, Lockkeeper, Mode, Outcome, ReleaseOutcom
 use lockkeeper_host::random_128;
 use lockkeeper_testkit::history::{HistoryEvent, HistoryRecorder, Operation};
 
-use crate::{Failure, RecipeProcess};
+use crate::{RecipeFailure, RecipeProcess};
 
 /// How long a reader or a writer holds at least.
 const MOMENT: Duration = Duration::from_millis(2);
@@ -59,16 +59,16 @@ impl<'a> HoldStory<'a> {
 }
 
 impl RecipeProcess {
-    fn history(&self) -> Result<HistoryRecorder, Failure> {
+    fn history(&self) -> Result<HistoryRecorder, RecipeFailure> {
         Ok(HistoryRecorder::new(self.arg("history"), std::process::id().to_string())?)
     }
 
-    fn ttl(&self) -> Result<Duration, Failure> {
+    fn ttl(&self) -> Result<Duration, RecipeFailure> {
         Ok(Duration::from_millis(self.arg("ttl_ms").parse()?))
     }
 
     /// Takes a permit, again and again, until it is killed.
-    pub async fn semaphore(&self) -> Result<(), Failure> {
+    pub async fn semaphore(&self) -> Result<(), RecipeFailure> {
         let (name, permits, history) = (self.arg("name"), self.arg("permits").parse()?, self.history()?);
         let semaphore = self.keeper.semaphore(name, permits).ttl(self.ttl()?);
         loop {
@@ -85,7 +85,7 @@ impl RecipeProcess {
     }
 
     /// Reads or writes, again and again, until it is killed.
-    pub async fn rw_lock(&self) -> Result<(), Failure> {
+    pub async fn rw_lock(&self) -> Result<(), RecipeFailure> {
         let (name, history) = (self.arg("name"), self.history()?);
         let lock = self.keeper.rw_lock(name).ttl(self.ttl()?);
         let writes = self.arg("role") == "writer";
