@@ -127,6 +127,20 @@ fn the_command_of_a_stopped_worker_is_ended_with_its_lease() {
     assert_eq!(place.read("runs").lines().count(), 2);
 }
 
+/// What the command has started goes with it, also what has left its process group.
+#[test]
+fn a_lost_lease_ends_the_command_and_what_it_has_started() {
+    let place = Place::new("claim_lost");
+    list(&place, ["one".to_owned()]);
+    let script = "setsid sleep 300 & echo \"$!\" >> pids; echo \"$$\" >> pids; sleep 300";
+    let worker = Running::new(claim(&place, &["--from", "ids", "--lease", "2s", "--skip"], script));
+    let pids = until_lines(&place, "pids", 2);
+    assert_eq!(code(place.run("record rm claim-lease/004/work/one").status), 0);
+    let (ended, _, err) = worker.end();
+    assert!(ended == 0 && err.contains("the lease was lost"), "{err}");
+    pids.iter().for_each(|pid| until_gone(pid));
+}
+
 #[test]
 fn a_lease_lasts_for_as_long_as_the_command() {
     let place = Place::new("claim_extend");

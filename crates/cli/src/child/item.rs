@@ -61,7 +61,7 @@ impl ItemCommand<'_> {
     ) -> io::Result<ItemEnd> {
         let mut process = self.start(item, name).await?;
         let end = process.until_end(self, item, signals).await;
-        process.dismiss().await;
+        process.end_watchdog(matches!(end, Ok(ItemEnd::Itself(_)))).await;
         end
     }
 
@@ -159,16 +159,18 @@ impl ItemProcess {
         Ok(ItemEnd::LeaseLost)
     }
 
-    /// Lets the watchdog go, and waits for its end, so that none is left as a zombie.
-    async fn dismiss(self) {
+    /// Ends the watchdog, and waits for that, so that none is left as a zombie. A watchdog whose pipe is closed without a last
+    /// message kills what the command has started, also what has left its process group.
+    async fn end_watchdog(self, all_is_done: bool) {
         let pid = self.watchdog.pid();
-        self.watchdog.dismiss();
         registry::remove(pid);
-        for _ in 0..200 {
-            match waitpid(Some(pid), WaitOptions::NOHANG) {
-                Ok(None) => tokio::time::sleep(Duration::from_millis(5)).await,
-                _ => return,
-            }
+        match all_is_done {
+            true => self.watchdog.dismiss(),
+            false => drop(self.watchdog),
+        }
+        let give_up = SystemClock.now() + GIVE_UP;
+        while matches!(waitpid(Some(pid), WaitOptions::NOHANG), Ok(None)) && SystemClock.now() < give_up {
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 }
