@@ -74,8 +74,8 @@ old output the exit code is the command's. The command gets LOCKKEEPER_KEY, LOCK
 fencing token) and the other variables of `run`. If the process that runs the command dies, another
 caller runs it when the lease is over, and a late output never replaces a newer one.
 
-Exit codes: 0 the output was printed; else the command's own; 64 bad call, 72 the output is too large,
-75 another process runs the command, 76 the lock was lost, 78 the store has no records.";
+Exit codes: 0 the output was printed; else the command's own; 64 bad call, 72 the output is too
+large, 75 another process runs the command, 76 the lock was lost, 78 the store has no records.";
 
 fn beta(text: &str) -> Result<f64, String> {
     number(text, 100.0)
