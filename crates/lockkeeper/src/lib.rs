@@ -30,6 +30,7 @@
 //! | have one leader among many processes | [`election`] |
 //! | run a job once per day or hour on many hosts | [`windows`], or the command `lockkeeper cron` |
 //! | change a shared value without a lock | [`register`] |
+//! | limit how often all processes together do something | [`limit`] |
 //! | let a resource ask whether a grant still holds | [`Sequencer`] |
 //! | have a resource refuse late writes (PostgreSQL, SQLite, Redis, DynamoDB, files, object stores, HTTP) | the crate [`lockkeeper-fenced`](https://docs.rs/lockkeeper-fenced) |
 #![cfg_attr(
@@ -96,12 +97,12 @@ pub use keeper::Lockkeeper;
 pub use lockkeeper_core::lease::{LeaseState, LossReason};
 pub use lockkeeper_core::{
     Attempt, BootInstant, Busy, Error, Event, EventKind, EventStream, Fence, Guarantee, Holder, HolderView,
-    LockName, LockPage, LockView, Locks, Mode, Outcome, Owner, Page, Profile, Purpose, Records,
-    ReleaseOutcome, Result, Store, WaitOrder, WaiterView, WallTime, limits,
+    LimitSupport, Limits, LockName, LockPage, LockView, Locks, Mode, Outcome, Owner, Page, Profile, Purpose,
+    Records, ReleaseOutcome, Result, Store, WaitOrder, WaiterView, WallTime, limits,
 };
 pub use lockkeeper_host::{Clock, SystemClock};
 pub use open::{Init, default_url, init, schemes};
-pub use recipes::{KEY_BYTES, election, once, register, windows};
+pub use recipes::{KEY_BYTES, election, limit, once, register, windows};
 pub use sequencer::Sequencer;
 
 /// Compiles and runs the Rust of the README.

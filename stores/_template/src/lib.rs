@@ -15,6 +15,7 @@
 mod config;
 mod error;
 mod keys;
+mod limits;
 mod profile;
 mod records;
 mod statements;

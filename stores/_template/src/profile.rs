@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper_core::{Error, Guarantee, LockRequest, Mode, Profile, Result, WaitOrder};
+use lockkeeper_core::{Error, Guarantee, LimitSupport, LockRequest, Mode, Profile, Result, WaitOrder};
 
 /// The profile. Fill in: begin with everything false and `Guarantee::No`, and declare a feature when its laws are green.
 ///
@@ -28,6 +28,7 @@ pub fn profile() -> Profile {
         watch: false,
         revoke: false,
         records: false,
+        limits: LimitSupport::No,
         notes: vec!["this is a template: it grants nothing".into()],
     }
 }

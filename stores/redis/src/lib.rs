@@ -17,6 +17,7 @@ mod error;
 mod events;
 mod inspect;
 mod keys;
+mod limits;
 mod multi_slot;
 mod profile;
 mod records;

@@ -11,6 +11,7 @@ mod break_lock;
 mod codec;
 mod config;
 mod inspect;
+mod limits;
 mod node;
 mod pending_request;
 mod profile;

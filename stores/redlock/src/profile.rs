@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use lockkeeper_core::{Error, Guarantee, Profile, Result, WaitOrder};
+use lockkeeper_core::{Error, Guarantee, LimitSupport, Profile, Result, WaitOrder};
 use lockkeeper_redis::Failure;
 use redis::Value;
 
@@ -104,6 +104,7 @@ fn promises(inner: &RedlockInner, notes: Vec<String>) -> Profile {
         watch: false,
         revoke: true,
         records: false,
+        limits: LimitSupport::No,
         notes,
     }
 }

@@ -1,14 +1,15 @@
 //! Tools that are built on locks and records: [`Register`](crate::register::Register),
-//! [`Once`](crate::once::Once), [`Election`](crate::election::Election) and
-//! [`Windows`](crate::windows::Windows).
+//! [`Once`](crate::once::Once), [`Election`](crate::election::Election),
+//! [`Windows`](crate::windows::Windows) and [`RateLimit`](crate::limit::RateLimit).
 //!
-//! A recipe uses only [`Locks`](crate::Locks) and [`Records`](crate::Records), so it works on every store
-//! that has records, and returns [`Error::Unsupported`] on a store without them.
+//! A recipe uses only [`Locks`](crate::Locks), [`Records`](crate::Records) and [`Limits`](crate::Limits), so it works on
+//! every store that has them, and returns [`Error::Unsupported`] on a store without them.
 
 pub(crate) mod backoff;
 pub(crate) mod cas_record;
 pub mod election;
 pub(crate) mod format;
+pub mod limit;
 pub mod once;
 pub mod register;
 pub mod windows;

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use lockkeeper_core::limit::{LimitOutcome, LimitRequest};
 use lockkeeper_core::{
     AcquireOutcome, BootInstant, Busy, DeleteOutcome, Error, EventStream, Expect, Fence, Grant, Guarantee,
-    LockName, LockPage, LockRequest, LockView, Locks, Mode, Page, Profile, Record, RecordPage, Records,
-    ReleaseOutcome, RenewOutcome, RequestKey, Result, WaitOrder, WriteOutcome, limits,
+    LimitSupport, Limits, LockName, LockPage, LockRequest, LockView, Locks, Mode, Page, Profile, Record,
+    RecordPage, Records, ReleaseOutcome, RenewOutcome, RequestKey, Result, WaitOrder, WriteOutcome, limits,
 };
 use lockkeeper_host::{Clock, boot_id};
 
@@ -105,6 +106,7 @@ impl Locks for DirectoryStore {
             watch: false,
             revoke: false,
             records: false,
+            limits: LimitSupport::No,
             notes: vec!["the store does not sync its files: a power failure can undo the last steps".into()],
         }
     }
@@ -209,5 +211,12 @@ impl Records for DirectoryStore {
 
     async fn scan(&self, _prefix: &str, _page: &Page) -> Result<RecordPage> {
         unsupported("records")
+    }
+}
+
+#[async_trait]
+impl Limits for DirectoryStore {
+    async fn limit(&self, _request: &LimitRequest) -> Result<LimitOutcome> {
+        unsupported("rate limits")
     }
 }
