@@ -35,11 +35,11 @@
 //! | have a resource refuse late writes (PostgreSQL, SQLite, Redis, DynamoDB, files, object stores, HTTP) | the crate [`lockkeeper-fenced`](https://docs.rs/lockkeeper-fenced) |
 #![cfg_attr(
     feature = "tower",
-    doc = "| honour `Idempotency-Key` in an HTTP service | [`idempotency`], with the feature `tower` |"
+    doc = "| honour `Idempotency-Key` in an HTTP service | [`idempotency`], with the feature `tower` |\n| refuse HTTP requests above a rate | [`rate_limit`], with the feature `tower` |"
 )]
 #![cfg_attr(
     not(feature = "tower"),
-    doc = "| honour `Idempotency-Key` in an HTTP service | the module `idempotency`, with the feature `tower` |"
+    doc = "| honour `Idempotency-Key` in an HTTP service | the module `idempotency`, with the feature `tower` |\n| refuse HTTP requests above a rate | the module `rate_limit`, with the feature `tower` |"
 )]
 #![cfg_attr(
     feature = "postgres",
@@ -86,6 +86,8 @@ mod open;
 mod own_process;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+#[cfg(feature = "tower")]
+pub mod rate_limit;
 mod recipes;
 mod renewal;
 mod sequencer;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lockkeeper_core::limit::{BucketSpec, LimitBucket, LimitOperation, LimitOutcome, LimitRequest, Rate};
-use lockkeeper_core::{Expect, Limits, LockName, Records, Result, WallTime};
+use lockkeeper_core::{Expect, Limits, LockName, Result, WallTime};
 
 use super::{Bug, Bugged};
 

@@ -82,6 +82,12 @@ impl RateLimit {
         self
     }
 
+    /// The rate, for the headers of HTTP.
+    #[cfg(feature = "tower")]
+    pub(crate) fn quota(&self) -> (u64, Duration) {
+        self.rate.unwrap_or_default()
+    }
+
     pub(super) fn key(&self) -> &str {
         &self.key
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper_core::{Busy, Error, ReleaseOutcome, Result};
+use lockkeeper_core::{Busy, ReleaseOutcome, Result};
 
 use super::{RateLimit, TakeOutcome};
 use crate::guard::Guard;
@@ -67,11 +67,10 @@ impl WorkLimit {
     /// released before the call returns. Dropping the future releases the permit in the background.
     pub async fn enter(&self) -> Result<EnterOutcome> {
         let name = self.limit.bucket(1)?.spec.key().clone();
-        let permit = self.limit.keeper().lock(name).permits(self.permits).ttl(self.ttl).wait(Duration::ZERO);
-        let guard = match permit.acquire().await {
+        let permit = self.limit.keeper().lock(name).permits(self.permits).ttl(self.ttl);
+        let guard = match permit.acquire_at_once().await? {
             Ok(guard) => guard,
-            Err(Error::Busy(busy)) => return Ok(EnterOutcome::NoPermit(busy)),
-            Err(error) => return Err(error),
+            Err(busy) => return Ok(EnterOutcome::NoPermit(Box::new(busy))),
         };
         let taken = self.limit.take(1).await;
         match taken {
