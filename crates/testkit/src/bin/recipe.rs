@@ -5,6 +5,8 @@
 //! recipe once store=URL keys=N dir=DIR results=FILE    does N keys in an order of its own, each with an entry in a ledger
 //! recipe lead store=URL name=NAME ttl_ms=N file=FILE history=FILE    leads whenever it can, and writes down when it believed so
 //! recipe windows store=URL windows=N file=FILE start_ns=N offset_ms=N    runs a window every 10 ms, by a clock that is off
+//! recipe limit store=URL rate=N burst=N ready=FILE go=FILE for_ms=N    takes all that it gets, and prints how much and when
+//! recipe prefetch store=URL rate=N burst=N batch=N ready=FILE go=FILE    holds a batch until it may go, then takes all that it gets
 //! ```
 
 use std::collections::HashMap;
@@ -15,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use lockkeeper::limit::{PER_SECOND, RateLimit};
 use lockkeeper::once::{OnceStart, Stored};
 
 use lockkeeper::windows::Window;
@@ -204,6 +207,71 @@ impl RecipeProcess {
     }
 }
 
+impl RecipeProcess {
+    fn number(&self, key: &str) -> u64 {
+        self.arg(key).parse().expect("a number")
+    }
+
+    fn rate_limit(&self) -> RateLimit {
+        self.keeper.limit("hot").rate(self.number("rate"), PER_SECOND).burst(self.number("burst"))
+    }
+
+    /// Says that it is ready, and waits until all may go.
+    async fn wait_to_go(&self) -> Result<(), Failure> {
+        std::fs::write(self.arg("ready"), "")?;
+        while !Path::new(self.arg("go")).exists() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        Ok(())
+    }
+
+    /// Takes tokens one by one whenever the store may have one. Prints how many it got, when its first request was sent and answered, and when
+    /// its last request, which was refused, was sent and answered.
+    async fn limit(&self) -> Result<(), Failure> {
+        let (limit, clock) = (self.rate_limit(), SystemClock);
+        limit.peek().await?;
+        self.wait_to_go().await?;
+        let start = clock.now();
+        let end = start + Duration::from_millis(self.number("for_ms"));
+        let (mut taken, mut first) = (0, None);
+        loop {
+            let sent = clock.now();
+            let outcome = loop {
+                match limit.take(1).await {
+                    // Nothing was taken: other clients were faster.
+                    Err(Error::Unavailable(_)) => {}
+                    outcome => break outcome?,
+                }
+            };
+            let answered = clock.now();
+            let first = *first.get_or_insert(answered);
+            if outcome.allowed() {
+                taken += 1;
+            } else if sent >= end {
+                let [a, b, c, d] = [start, first, sent, answered].map(BootInstant::as_nanos);
+                println!("{taken} {a} {b} {c} {d}");
+                return Ok(());
+            } else {
+                tokio::time::sleep(outcome.retry_after().min(end.since(answered))).await;
+            }
+        }
+    }
+
+    /// Takes one token, holds the rest of its batch until it may go, and then takes what it can get. Prints how many it took after that.
+    async fn prefetch(&self) -> Result<(), Failure> {
+        let limit = self.rate_limit().prefetch(self.number("batch"));
+        assert!(limit.take(1).await?.allowed, "a full bucket has a batch for each");
+        self.wait_to_go().await?;
+        let mut taken = 0;
+        let start = SystemClock.now();
+        while limit.take(1).await?.allowed {
+            taken += 1;
+        }
+        println!("{taken} {} {}", start.as_nanos(), SystemClock.now().as_nanos());
+        Ok(())
+    }
+}
+
 /// A wall clock on which a minute passes every 10 ms, and which is off by a little.
 #[derive(Debug)]
 struct Off {
@@ -260,7 +328,9 @@ fn main() -> Result<(), Failure> {
             "once" => process.once().await,
             "lead" => process.lead().await,
             "windows" => process.windows().await,
-            _ => Err(format!("recipe: {what:?} is not add, once, lead or windows").into()),
+            "limit" => process.limit().await,
+            "prefetch" => process.prefetch().await,
+            _ => Err(format!("recipe: {what:?} is not add, once, lead, windows, limit or prefetch").into()),
         }
     })
 }

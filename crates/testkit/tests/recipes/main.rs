@@ -3,6 +3,7 @@
 mod control;
 mod crowd;
 mod election;
+mod limit;
 mod once;
 mod register;
 mod windows;
