@@ -76,7 +76,7 @@ impl CommonArgs {
 /// The name of a lock, also one that begins with a dash.
 #[derive(Args, Debug)]
 pub struct NameArgs {
-    /// The name: any text of 1 to 512 bytes (448 for once, elect and cron); if it begins with a dash, --name=-x
+    /// The name: any text of 1 to 512 bytes (448 for once, elect, limit and cron); if it begins with a dash, --name=-x
     #[arg(value_parser = lock_name(), required_unless_present = "named", conflicts_with = "named")]
     name: Option<LockName>,
     #[arg(long = "name", id = "named", value_name = "NAME", value_parser = lock_name(), allow_hyphen_values = true, hide = true)]

@@ -3,7 +3,7 @@
 mod common;
 use common::*;
 
-const COMMANDS: [&str; 29] = [
+const COMMANDS: [&str; 30] = [
     "",
     "run",
     "hold",
@@ -15,6 +15,7 @@ const COMMANDS: [&str; 29] = [
     "cron",
     "elect",
     "once",
+    "limit",
     "record",
     "record get",
     "record set",

@@ -121,6 +121,8 @@ mod pages {
     mod cron {}
     #[doc = include_str!("../../../docs/election.md")]
     mod election {}
+    #[doc = include_str!("../../../docs/limit.md")]
+    mod limit {}
     #[cfg(feature = "tower")]
     #[doc = include_str!("../../../docs/once.md")]
     mod once {}

@@ -250,7 +250,7 @@ pub async fn waits_are_served_in_turn_and_keep_the_limit<H: Harness>(h: H) {
     soon("all waits end", while_time_passes(&h, futures_util::future::join_all(waits))).await;
     let mut ends = ends.into_inner().unwrap();
     ends.sort();
-    // Whoever reserves is counted before the next one: turn number n comes n half seconds after the first take at the earliest, which was before `start`.
+    // Turn number n comes n half seconds after the first take at the earliest, and that take was before `start`.
     let early = |(n, end): (usize, &Duration)| {
         *end + Duration::from_millis(500) < Duration::from_millis(500) * (n as u32 + 1)
     };

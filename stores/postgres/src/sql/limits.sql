@@ -8,7 +8,7 @@ $$;
 -- 2 resets, 3 refunds. `_wait`: how long a take may wait. For each bucket: what the tokens cost, how long an empty bucket needs to become full,
 -- and for a refund the instant that the take returned. `core::limit` has the same arithmetic, and says why.
 --
--- The clock is read under the locks, so it does not go back from one decision to the next unless somebody sets it. The commit does not wait for the disk: a crash
+-- The clock is read under the locks, so it does not go back from one decision to the next unless an operator sets it. The commit does not wait for the disk: a crash
 -- of the server may forget the takes of its last moments.
 CREATE OR REPLACE FUNCTION @S.limit_buckets(_operation int, _wait bigint, _keys text[], _costs bigint[], _fills bigint[], _taken bigint[],
   OUT _allowed bool, OUT _now bigint, OUT _full_at bigint[])
