@@ -13,7 +13,7 @@ async fn main() -> lockkeeper::Result<()> {
     let mut sent = 0;
     for (user, burst) in [("alice", 3), ("bob", 3), ("carol", 3)] {
         let own = keeper.limit(format!("mail/{user}")).rate(1, PER_MINUTE).burst(burst);
-        // One step: if the user or everybody together is too fast, neither bucket loses a token.
+        // One step: if the user or all users together are too fast, neither bucket loses a token.
         let both = keeper.limits([own, all.clone()]);
         loop {
             let taken = both.take(1).await?;

@@ -12,6 +12,7 @@ pub mod fenced_write;
 #[cfg(feature = "gate")]
 pub mod gate;
 pub mod hold;
+pub mod limit;
 pub mod ls;
 pub mod man;
 pub mod once;
@@ -52,6 +53,8 @@ pub enum CliCommand {
     Elect(Box<elect::ElectArgs>),
     /// Run a command once; later calls get the same output and exit code
     Once(Box<once::OnceArgs>),
+    /// Take tokens of a rate limit that all processes share
+    Limit(Box<limit::LimitArgs>),
     /// Keep small values that many processes change
     Record(record::RecordArgs),
     /// Set up a store
@@ -82,6 +85,7 @@ impl CliCommand {
             CliCommand::Cron(cron) => cron.job.common.json,
             CliCommand::Elect(elect) => elect.job.common.json,
             CliCommand::Once(once) => once.job.common.json,
+            CliCommand::Limit(limit) => limit.common.json,
             CliCommand::Record(record) => record.json(),
             CliCommand::Store(store) => store.json(),
             CliCommand::Fence(fence) => fence.json(),
@@ -130,6 +134,7 @@ pub fn run(command: CliCommand) -> i32 {
         CliCommand::Cron(cron) => block_on(cron.execute()),
         CliCommand::Elect(elect) => block_on(elect.execute()),
         CliCommand::Once(once) => block_on(once.execute()),
+        CliCommand::Limit(limit) => block_on(limit.execute()),
         CliCommand::Record(record) => block_on(record.execute()),
         CliCommand::Store(store) => block_on(store.execute()),
         CliCommand::Fence(fence) => block_on(fence.execute()),
