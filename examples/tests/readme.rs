@@ -88,8 +88,22 @@ fn three_workers_pack_every_order_once() {
 }
 
 #[test]
+fn no_user_and_not_all_together_mail_too_fast() {
+    let out = run("mails", &shell_blocks()[5]);
+    let lines: Vec<&str> = out.lines().collect();
+    for (line, says) in lines.iter().zip([
+        "alice waits for mail/alice: ",
+        "bob waits for mail/bob: ",
+        "carol waits for mail/all: ",
+    ]) {
+        assert!(line.starts_with(says), "{out}");
+    }
+    assert_eq!(lines[3..], ["8 mails are sent", "one more: not within 10 ms"], "{out}");
+}
+
+#[test]
 fn the_service_pays_once_ships_and_leads() {
-    let out = run("service", &shell_blocks()[5]);
+    let out = run("service", &shell_blocks()[6]);
     let lines: Vec<&str> = out.lines().collect();
     assert_eq!(lines[0], "order 42 is open", "{out}");
     assert!(lines[1].starts_with("order 42 is paid, with fence "), "{out}");

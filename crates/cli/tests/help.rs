@@ -3,7 +3,7 @@
 mod common;
 use common::*;
 
-const COMMANDS: [&str; 40] = [
+const COMMANDS: [&str; 41] = [
     "",
     "run",
     "hold",
@@ -26,6 +26,7 @@ const COMMANDS: [&str; 40] = [
     "jobs retry",
     "cached",
     "partitions",
+    "limit",
     "record",
     "record get",
     "record set",

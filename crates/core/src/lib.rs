@@ -5,8 +5,9 @@
 //!
 //! - Types: [`LockName`], [`Fence`], [`Attempt`], [`Owner`], [`Holder`], [`LockRequest`], [`Grant`], [`Profile`].
 //! - Answers: [`AcquireOutcome`], [`RenewOutcome`], [`ReleaseOutcome`], and [`Error`] with one table of [`Outcome`]s.
-//! - Traits: [`Locks`] and [`Records`], which every store implements.
-//! - State machines: [`table::Table`], the reference for every store, and [`lease::Lease`], which decides whether a guard is valid.
+//! - Traits: [`Locks`], [`Records`] and [`Limits`], which every store implements.
+//! - State machines: [`table::Table`], the reference for every store, [`lease::Lease`], which decides whether a guard is valid, and
+//!   [`limit::decide`], which decides about rate limits.
 //! - [`assignment`]: which member of a group owns which partition.
 #![deny(missing_docs)]
 
@@ -17,6 +18,7 @@ mod error;
 mod fence;
 mod id;
 pub mod lease;
+pub mod limit;
 mod name;
 mod profile;
 mod record;
@@ -33,13 +35,13 @@ pub use error::{Error, Outcome, Result};
 pub use fence::Fence;
 pub use id::{Attempt, Holder, Owner};
 pub use name::{LockName, Names};
-pub use profile::{Guarantee, Profile, Purpose, WaitOrder};
+pub use profile::{Guarantee, LimitSupport, Profile, Purpose, WaitOrder};
 pub use record::{DeleteOutcome, Expect, Record, RecordPage, Version, WriteOutcome};
 pub use request::{
     AcquireOutcome, Busy, Grant, LockRequest, Mode, ReleaseOutcome, RenewOutcome, RequestKey, Wait, limits,
 };
 pub use secret::Secret;
-pub use store::{EventStream, Locks, Records, Store};
+pub use store::{EventStream, Limits, Locks, Records, Store};
 pub use time::{BootInstant, WallTime};
 pub use url::StoreUrl;
 pub use view::{Event, EventKind, HolderView, LockPage, LockView, Page, WaiterView};

@@ -39,6 +39,18 @@ pub enum WaitOrder {
     Poll,
 }
 
+/// How a store decides about rate limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LimitSupport {
+    /// In one atomic step, by the store's own clock.
+    Native,
+    /// By compare-and-swap over a record, with the clocks of the clients: at least two round trips for each take that is allowed.
+    CompareAndSwap,
+    /// Not at all.
+    No,
+}
+
 /// The guarantees of a store, and the features that it lacks. The laws of the test kit hold it to that.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Profile {
@@ -76,6 +88,8 @@ pub struct Profile {
     pub revoke: bool,
     /// Records.
     pub records: bool,
+    /// Rate limits.
+    pub limits: LimitSupport,
     /// Warnings for a user of this store: missing guarantees, and settings that the store found wrong. The gravest comes first.
     pub notes: Vec<String>,
 }

@@ -27,6 +27,8 @@ pub mod limits {
     pub const TTL_MAX: Duration = Duration::from_secs(24 * 60 * 60);
     /// Permits of one lock.
     pub const PERMITS: u32 = 1_000_000;
+    /// Rate limits of one request.
+    pub const BUCKETS: usize = 16;
     /// Items on one page of a list.
     pub const PAGE: usize = 1000;
 

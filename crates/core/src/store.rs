@@ -1,4 +1,4 @@
-//! The traits that every store implements: locks and records.
+//! The traits that every store implements: locks, records and rate limits.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -6,6 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_core::Stream;
 
+use crate::limit::{LimitOutcome, LimitRequest};
 use crate::{
     AcquireOutcome, DeleteOutcome, Event, Expect, Fence, Grant, LockName, LockPage, LockRequest, LockView,
     Page, Profile, Record, RecordPage, ReleaseOutcome, RenewOutcome, RequestKey, Result, WriteOutcome,
@@ -84,7 +85,20 @@ pub trait Records: Send + Sync {
     async fn scan(&self, prefix: &str, page: &Page) -> Result<RecordPage>;
 }
 
-/// Locks and records: enough to build every recipe without knowing the store.
-pub trait Store: Locks + Records {}
+/// A store of rate limits.
+#[async_trait]
+pub trait Limits: Send + Sync {
+    /// Carries out a request for one or more buckets: all of it or nothing, in one step. A store that has no such step (see
+    /// [`Profile::limits`]) takes from one bucket after the other, and gives back if a later one refuses, so that no limit is exceeded.
+    ///
+    /// Call [`LimitRequest::check`] before anything is sent. [`crate::Error::Unknown`] means that the tokens may have been taken; a retry may take
+    /// them a second time, so the caller decides. Dropping the future leaves the outcome unknown.
+    ///
+    /// [`crate::Error::Unsupported`], and nothing changed, where [`Profile::limits`] is [`crate::LimitSupport::No`].
+    async fn limit(&self, request: &LimitRequest) -> Result<LimitOutcome>;
+}
 
-impl<S: Locks + Records + ?Sized> Store for S {}
+/// Locks, records and rate limits: enough to build every recipe without knowing the store.
+pub trait Store: Locks + Records + Limits {}
+
+impl<S: Locks + Records + Limits + ?Sized> Store for S {}

@@ -169,6 +169,12 @@ impl LockBuilder {
         Ok(self.send().await?.ok())
     }
 
+    /// The same, and who keeps it.
+    pub(crate) async fn acquire_at_once(mut self) -> Result<Result<Guard, Busy>> {
+        self.wait = Wait::No;
+        self.send().await
+    }
+
     fn check(&self) -> Result<()> {
         let profile = self.keeper.profile();
         profile.allows(self.purpose)?;

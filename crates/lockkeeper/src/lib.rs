@@ -34,15 +34,16 @@
 //! | change a shared value without a lock | [`register`] |
 //! | share a list of items among workers, without a lock per item | [`claim`] |
 //! | split work among many processes, without a lock per item | [`partitions`] |
+//! | limit how often all processes together do something | [`limit`] |
 //! | let a resource ask whether a grant still holds | [`Sequencer`] |
 //! | have a resource refuse late writes (PostgreSQL, SQLite, Redis, DynamoDB, files, object stores, HTTP) | the crate [`lockkeeper-fenced`](https://docs.rs/lockkeeper-fenced) |
 #![cfg_attr(
     feature = "tower",
-    doc = "| honour `Idempotency-Key` in an HTTP service | [`idempotency`], with the feature `tower` |"
+    doc = "| honour `Idempotency-Key` in an HTTP service | [`idempotency`], with the feature `tower` |\n| refuse HTTP requests above a rate | [`rate_limit`], with the feature `tower` |"
 )]
 #![cfg_attr(
     not(feature = "tower"),
-    doc = "| honour `Idempotency-Key` in an HTTP service | the module `idempotency`, with the feature `tower` |"
+    doc = "| honour `Idempotency-Key` in an HTTP service | the module `idempotency`, with the feature `tower` |\n| refuse HTTP requests above a rate | the module `rate_limit`, with the feature `tower` |"
 )]
 #![cfg_attr(
     feature = "postgres",
@@ -99,6 +100,8 @@ mod open;
 mod own_process;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+#[cfg(feature = "tower")]
+pub mod rate_limit;
 mod recipes;
 mod renewal;
 mod sequencer;
@@ -111,12 +114,12 @@ pub use keeper::Lockkeeper;
 pub use lockkeeper_core::lease::{LeaseState, LossReason};
 pub use lockkeeper_core::{
     Attempt, BootInstant, Busy, Error, Event, EventKind, EventStream, Fence, Guarantee, Holder, HolderView,
-    LockName, LockPage, LockView, Locks, Mode, Outcome, Owner, Page, Profile, Purpose, Records,
-    ReleaseOutcome, Result, Store, WaitOrder, WaiterView, WallTime, limits,
+    LimitSupport, Limits, LockName, LockPage, LockView, Locks, Mode, Outcome, Owner, Page, Profile, Purpose,
+    Records, ReleaseOutcome, Result, Store, WaitOrder, WaiterView, WallTime, limits,
 };
 pub use lockkeeper_host::{Clock, SystemClock};
 pub use open::{Init, default_url, init, schemes};
-pub use recipes::{KEY_BYTES, cached, claim, election, once, partitions, register, windows};
+pub use recipes::{KEY_BYTES, cached, claim, election, limit, once, partitions, register, windows};
 pub use sequencer::Sequencer;
 
 /// Compiles and runs the Rust of the README.
@@ -140,6 +143,8 @@ mod pages {
     #[cfg(feature = "postgres")]
     #[doc = include_str!("../../../docs/jobs.md")]
     mod jobs {}
+    #[doc = include_str!("../../../docs/limit.md")]
+    mod limit {}
     #[cfg(feature = "tower")]
     #[doc = include_str!("../../../docs/once.md")]
     mod once {}

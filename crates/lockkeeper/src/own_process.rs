@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use lockkeeper_core::limit::{LimitOutcome, LimitRequest};
 use lockkeeper_core::{
-    AcquireOutcome, DeleteOutcome, Error, EventStream, Expect, Fence, Grant, LockName, LockPage, LockRequest,
-    LockView, Locks, Page, Profile, Record, RecordPage, Records, ReleaseOutcome, RenewOutcome, RequestKey,
-    Result, Store, WriteOutcome,
+    AcquireOutcome, DeleteOutcome, Error, EventStream, Expect, Fence, Grant, Limits, LockName, LockPage,
+    LockRequest, LockView, Locks, Page, Profile, Record, RecordPage, Records, ReleaseOutcome, RenewOutcome,
+    RequestKey, Result, Store, WriteOutcome,
 };
 
 /// A fork copies the memory of a store, but neither its threads nor its connections: in the child a call
@@ -88,5 +89,12 @@ impl Records for OwnProcess {
     }
     async fn scan(&self, prefix: &str, page: &Page) -> Result<RecordPage> {
         self.store()?.scan(prefix, page).await
+    }
+}
+
+#[async_trait]
+impl Limits for OwnProcess {
+    async fn limit(&self, request: &LimitRequest) -> Result<LimitOutcome> {
+        self.store()?.limit(request).await
     }
 }

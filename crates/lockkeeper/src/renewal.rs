@@ -12,6 +12,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use lockkeeper_core::lease::{Lease, LeaseEffect, LeaseState, LossReason};
+use lockkeeper_core::limit::LimitRequest;
 use lockkeeper_core::{BootInstant, Grant, RenewOutcome, RequestKey, Store};
 use lockkeeper_host::{Clock, Timer, log_elsewhere, sleep_until};
 use tokio::sync::{Notify, mpsc, oneshot};
@@ -41,6 +42,7 @@ enum DriverCommand {
     Progress(u64),
     Remove(u64),
     Release(BackgroundRelease),
+    Refund(LimitRequest),
     FlushReleases(oneshot::Sender<()>),
     Quiesce(oneshot::Sender<()>),
 }
@@ -133,6 +135,11 @@ impl RenewalDriver {
     /// has become silent.
     pub fn withdraw_later(&self, key: RequestKey, ttl: Duration) {
         self.command(DriverCommand::Release(BackgroundRelease { key, ttl, queued: true }));
+    }
+
+    /// Gives tokens of a rate limit back in the background, once.
+    pub fn refund_later(&self, request: LimitRequest) {
+        self.command(DriverCommand::Refund(request));
     }
 
     /// Waits until every background release is done, or has failed for a ttl.
@@ -229,6 +236,11 @@ impl RenewalLoop {
             DriverCommand::Release(release) => {
                 let (store, clock) = (self.store.clone(), self.clock.clone());
                 self.releases.push(Box::pin(release_for_ttl(store, clock, release)));
+            }
+            DriverCommand::Refund(request) => {
+                let store = self.store.clone();
+                // Once: a refund that may have happened must not happen twice.
+                self.releases.push(Box::pin(async move { store.limit(&request).await.err().and(None) }));
             }
             DriverCommand::FlushReleases(reply) => self.flushing.push(reply),
             // Commands come last, so all that could be done at this moment is done.

@@ -13,6 +13,7 @@
 //! | [`no_records!`] | the `Records` trait of a store without records |
 //! | [`TlsPaths`], [`login`], [`server_list`] | take the options that several stores share from a URL |
 //! | `tls_config`, with the feature `tls` | makes the TLS configuration of a connection |
+//! | [`RecordLimits`] | keeps rate limits in records, by compare-and-swap |
 //! | [`IoThread`] | runs the sockets and timers of a store on a thread of its own |
 #![deny(missing_docs)]
 
@@ -33,6 +34,7 @@ mod recent_set;
 #[cfg(feature = "tls")]
 mod tls;
 mod url_options;
+mod record_limits;
 mod waiter_ttls;
 
 pub use batch_delay::BatchDelay;
@@ -45,4 +47,5 @@ pub use recent_set::RecentSet;
 #[cfg(feature = "tls")]
 pub use tls::tls_config;
 pub use url_options::{TlsPaths, login, server_list};
+pub use record_limits::{RecordClient, RecordLimits};
 pub use waiter_ttls::WaiterTtls;

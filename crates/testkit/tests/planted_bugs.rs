@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::FutureExt;
-use lockkeeper::{Clock, Store};
+use lockkeeper::{Clock, Store, WallTime};
 use lockkeeper_host::VirtualClock;
 use lockkeeper_memory::MemoryStore;
 use lockkeeper_testkit::bugs::{Bug, Bugged};
@@ -31,6 +31,7 @@ impl<const BUG: u8> Harness for Planted<BUG> {
             .find(|bug| *bug as u8 == BUG)
             .expect("a bug that is used");
         let store = Bugged::new(Arc::new(MemoryStore::new(Arc::new(clock.clone()))), bug);
+        let store = store.with_clock(Arc::new(clock.clone()));
         Some(Planted { clock, store })
     }
 
@@ -48,6 +49,11 @@ impl<const BUG: u8> Harness for Planted<BUG> {
 
     async fn pass(&self, time: Duration) {
         self.clock.advance(time);
+    }
+
+    async fn set_wall_clock_back(&self, by: Duration) {
+        let wall = self.clock.wall().as_micros() - by.as_micros() as u64;
+        self.clock.set_wall(WallTime::from_micros(wall));
     }
 }
 

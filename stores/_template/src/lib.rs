@@ -18,6 +18,7 @@ mod config;
 mod connection;
 mod error;
 mod keys;
+mod limits;
 mod profile;
 mod records;
 mod statements;

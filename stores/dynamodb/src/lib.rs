@@ -25,6 +25,7 @@ mod create_table;
 mod error;
 mod inspect;
 mod keys;
+mod limits;
 mod local_queue;
 mod observation;
 mod own_leases;

@@ -1,7 +1,7 @@
 //! The check of the table when the store is opened, and the guarantees that follow from it.
 
 use aws_sdk_dynamodb::types::{KeyType, ScalarAttributeType, TableDescription, TableStatus};
-use lockkeeper_core::{Error, Guarantee, Profile, Result, WaitOrder};
+use lockkeeper_core::{Error, Guarantee, LimitSupport, Profile, Result, WaitOrder};
 
 use crate::config::Options;
 use crate::error::Failure;
@@ -53,6 +53,7 @@ pub(crate) async fn profile(table: &TableClient, options: &Options) -> Result<Pr
         watch: false,
         revoke: true,
         records: true,
+        limits: LimitSupport::CompareAndSwap,
         notes,
     })
 }

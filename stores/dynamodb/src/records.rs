@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lockkeeper_core::{
-    DeleteOutcome, Expect, Fence, LockName, Page, Record, RecordPage, Records, Result, Version, WriteOutcome,
+    DeleteOutcome, Expect, Fence, LockName, Page, Record, RecordPage, Records, Result, Version, WallTime,
+    WriteOutcome,
 };
 use lockkeeper_host::sleep_until;
 
@@ -36,6 +37,11 @@ enum RecordChange<T> {
 impl RecordTable {
     pub fn new(options: Options, client: TableClient, clock: DynamoClock) -> Self {
         RecordTable { options, client, clock }
+    }
+
+    /// The clock of DynamoDB, as its replies show it.
+    pub fn wall(&self) -> WallTime {
+        self.clock.now()
     }
 
     async fn first_item(&self, key: &LockName) -> Result<RecordItem> {

@@ -8,7 +8,7 @@ use lockkeeper_core::{
     AcquireOutcome, Error, EventStream, Fence, Grant, LockName, LockPage, LockRequest, LockView, Locks, Page,
     Profile, ReleaseOutcome, RenewOutcome, RequestKey, Result, limits,
 };
-use lockkeeper_store_kit::{IoThread, PendingRequests};
+use lockkeeper_store_kit::{IoThread, PendingRequests, RecordLimits};
 
 use crate::cas::LockTable;
 use crate::config::Options;
@@ -32,6 +32,7 @@ pub(crate) struct DynamoInner {
     pub records: RecordTable,
     pub own_leases: OwnLeases,
     pub pending: PendingRequests,
+    pub limits: RecordLimits,
     profile: Profile,
 }
 
@@ -65,6 +66,7 @@ impl DynamoStore {
             options,
             own_leases: OwnLeases::default(),
             pending: PendingRequests::default(),
+            limits: RecordLimits::default(),
             profile,
         };
         Ok(DynamoStore { inner: Arc::new(inner), io_thread: Arc::new(io_thread) })

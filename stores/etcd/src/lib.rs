@@ -29,6 +29,7 @@ mod inspect;
 mod key_slots;
 mod keys;
 mod lease;
+mod limits;
 mod profile;
 mod proto;
 mod queue;

@@ -1,6 +1,6 @@
 //! The checks when the store is opened, and the guarantees that follow.
 
-use lockkeeper_core::{Error, Guarantee, Profile, Result, WaitOrder};
+use lockkeeper_core::{Error, Guarantee, LimitSupport, Profile, Result, WaitOrder};
 
 use crate::proto::{StatusRequest, StatusResponse};
 use crate::store::EtcdShared;
@@ -59,6 +59,7 @@ pub(crate) async fn profile(shared: &EtcdShared) -> Result<Profile> {
         watch: true,
         revoke: true,
         records: true,
+        limits: LimitSupport::CompareAndSwap,
         notes,
     })
 }

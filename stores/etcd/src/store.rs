@@ -11,7 +11,7 @@ use lockkeeper_core::{
     Profile, ReleaseOutcome, RenewOutcome, RequestKey, Result, limits,
 };
 use lockkeeper_host::Clock;
-use lockkeeper_store_kit::{IoThread, RecentSet, Task};
+use lockkeeper_store_kit::{IoThread, RecentSet, RecordLimits, Task};
 
 use crate::batch::{self, BatchSender};
 use crate::config::Options;
@@ -50,6 +50,7 @@ pub(crate) struct EtcdShared {
     /// costs etcd twice as much as the plain attempt that all other requests make.
     pub recently_contended: RecentSet<LockName>,
     pub watchers: Watchers,
+    pub limits: RecordLimits,
     /// The fence base.
     pub base: AtomicU64,
     /// The highest fence that this process has seen.
@@ -89,6 +90,7 @@ impl EtcdStore {
             slots: SlotPool::default(),
             recently_contended: RecentSet::default(),
             watchers: Watchers::default(),
+            limits: RecordLimits::default(),
             base: AtomicU64::new(0),
             highest_fence_seen: AtomicU64::new(0),
             profile: OnceLock::new(),

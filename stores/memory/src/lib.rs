@@ -4,6 +4,7 @@
 //! everywhere, and for learning what a store does. It is not for correctness across processes.
 #![deny(missing_docs)]
 
+mod limits;
 mod records;
 mod store;
 

@@ -7,14 +7,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lockkeeper_core::table::{Answer, Now, Table, TableEffect};
 use lockkeeper_core::{
-    AcquireOutcome, Attempt, BootInstant, Error, EventStream, Fence, Grant, Guarantee, LockName, LockPage,
-    LockRequest, LockView, Locks, Page, Profile, ReleaseOutcome, RenewOutcome, RequestKey, Result, WaitOrder,
-    limits,
+    AcquireOutcome, Attempt, BootInstant, Error, EventStream, Fence, Grant, Guarantee, LimitSupport,
+    LockName, LockPage, LockRequest, LockView, Locks, Page, Profile, ReleaseOutcome, RenewOutcome,
+    RequestKey, Result, WaitOrder, limits,
 };
 use lockkeeper_host::{Clock, Timer};
 use lockkeeper_store_kit::EventHub;
 use tokio::sync::oneshot;
 
+use crate::limits::BucketTable;
 use crate::records::RecordTable;
 
 /// Locks and records in memory. Clones share them.
@@ -31,6 +32,7 @@ struct MemoryShared {
 pub(crate) struct MemoryState {
     pub table: Table,
     pub records: RecordTable,
+    pub buckets: BucketTable,
     waiting: HashMap<Attempt, oneshot::Sender<Result<AcquireOutcome>>>,
     hub: EventHub,
     /// The next timeout of the table, and its timer.
@@ -117,6 +119,7 @@ impl Locks for MemoryStore {
             watch: true,
             revoke: true,
             records: true,
+            limits: LimitSupport::Native,
             notes: vec![
                 "private to one process, and gone with it".into(),
                 "after a restart fences go on from the wall clock: they go back if that was set back".into(),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lockkeeper_core::Store;
+use lockkeeper_core::{Store, WallTime};
 use lockkeeper_host::{Clock, VirtualClock};
 use lockkeeper_memory::MemoryStore;
 use lockkeeper_testkit::laws::Harness;
@@ -35,6 +35,15 @@ impl Harness for Memory {
 
     async fn pass(&self, time: Duration) {
         self.clock.advance(time);
+    }
+
+    async fn set_wall_clock_back(&self, by: Duration) {
+        let wall = self.clock.wall().as_micros() - by.as_micros() as u64;
+        self.clock.set_wall(WallTime::from_micros(wall));
+    }
+
+    async fn stored_buckets(&self) -> usize {
+        self.store.buckets()
     }
 }
 

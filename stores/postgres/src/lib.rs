@@ -19,6 +19,7 @@ mod driver;
 mod error;
 mod events;
 mod inspect;
+mod limits;
 mod listener;
 pub mod plain;
 mod profile;

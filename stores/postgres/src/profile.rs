@@ -1,6 +1,6 @@
 //! The checks of the server when the store is opened, and the guarantees that follow from its settings.
 
-use lockkeeper_core::{Error, Guarantee, Profile, Result, WaitOrder};
+use lockkeeper_core::{Error, Guarantee, LimitSupport, Profile, Result, WaitOrder};
 use tokio::sync::Notify;
 
 use crate::config::Options;
@@ -103,6 +103,7 @@ pub(crate) async fn check(
         watch: listener.works(),
         revoke: true,
         records: true,
+        limits: LimitSupport::Native,
         notes: risks,
     })
 }

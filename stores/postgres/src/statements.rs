@@ -6,7 +6,7 @@
 use tokio_postgres::types::Type;
 
 /// The version of the schema. The store refuses a newer one.
-pub(crate) const VERSION: i32 = 7;
+pub(crate) const VERSION: i32 = 8;
 
 /// The tables of this version. The script creates what is missing, so it may run again.
 pub(crate) const TABLES: &str = include_str!("sql/tables.sql");
@@ -32,6 +32,7 @@ pub(crate) const FUNCTIONS: &str = concat!(
     include_str!("sql/release.sql"),
     include_str!("sql/request.sql"),
     include_str!("sql/records.sql"),
+    include_str!("sql/limits.sql"),
     include_str!("sql/transaction.sql"),
     include_str!("sql/sweep.sql"),
 );
@@ -140,9 +141,10 @@ pub(crate) static CLAIM_SWEEP: PgStatement = sql(
 pub(crate) static END_SWEEP: PgStatement =
     sql("UPDATE @S.state SET swept_at = @S.now_us() RETURNING true", &[]);
 /// The sweeps, in portions: each covers the rows after a key and returns the last key that it covered, or NULL at the end.
-pub(crate) static SWEEPS: [PgStatement; 3] = [
+pub(crate) static SWEEPS: [PgStatement; 4] = [
     sql("SELECT @S.sweep_locks($1, @S.now_us() - 3600000000)", &[Type::TEXT]),
     sql("SELECT @S.sweep_records($1)", &[Type::TEXT]),
+    sql("SELECT @S.sweep_buckets($1)", &[Type::TEXT]),
     sql("SELECT @S.sweep_clients($1, @S.now_us() - 3600000000)", &[Type::TEXT]),
 ];
 /// Lets the functions emit events for so long, on the channel with these digits unless there is one. Returns the digits of the channel, and
@@ -177,8 +179,14 @@ pub(crate) static SCAN_RECORDS: PgStatement = sql(
     &[Type::TEXT, Type::TEXT, Type::INT8],
 );
 
+/// A request for the buckets of rate limits.
+pub(crate) static LIMIT: PgStatement = sql(
+    "SELECT * FROM @S.limit_buckets($1, $2, $3, $4, $5, $6)",
+    &[Type::INT4, Type::INT8, Type::TEXT_ARRAY, Type::INT8_ARRAY, Type::INT8_ARRAY, Type::INT8_ARRAY],
+);
+
 /// The frequent statements, which are prepared where that is possible.
-pub(crate) static PREPARED: [&PgStatement; 8] = [
+pub(crate) static PREPARED: [&PgStatement; 9] = [
     &RUN_REQUEST,
     &ACQUIRE_FAST,
     &RELEASE_FAST,
@@ -187,4 +195,5 @@ pub(crate) static PREPARED: [&PgStatement; 8] = [
     &RELEASE_NAMES,
     &RENEW,
     &POLL,
+    &LIMIT,
 ];

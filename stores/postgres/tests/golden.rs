@@ -62,6 +62,16 @@ async fn rows_of_version_seven_are_read() {
     check_fixture(include_str!("golden/7.sql")).await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_of_version_eight_are_read() {
+    check_fixture(include_str!("golden/8.sql")).await;
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    load_golden(&server, include_str!("golden/8.sql"));
+    let keeper = common::keeper(&client_of(&server).await);
+    let limit = keeper.limit("mail").rate(1, lockkeeper::limit::PER_HOUR).burst(5);
+    assert_eq!(limit.peek().await.unwrap().remaining, 0, "a stored bucket was not read");
+}
+
 /// The columns and the rows of a schema, without what differs from run to run: times, fences, positions and the ids of processes.
 fn stored_format(server: &servers::Server) -> String {
     let columns = "SELECT table_name || '.' || column_name || ' ' || data_type FROM information_schema.columns \
@@ -70,7 +80,9 @@ fn stored_format(server: &servers::Server) -> String {
     let holds = "SELECT concat_ws(' ', 'hold', name, attempt, mode, ttl, lingers, terms, holder, expires - since) FROM lockkeeper.hold";
     let waiters = "SELECT concat_ws(' ', 'waiter', name, attempt, mode, owner, terms, holder, ttl) FROM lockkeeper.waiter";
     let records = "SELECT concat_ws(' ', 'record', key, value, expires) FROM lockkeeper.record";
-    [columns, rows, holds, waiters, records].map(|text| sql(server, text)).join("\n")
+    let buckets =
+        "SELECT concat_ws(' ', 'bucket', key, due = full_at / 16000000000 + 1) FROM lockkeeper.bucket";
+    [columns, rows, holds, waiters, records, buckets].map(|text| sql(server, text)).join("\n")
 }
 
 async fn write_rows(store: &Client) -> tokio::task::JoinHandle<()> {
@@ -80,6 +92,8 @@ async fn write_rows(store: &Client) -> tokio::task::JoinHandle<()> {
     (shared.mode, shared.lock_delay) = (Mode::Shared, Duration::from_secs(1));
     granted(store.acquire(&shared).await.unwrap());
     store.write(&name("once/42"), b"done", Expect::Absent, None).await.unwrap();
+    let limit = common::keeper(store).limit("mail").rate(1, lockkeeper::limit::PER_HOUR).burst(5);
+    assert!(limit.take(5).await.unwrap().allowed());
     let mut waiter = request("orders/held", 3);
     waiter.wait = Wait::Forever;
     let waiting = store.clone();
@@ -96,7 +110,7 @@ async fn write_rows(store: &Client) -> tokio::task::JoinHandle<()> {
 async fn this_version_writes_the_rows_of_its_fixture() {
     let Ok(fixture) = servers::postgres(PostgresOptions::default()) else { return };
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
-    sql(&fixture, include_str!("golden/7.sql"));
+    sql(&fixture, include_str!("golden/8.sql"));
     let store = client_of(&server).await;
     let waiter = write_rows(&store).await;
     let newest = "SELECT max(version) FROM lockkeeper.migration";

@@ -18,6 +18,7 @@ mod events;
 mod fenced_values;
 mod inspect;
 mod keys;
+mod limits;
 mod multi_slot;
 mod profile;
 mod records;

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use futures_util::future::join_all;
-use lockkeeper_core::{Error, Guarantee, Profile, Result, WaitOrder};
+use lockkeeper_core::{Error, Guarantee, LimitSupport, Profile, Result, WaitOrder};
 use redis::{Pipeline, Value};
 
 use crate::config::Servers;
@@ -271,6 +271,7 @@ fn profile_of(monitor: &ProfileMonitor) -> Profile {
         watch: true,
         revoke: true,
         records: true,
+        limits: LimitSupport::Native,
         notes: warnings,
     }
 }

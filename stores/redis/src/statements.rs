@@ -32,6 +32,7 @@ lua!(REVOKE, "revoke_head", "common", "revoke");
 lua!(POLL, "poll_head", "common", "poll");
 lua!(INSPECT, "inspect");
 lua!(WRITE, "write");
+lua!(LIMIT, "limit");
 lua!(PUT_VALUE, "put_value");
 // One key each, for locks whose slot is being migrated: see `slot_migration.rs`.
 lua!(MIGRATING_LOCK, "migrating_head", "common", "migrating_tools", "migrating_lock");
@@ -43,7 +44,7 @@ lua!(MIGRATING_FENCE, "migrating_fence");
 
 /// Loads all scripts into a server's script cache, so that the first calls find them there.
 pub async fn load_scripts(server: &Connection) -> Result<(), Failure> {
-    let usual = [&ACQUIRE, &RELEASE, &RENEW, &BREAK, &REVOKE, &POLL, &INSPECT, &WRITE];
+    let usual = [&ACQUIRE, &RELEASE, &RENEW, &BREAK, &REVOKE, &POLL, &INSPECT, &WRITE, &LIMIT];
     let migrating = [
         &MIGRATING_LOCK,
         &MIGRATING_HOLDS,

@@ -12,6 +12,7 @@ mod codec;
 mod config;
 mod connection;
 mod inspect;
+mod limits;
 mod profile;
 mod quorum;
 mod records;

@@ -114,6 +114,6 @@ impl Tx<'_> {
             self.mark_changed([&name]);
         }
         self.change(statements::REMOVE_OLD_RECORDS, [now])?;
-        Ok(())
+        self.sweep_limits()
     }
 }

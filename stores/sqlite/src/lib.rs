@@ -26,6 +26,7 @@ mod fence_floor;
 mod holds;
 mod identity;
 mod inspect;
+mod limits;
 mod pending;
 mod profile;
 mod queue;

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use lockkeeper_core::{Error, Guarantee, Profile, Result, WaitOrder};
+use lockkeeper_core::{Error, Guarantee, LimitSupport, Profile, Result, WaitOrder};
 use lockkeeper_host::SystemClock;
 
 use crate::config::Options;
@@ -135,6 +135,7 @@ impl StorageInfo {
             watch: true,
             revoke: true,
             records: true,
+            limits: LimitSupport::Native,
             notes,
         }
     }

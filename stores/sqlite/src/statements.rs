@@ -149,6 +149,23 @@ pub(crate) const NEW_BOOT: [&str; 6] = [
 ];
 pub(crate) const NEW_BOOT_RECORDS: &str = "UPDATE record SET expires = ?1 + ttl WHERE ttl IS NOT NULL";
 
+/// The first take in a file creates this table: `full_at` is the instant at which the bucket is full, `at` that of the last write.
+pub(crate) const LIMIT_TABLE: &str = "CREATE TABLE IF NOT EXISTS limit_bucket(key TEXT PRIMARY KEY, full_at INTEGER NOT NULL, at INTEGER NOT NULL) WITHOUT ROWID";
+pub(crate) const LIMIT_INDEX: &str =
+    "CREATE INDEX IF NOT EXISTS limit_bucket_full_at ON limit_bucket(full_at)";
+pub(crate) const HAS_LIMIT_TABLE: &str =
+    "SELECT EXISTS(SELECT 1 FROM sqlite_schema WHERE name = 'limit_bucket')";
+pub(crate) const BUCKET: &str = "SELECT full_at FROM limit_bucket WHERE key = ?1";
+pub(crate) const SET_BUCKET: &str =
+    "INSERT INTO limit_bucket VALUES(?1, ?2, ?3) ON CONFLICT(key) DO UPDATE SET full_at = ?2, at = ?3";
+pub(crate) const REMOVE_BUCKET: &str = "DELETE FROM limit_bucket WHERE key = ?1";
+/// Buckets that are full leave nothing.
+pub(crate) const REMOVE_FULL_BUCKETS: &str =
+    "DELETE FROM limit_bucket WHERE key IN (SELECT key FROM limit_bucket WHERE full_at <= ?1 LIMIT 32)";
+/// The instants of another boot mean nothing now. A bucket goes on as empty as its last write left it, so a reboot refills nothing.
+pub(crate) const NEW_BOOT_BUCKETS: &str =
+    "UPDATE limit_bucket SET full_at = ?1 + max(0, full_at - at), at = ?1";
+
 /// The first revoke in a file creates this table.
 pub(crate) const REVOKED_TABLE: &str =
     "CREATE TABLE IF NOT EXISTS revoked(attempt BLOB PRIMARY KEY, reason TEXT NOT NULL) WITHOUT ROWID";

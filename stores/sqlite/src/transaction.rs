@@ -106,6 +106,9 @@ impl<'e> Tx<'e> {
             statements::run(self.sql, text)?;
         }
         statements::change(self.sql, statements::NEW_BOOT_RECORDS, [instant_nanos(self.now.moment)])?;
+        if self.has_limits()? {
+            statements::change(self.sql, statements::NEW_BOOT_BUCKETS, [instant_nanos(self.now.moment)])?;
+        }
         self.state.written_at = BootInstant::default();
         (self.watched, self.new_boot) = (false, true);
         Ok(())

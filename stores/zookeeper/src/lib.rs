@@ -32,6 +32,7 @@ mod hold_back;
 mod hold_registry;
 mod inspect;
 mod keys;
+mod limits;
 mod profile;
 mod queue;
 mod read_queue;

@@ -1,6 +1,6 @@
 //! The profile: what the store checks when it is opened, and the guarantees that follow.
 
-use lockkeeper_core::{Error, Guarantee, Profile, Result, WaitOrder};
+use lockkeeper_core::{Error, Guarantee, LimitSupport, Profile, Result, WaitOrder};
 use zookeeper_client::{self as zk, CreateMode};
 
 use crate::codec;
@@ -83,6 +83,7 @@ pub(crate) async fn check(shared: &StoreInner) -> Result<Profile> {
         watch: true,
         revoke: true,
         records: true,
+        limits: LimitSupport::CompareAndSwap,
         notes,
     })
 }

@@ -10,7 +10,7 @@ use lockkeeper_core::{
     Profile, ReleaseOutcome, RenewOutcome, RequestKey, Result, limits,
 };
 use lockkeeper_host::Clock;
-use lockkeeper_store_kit::{IoThread, RecentSet, Task};
+use lockkeeper_store_kit::{IoThread, RecentSet, RecordLimits, Task};
 
 use crate::batch::{self, BatchSender};
 use crate::catch_up::CatchUp;
@@ -43,6 +43,7 @@ pub(crate) struct StoreInner {
     pub catch_up: CatchUp,
     pub registry: HoldRegistry,
     pub watchers: Watchers,
+    pub limits: RecordLimits,
     pub record_expiry: RecordExpiry,
     pub first_seen: FirstSeen,
     /// The number that is added to a zxid to make a fence.
@@ -81,6 +82,7 @@ impl ZooKeeperStore {
             options,
             registry: HoldRegistry::default(),
             watchers: Watchers::default(),
+            limits: RecordLimits::default(),
             record_expiry: RecordExpiry::default(),
             first_seen: FirstSeen::default(),
             base: Mutex::default(),

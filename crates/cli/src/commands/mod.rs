@@ -16,6 +16,7 @@ pub mod gate;
 pub mod hold;
 #[cfg(feature = "postgres")]
 pub mod jobs;
+pub mod limit;
 pub mod ls;
 pub mod man;
 pub mod once;
@@ -66,6 +67,8 @@ pub enum CliCommand {
     Cached(Box<cached::CachedArgs>),
     /// Share partitions among processes; run a command for each owned one
     Partitions(Box<partitions::PartitionsArgs>),
+    /// Take tokens of a rate limit that all processes share
+    Limit(Box<limit::LimitArgs>),
     /// Keep small values that many processes change
     Record(record::RecordArgs),
     /// Set up a store
@@ -101,6 +104,7 @@ impl CliCommand {
             CliCommand::Jobs(jobs) => jobs.json(),
             CliCommand::Cached(cached) => cached.job.common.json,
             CliCommand::Partitions(partitions) => partitions.job.common.json,
+            CliCommand::Limit(limit) => limit.common.json,
             CliCommand::Record(record) => record.json(),
             CliCommand::Store(store) => store.json(),
             CliCommand::Fence(fence) => fence.json(),
@@ -159,6 +163,7 @@ pub fn run(command: CliCommand) -> i32 {
         CliCommand::Jobs(jobs) => block_on(jobs.execute()),
         CliCommand::Cached(cached) => block_on(cached.execute()),
         CliCommand::Partitions(partitions) => block_on(partitions.execute()),
+        CliCommand::Limit(limit) => block_on(limit.execute()),
         CliCommand::Record(record) => block_on(record.execute()),
         CliCommand::Store(store) => block_on(store.execute()),
         CliCommand::Fence(fence) => block_on(fence.execute()),

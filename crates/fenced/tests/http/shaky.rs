@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lockkeeper::{
-    EventStream, Fence, LockName, LockPage, LockView, Locks, Page, Profile, Records, ReleaseOutcome, Result,
-    Store,
+    EventStream, Fence, Limits, LockName, LockPage, LockView, Locks, Page, Profile, Records, ReleaseOutcome,
+    Result, Store,
 };
+use lockkeeper_core::limit::{LimitOutcome, LimitRequest};
 use lockkeeper_core::{
     AcquireOutcome, DeleteOutcome, Error, Expect, Grant, LockRequest, Record, RecordPage, RenewOutcome,
     RequestKey, WriteOutcome,
@@ -116,5 +117,12 @@ impl Locks for Shaky {
 
     async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {
         self.store.break_lock(name, reason).await
+    }
+}
+
+#[async_trait]
+impl Limits for Shaky {
+    async fn limit(&self, request: &LimitRequest) -> Result<LimitOutcome> {
+        self.store.limit(request).await
     }
 }

@@ -1,10 +1,10 @@
 //! Tools that are built on locks and records: [`Register`](crate::register::Register),
 //! [`Once`](crate::once::Once), [`Cached`](crate::cached::Cached), [`Election`](crate::election::Election),
-//! [`Windows`](crate::windows::Windows), [`ClaimGroup`](crate::claim::ClaimGroup) and
-//! [`Partitions`](crate::partitions::Partitions).
+//! [`Windows`](crate::windows::Windows), [`ClaimGroup`](crate::claim::ClaimGroup),
+//! [`Partitions`](crate::partitions::Partitions), and [`RateLimit`](crate::limit::RateLimit).
 //!
-//! A recipe uses only [`Locks`](crate::Locks) and [`Records`](crate::Records), so it works on every store
-//! that has records, and returns [`Error::Unsupported`] on a store without them.
+//! A recipe uses only [`Locks`](crate::Locks), [`Records`](crate::Records) and [`Limits`](crate::Limits), so it works on
+//! every store that has them, and returns [`Error::Unsupported`] on a store without them.
 
 pub(crate) mod backoff;
 pub mod cached;
@@ -14,6 +14,7 @@ pub(crate) mod chunks;
 pub mod election;
 pub(crate) mod extend;
 pub(crate) mod format;
+pub mod limit;
 pub mod once;
 pub mod partitions;
 pub mod register;

@@ -1,6 +1,7 @@
 //! Planted bugs: a good store, spoilt in one way each, or a recipe that forgets a check. Every law must catch one of them; see
 //! [`crate::every_law`].
 
+mod limit;
 mod recipe;
 mod store;
 
@@ -96,9 +97,24 @@ pub enum Bug {
     LimitForgotten,
     OwnersForgotten,
     BeatsForgotten,
+    // Rate limits.
+    LimitNeverRefuses,
+    RefillsThrice,
+    RefusedTakeTakes,
+    PeekTakes,
+    ResetIsForgotten,
+    OneBucketForAll,
+    TakesOneByOne,
+    RefundFills,
+    RefundIsLost,
+    FullBucketStays,
+    ClockBackRefills,
+    WaitReservesNothing,
+    TakesTwice,
+    LimitUnchecked,
 }
 
-/// Implements [`lockkeeper_core::Locks`] and [`lockkeeper_core::Records`] for a type with a field `store` by passing
+/// Implements [`lockkeeper_core::Locks`], [`lockkeeper_core::Records`] and [`lockkeeper_core::Limits`] for a type with a field `store` by passing
 /// everything on, but for `acquire`, `renew` and `release`, which are given: for stores that fail on demand.
 #[macro_export]
 macro_rules! forward {
@@ -118,10 +134,28 @@ macro_rules! forward {
     };
 }
 
+/// Implements [`lockkeeper_core::Locks`] and [`lockkeeper_core::Limits`] for a type with a field `store` by passing everything on, but
+/// for `acquire`, `renew` and `release`, which are given.
+#[macro_export]
+macro_rules! forward_locks {
+    ($type:ty, { $($given:tt)* }) => {
+        $crate::forward_calls!($type, { $($given)* });
+        #[async_trait::async_trait]
+        impl lockkeeper_core::Limits for $type {
+            async fn limit(
+                &self,
+                request: &lockkeeper_core::limit::LimitRequest,
+            ) -> lockkeeper_core::Result<lockkeeper_core::limit::LimitOutcome> {
+                self.store.limit(request).await
+            }
+        }
+    };
+}
+
 /// Implements [`lockkeeper_core::Locks`] for a type with a field `store` by passing everything on, but for `acquire`,
 /// `renew` and `release`, which are given.
 #[macro_export]
-macro_rules! forward_locks {
+macro_rules! forward_calls {
     ($type:ty, { $($given:tt)* }) => {
         #[async_trait::async_trait]
         impl lockkeeper_core::Locks for $type {

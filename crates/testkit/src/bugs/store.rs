@@ -10,9 +10,10 @@ use futures_util::StreamExt;
 use lockkeeper_core::{
     AcquireOutcome, Attempt, DeleteOutcome, EventKind, EventStream, Expect, Fence, Grant, Guarantee,
     LockName, LockPage, LockRequest, LockView, Locks, Mode, Names, Owner, Page, Profile, Record, RecordPage,
-    Records, ReleaseOutcome, RenewOutcome, RequestKey, Result, Store, Version, Wait, WriteOutcome, limits,
+    Records, ReleaseOutcome, RenewOutcome, RequestKey, Result, Store, Version, Wait, WallTime, WriteOutcome,
+    limits,
 };
-use lockkeeper_host::random_128;
+use lockkeeper_host::{Clock, random_128};
 use tokio::sync::Notify;
 
 use super::{Bug, recipe};
@@ -21,6 +22,8 @@ use super::{Bug, recipe};
 pub struct Bugged {
     store: Arc<dyn Store>,
     bug: Bug,
+    /// The clock of the store, for bugs that count by the wall clock.
+    clock: Option<Arc<dyn Clock>>,
     notes: Arc<Notes>,
     own_count: AtomicU64,
     /// The fence of the newest grant of this client; zero without one.
@@ -43,6 +46,8 @@ struct Notes {
     /// Who waits without a line, the newest last.
     polling: Mutex<Vec<RequestKey>>,
     served: Notify,
+    /// The newest wall clock of a take, in µs.
+    limit_clock: AtomicU64,
 }
 
 impl Bugged {
@@ -51,6 +56,7 @@ impl Bugged {
         Bugged {
             store,
             bug,
+            clock: None,
             notes: Arc::default(),
             own_count: AtomicU64::new(0),
             own_fence: AtomicU64::new(0),
@@ -61,7 +67,29 @@ impl Bugged {
 
     /// One more client of the same spoilt store.
     pub fn client(&self) -> Self {
-        Bugged { notes: self.notes.clone(), ..Bugged::new(self.store.clone(), self.bug) }
+        let clock = self.clock.clone();
+        Bugged { notes: self.notes.clone(), clock, ..Bugged::new(self.store.clone(), self.bug) }
+    }
+
+    /// The same with the clock of the store, which bugs need that count by the wall clock.
+    pub fn with_clock(self, clock: Arc<dyn Clock>) -> Self {
+        Bugged { clock: Some(clock), ..self }
+    }
+
+    pub(super) fn bug(&self) -> Bug {
+        self.bug
+    }
+
+    pub(super) fn store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
+    pub(super) fn wall(&self) -> Option<WallTime> {
+        self.clock.as_ref().map(|clock| clock.wall())
+    }
+
+    pub(super) fn limit_clock(&self) -> &AtomicU64 {
+        &self.notes.limit_clock
     }
 
     fn made_up(&self, request: &LockRequest, like: Fence) -> Grant {

@@ -10,10 +10,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use lockkeeper_core::limit::{LimitOutcome, LimitRequest};
 use lockkeeper_core::{
-    AcquireOutcome, Attempt, DeleteOutcome, Error, EventStream, Expect, Fence, Grant, LockName, LockPage,
-    LockRequest, LockView, Locks, Page, Profile, Record, RecordPage, Records, ReleaseOutcome, RenewOutcome,
-    RequestKey, Result, Store, WriteOutcome,
+    AcquireOutcome, Attempt, DeleteOutcome, Error, EventStream, Expect, Fence, Grant, Limits, LockName,
+    LockPage, LockRequest, LockView, Locks, Page, Profile, Record, RecordPage, Records, ReleaseOutcome,
+    RenewOutcome, RequestKey, Result, Store, WriteOutcome,
 };
 
 /// Between two tries.
@@ -160,6 +161,14 @@ impl Records for RetryingStore {
 
     async fn scan(&self, prefix: &str, page: &Page) -> Result<RecordPage> {
         self.again(|| self.store.scan(prefix, page)).await
+    }
+}
+
+/// Not retried: a take that may have happened would take twice.
+#[async_trait]
+impl Limits for RetryingStore {
+    async fn limit(&self, request: &LimitRequest) -> Result<LimitOutcome> {
+        self.store.limit(request).await
     }
 }
 

@@ -18,6 +18,7 @@ pub mod inspect;
 pub mod interposed;
 pub mod late_writers;
 pub mod leader_fault;
+pub mod limit;
 pub mod lossy;
 pub mod many_waiters;
 pub mod modes;
@@ -66,6 +67,14 @@ pub trait Harness: Send + Sync + Sized + 'static {
 
     /// Lets time pass: a virtual clock is turned, a real store really waits.
     async fn pass(&self, time: Duration);
+
+    /// Sets the wall clock back, where the harness can; the boot-time clock goes on.
+    async fn set_wall_clock_back(&self, _by: Duration) {}
+
+    /// How many buckets of rate limits the store keeps outside of its records, where the harness can count them.
+    async fn stored_buckets(&self) -> usize {
+        0
+    }
 
     /// A keeper of one more client.
     async fn keeper(&self) -> Lockkeeper {
@@ -222,6 +231,22 @@ macro_rules! every_recipe_law {
             partitions::a_second_process_takes_the_name_over => WritesAreLost: "the older process is told",
             partitions::a_group_that_all_have_left_is_forgotten => RecordsNeverExpire: "the group's record goes",
             partitions::bad_input_to_a_group_leaves_nothing => WritesAreLost: "another count was to be refused: Ok",
+            limit::a_bucket_gives_its_burst_and_no_more => LimitNeverRefuses: "more than the burst was taken",
+            limit::a_bucket_refills_at_its_rate_and_no_faster => RefillsThrice: "more than rate x time + burst was taken",
+            limit::a_refused_take_takes_nothing => RefusedTakeTakes: "a refused take took something",
+            limit::a_peek_changes_nothing => PeekTakes: "a peek took something",
+            limit::a_reset_fills_the_bucket => ResetIsForgotten: "the bucket is full after a reset",
+            limit::two_keys_do_not_share_a_bucket => OneBucketForAll: "was used by another key",
+            limit::several_limits_are_all_or_nothing => TakesOneByOne: "a refused take of several took from one of them",
+            limit::a_refund_brings_back_no_more_than_was_taken => RefundFills: "a refund brought back another number than was given back",
+            limit::a_full_bucket_leaves_nothing => FullBucketStays: "a full bucket was left behind",
+            limit::a_clock_that_goes_back_gives_nothing_twice => ClockBackRefills: "tokens were given twice",
+            limit::waits_are_served_in_turn_and_keep_the_limit => WaitReservesNothing: "two callers got one place",
+            limit::a_dropped_wait_gives_its_place_back => RefundIsLost: "a dropped wait kept its place",
+            limit::a_take_whose_reply_is_lost_is_unknown_and_counts_once => TakesTwice: "a take whose reply was lost counts once",
+            limit::prefetched_tokens_keep_their_bound => LimitNeverRefuses: "members x batch above the limit was exceeded",
+            limit::a_permit_and_a_token_come_together_or_not_at_all => ReleaseIsLost: "limit/api is free",
+            limit::bad_input_to_a_limit_leaves_nothing => LimitUnchecked: "the store took more than the burst",
             late_writers::a_write_that_no_record_remembers_is_unknown => ExpectIgnored: "many/applied, after 40 other writes: Ok(Swapped",
             late_writers::a_large_result_that_is_late_spoils_and_leaves_nothing => ExpectIgnored: "a late runner spoilt the result that counts",
             late_writers::a_large_result_with_a_part_missing_is_not_given_back => SizeUnchecked: "a damaged result was given back: Ok",

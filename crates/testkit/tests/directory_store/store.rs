@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use lockkeeper_core::limit::{LimitOutcome, LimitRequest};
 use lockkeeper_core::{
     AcquireOutcome, EventStream, Fence, Grant, LockName, LockPage, LockRequest, LockView, Locks, Page,
     Profile, ReleaseOutcome, RenewOutcome, RequestKey, Result, limits,

@@ -5,6 +5,7 @@ mod cached;
 mod control;
 mod crowd;
 mod election;
+mod limit;
 mod once;
 mod partitions;
 mod register;

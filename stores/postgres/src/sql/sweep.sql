@@ -31,3 +31,9 @@ BEGIN
     FOR UPDATE SKIP LOCKED);
   RETURN _last;
 END $$;
+
+CREATE OR REPLACE FUNCTION @S.sweep_buckets(_after text) RETURNS text LANGUAGE plpgsql @PATH AS $$
+BEGIN
+  -- Those that are full come first, so there is no key to go on from.
+  RETURN CASE WHEN @S.remove_full_buckets(@S.now_us() * 1000, 1000) < 1000 THEN NULL ELSE '' END;
+END $$;

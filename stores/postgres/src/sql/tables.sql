@@ -45,3 +45,8 @@ CREATE TABLE IF NOT EXISTS @S.client(id text PRIMARY KEY, epoch int NOT NULL, al
 
 CREATE TABLE IF NOT EXISTS @S.record(key text COLLATE "C" PRIMARY KEY, value bytea NOT NULL, version bigint NOT NULL, expires bigint)
   WITH (fillfactor = 70);
+
+-- One row for each bucket of a rate limit that is not full. `full_at`: the instant at which it is, in nanoseconds since 1970. `due`: when the row may
+-- be removed, in units of 16 s.
+CREATE TABLE IF NOT EXISTS @S.bucket(key text COLLATE "C" PRIMARY KEY, full_at bigint NOT NULL, due bigint NOT NULL) WITH (fillfactor = 50);
+CREATE INDEX IF NOT EXISTS bucket_due ON @S.bucket(due);

@@ -11,9 +11,12 @@
 //!                                                         N tasks want one value at once
 //! recipe semaphore store=URL name=NAME permits=N ttl_ms=N history=FILE         takes permits, and writes down when it believed to hold
 //! recipe rw_lock store=URL name=NAME role=reader|writer ttl_ms=N history=FILE  the same with shared or exclusive holds
+//! recipe limit store=URL rate=N burst=N ready=FILE go=FILE for_ms=N    takes all that it gets, and prints how much and when
+//! recipe prefetch store=URL rate=N burst=N batch=N ready=FILE go=FILE    holds a batch until it may go, then takes all that it gets
 //! ```
 
 mod cached;
+mod limit;
 mod shapes;
 
 use std::collections::HashMap;
@@ -424,6 +427,8 @@ fn main() -> Result<(), RecipeFailure> {
             "semaphore" => process.semaphore().await,
             "rw_lock" => process.rw_lock().await,
             "partitions" => process.partitions().await,
+            "limit" => process.limit().await,
+            "prefetch" => process.prefetch().await,
             _ => Err(format!("recipe: there is no {what:?}").into()),
         }
     })

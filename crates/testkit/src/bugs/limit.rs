@@ -1,0 +1,101 @@
+//! Rate limits of a store with a planted bug.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lockkeeper_core::limit::{BucketSpec, LimitBucket, LimitOperation, LimitOutcome, LimitRequest, Rate};
+use lockkeeper_core::{Expect, Limits, LockName, Result, WallTime};
+
+use super::{Bug, Bugged};
+
+const TAKE: LimitOperation = LimitOperation::Take { wait: Duration::ZERO };
+
+fn one(operation: LimitOperation, bucket: &LimitBucket, tokens: u64) -> LimitRequest {
+    LimitRequest { operation, buckets: vec![LimitBucket { tokens, ..bucket.clone() }] }
+}
+
+impl Bugged {
+    /// The request, as the bug changes it.
+    fn twist_limit(&self, request: &LimitRequest) -> LimitRequest {
+        let mut request = request.clone();
+        for bucket in &mut request.buckets {
+            let spec = &bucket.spec;
+            let same = |key: LockName, nanos: u64| {
+                BucketSpec::new(key, Rate::new(1, Duration::from_nanos(nanos)).expect("a rate"), spec.burst())
+                    .expect("a bucket")
+            };
+            match self.bug() {
+                Bug::RefillsThrice => bucket.spec = same(spec.key().clone(), spec.token_nanos() / 3),
+                Bug::OneBucketForAll => {
+                    bucket.spec = same(LockName::new("limit/all").expect("a name"), spec.token_nanos());
+                }
+                Bug::LimitUnchecked => bucket.tokens = bucket.tokens.min(spec.burst()),
+                _ => {}
+            }
+        }
+        match (self.bug(), request.operation) {
+            (Bug::PeekTakes, LimitOperation::Peek) => request.operation = TAKE,
+            (Bug::ResetIsForgotten, LimitOperation::Reset) => request.operation = LimitOperation::Peek,
+            (Bug::RefundFills, LimitOperation::Refund) => request.operation = LimitOperation::Reset,
+            (Bug::RefundIsLost, LimitOperation::Refund) => request.operation = LimitOperation::Peek,
+            _ => {}
+        }
+        request
+    }
+
+    /// Whether the wall clock is before the last take: what a store would see that counts by it.
+    fn wall_went_back(&self) -> bool {
+        let wall = self.wall().map_or(0, WallTime::as_micros);
+        let newest = self.limit_clock().fetch_max(wall, Ordering::Relaxed);
+        wall < newest
+    }
+}
+
+#[async_trait]
+impl Limits for Bugged {
+    async fn limit(&self, request: &LimitRequest) -> Result<LimitOutcome> {
+        let twisted = self.twist_limit(request);
+        let store = self.store();
+        let takes = matches!(request.operation, LimitOperation::Take { .. });
+        match self.bug() {
+            Bug::FullBucketStays if takes => {
+                store.write(request.buckets[0].spec.key(), b"a bucket", Expect::Any, None).await?;
+            }
+            Bug::ClockBackRefills if takes && self.wall_went_back() => {
+                store.limit(&LimitRequest { operation: LimitOperation::Reset, ..request.clone() }).await?;
+            }
+            Bug::TakesTwice if takes => _ = store.limit(request).await?,
+            Bug::TakesOneByOne if takes && request.buckets.len() > 1 => {
+                for bucket in &request.buckets {
+                    store.limit(&one(TAKE, bucket, bucket.tokens)).await?;
+                }
+                let peek = LimitRequest { operation: LimitOperation::Peek, ..request.clone() };
+                return store.limit(&peek).await;
+            }
+            Bug::WaitReservesNothing if takes => {
+                let outcome = store.limit(&LimitRequest { operation: TAKE, ..request.clone() }).await?;
+                return Ok(match request.operation {
+                    LimitOperation::Take { wait } if outcome.retry_after() <= wait => {
+                        LimitOutcome { allowed: true, wait: outcome.retry_after(), refused: None, ..outcome }
+                    }
+                    _ => outcome,
+                });
+            }
+            _ => {}
+        }
+        let outcome = store.limit(&twisted).await?;
+        if takes && !outcome.allowed {
+            match self.bug() {
+                Bug::LimitNeverRefuses => {
+                    return Ok(LimitOutcome { allowed: true, refused: None, ..outcome });
+                }
+                Bug::RefusedTakeTakes if outcome.remaining() > 0 => {
+                    store.limit(&one(TAKE, &request.buckets[0], outcome.remaining())).await?;
+                }
+                _ => {}
+            }
+        }
+        Ok(outcome)
+    }
+}

@@ -1,0 +1,18 @@
+//! Rate limits: compare-and-swap over records, because etcd has no clock that a transaction can read. The wall clock of the client
+//! decides, and never goes back in a stored bucket.
+
+use async_trait::async_trait;
+use lockkeeper_core::limit::{LimitOutcome, LimitRequest};
+use lockkeeper_core::{Limits, Result};
+use lockkeeper_store_kit::RecordClient;
+
+use crate::store::EtcdStore;
+
+#[async_trait]
+impl Limits for EtcdStore {
+    async fn limit(&self, request: &LimitRequest) -> Result<LimitOutcome> {
+        let wall = || self.shared.clock.wall();
+        let client = RecordClient { records: self, clock: &*self.shared.clock, wall: &wall };
+        self.shared.limits.limit(client, request).await
+    }
+}
