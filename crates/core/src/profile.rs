@@ -114,6 +114,7 @@ impl Profile {
             watch: false,
             revoke: false,
             records: false,
+            limits: LimitSupport::No,
             notes: Vec::new(),
         }
     }

@@ -31,10 +31,10 @@ mod io_thread;
 mod no_records;
 mod pending;
 mod recent_set;
+mod record_limits;
 #[cfg(feature = "tls")]
 mod tls;
 mod url_options;
-mod record_limits;
 mod waiter_ttls;
 
 pub use batch_delay::BatchDelay;
@@ -44,8 +44,8 @@ pub use in_flight::{InFlight, Request};
 pub use io_thread::{IoThread, Task};
 pub use pending::{PendingRequest, PendingRequests};
 pub use recent_set::RecentSet;
+pub use record_limits::{RecordClient, RecordLimits};
 #[cfg(feature = "tls")]
 pub use tls::tls_config;
 pub use url_options::{TlsPaths, login, server_list};
-pub use record_limits::{RecordClient, RecordLimits};
 pub use waiter_ttls::WaiterTtls;

@@ -9,8 +9,8 @@
 pub(crate) mod backoff;
 pub mod cached;
 pub(crate) mod cas_record;
-pub mod claim;
 pub(crate) mod chunks;
+pub mod claim;
 pub mod election;
 pub(crate) mod extend;
 pub(crate) mod format;

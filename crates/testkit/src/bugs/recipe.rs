@@ -137,9 +137,10 @@ pub(super) fn twist_read(bug: Bug, own: Option<Fence>, mut record: Record) -> Re
 
 /// What the store is told to write instead.
 pub(super) fn twist_write(bug: Bug, key: &LockName, value: &[u8], expect: Expect) -> (Vec<u8>, Expect) {
-    let recipe = ["once/", "once-part/", "election/", "window/", "claim/", "claim-lease/", "partition-group/"]
-        .iter()
-        .any(|recipe| belongs(key, recipe));
+    let recipe =
+        ["once/", "once-part/", "election/", "window/", "claim/", "claim-lease/", "partition-group/"]
+            .iter()
+            .any(|recipe| belongs(key, recipe));
     match bug {
         Bug::UpdateUnchecked if !recipe => (value.to_vec(), Expect::Any),
         Bug::LateResultKept if belongs(key, "once/") && is_done(value) => (value.to_vec(), Expect::Any),

@@ -7,8 +7,8 @@
 //! Next to each law in the list below stands a [`Bug`](crate::bugs::Bug) that it must catch: a suite that stays green
 //! with the fence removed proves nothing.
 
-pub mod claim;
 pub mod cached;
+pub mod claim;
 pub mod election;
 pub mod exclusion;
 pub mod fault_scenario;

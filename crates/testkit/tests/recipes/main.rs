@@ -1,7 +1,7 @@
 //! The recipes, by real processes that are killed and stopped, on real stores.
 
-mod claim;
 mod cached;
+mod claim;
 mod control;
 mod crowd;
 mod election;
