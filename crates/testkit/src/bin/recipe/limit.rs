@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use lockkeeper::limit::{PER_SECOND, RateLimit};
-use lockkeeper::{BootInstant, Clock, Error, SystemClock};
+use lockkeeper::{Clock, Error, SystemClock};
 
 use crate::{RecipeFailure, RecipeProcess};
 
@@ -26,15 +26,14 @@ impl RecipeProcess {
         Ok(())
     }
 
-    /// Takes tokens one by one whenever the store may have one. Prints how many it got, when its first request was sent and answered, and when
-    /// its last request, which was refused, was sent and answered.
+    /// Takes tokens one by one whenever the store may have one. Prints how many it got, and when its last request, which was refused, was sent and
+    /// answered.
     pub async fn limit(&self) -> Result<(), RecipeFailure> {
         let (limit, clock) = (self.rate_limit(), SystemClock);
         limit.peek().await?;
         self.wait_to_go().await?;
-        let start = clock.now();
-        let end = start + Duration::from_millis(self.number("for_ms"));
-        let (mut taken, mut first) = (0, None);
+        let end = clock.now() + Duration::from_millis(self.number("for_ms"));
+        let mut taken = 0;
         loop {
             let sent = clock.now();
             let outcome = loop {
@@ -45,12 +44,10 @@ impl RecipeProcess {
                 }
             };
             let answered = clock.now();
-            let first = *first.get_or_insert(answered);
             if outcome.allowed() {
                 taken += 1;
             } else if sent >= end {
-                let [a, b, c, d] = [start, first, sent, answered].map(BootInstant::as_nanos);
-                println!("{taken} {a} {b} {c} {d}");
+                println!("{taken} {} {}", sent.as_nanos(), answered.as_nanos());
                 return Ok(());
             } else {
                 tokio::time::sleep(outcome.retry_after().min(end.since(answered))).await;
