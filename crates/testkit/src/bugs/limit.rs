@@ -67,11 +67,14 @@ impl Limits for Bugged {
             }
             Bug::TakesTwice if takes => _ = store.limit(request).await?,
             Bug::TakesOneByOne if takes && request.buckets.len() > 1 => {
-                for bucket in &request.buckets {
-                    store.limit(&one(TAKE, bucket, bucket.tokens)).await?;
+                let mut refused = None;
+                for (i, bucket) in request.buckets.iter().enumerate() {
+                    if !store.limit(&one(TAKE, bucket, bucket.tokens)).await?.allowed {
+                        refused = refused.or(Some(i));
+                    }
                 }
                 let peek = LimitRequest { operation: LimitOperation::Peek, ..request.clone() };
-                return store.limit(&peek).await;
+                return Ok(LimitOutcome { allowed: refused.is_none(), refused, ..store.limit(&peek).await? });
             }
             Bug::WaitReservesNothing if takes => {
                 let outcome = store.limit(&LimitRequest { operation: TAKE, ..request.clone() }).await?;
