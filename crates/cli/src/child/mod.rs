@@ -44,6 +44,10 @@ pub struct CommandProcess {
     watchdog_started: BootInstant,
     /// It was said that no other one can be started.
     reported_unwatched: bool,
+    /// The watchdog that was told to kill what is left.
+    leaving: Option<Pid>,
+    /// What the last watchdog that ended has found: whether nothing was left. One that was killed has found nothing.
+    killed_all: Option<bool>,
 }
 
 /// What happened to it.
@@ -89,6 +93,8 @@ impl CommandProcess {
             watchdog: Some(watchdog),
             watchdog_started,
             reported_unwatched: false,
+            leaving: None,
+            killed_all: None,
         })
     }
 
@@ -101,7 +107,12 @@ impl CommandProcess {
     pub fn change(&mut self) -> Option<ProcessChange> {
         let mut change = None;
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
-            if self.watchdog.as_ref().is_some_and(|watchdog| watchdog.pid() == pid) {
+            let is_watchdog = self.watchdog_pid() == Some(pid) || self.leaving == Some(pid);
+            if is_watchdog && (status.exited() || status.signaled()) {
+                // It ends by itself when it has killed all.
+                self.killed_all = Some(status.exit_status() == Some(0));
+            }
+            if self.watchdog_pid() == Some(pid) {
                 self.lose_watchdog();
             }
             if pid != self.pid {
@@ -177,11 +188,29 @@ impl CommandProcess {
         descendants::signal_escaped(self.pid, self.watchdog_pid(), signal);
     }
 
-    /// Whether it and everything it started are gone.
+    /// Whether it and everything it started are gone. Not if that cannot be found out.
     pub fn all_gone(&self) -> bool {
         self.ended
             && test_kill_process_group(self.pid).is_err()
-            && descendants::escaped(self.pid, self.watchdog_pid()).is_empty()
+            && descendants::escaped(self.pid, self.watchdog_pid()).is_ok_and(|left| left.is_empty())
+    }
+
+    /// Whether this process cannot find out what the command has started.
+    pub fn is_blind(&self) -> bool {
+        descendants::escaped(self.pid, self.watchdog_pid()).is_err()
+    }
+
+    /// Leaves the rest to the watchdog, which has file descriptors of its own: it kills what is left, and ends.
+    pub fn order_watchdog_to_kill(&mut self) {
+        if let Some(watchdog) = self.watchdog.take() {
+            self.killed_all = None;
+            self.leaving = Some(watchdog.order_to_kill());
+        }
+    }
+
+    /// Whether the last watchdog has found at its end that nothing is left. `None`: it has not ended.
+    pub fn watchdog_killed_all(&self) -> Option<bool> {
+        self.killed_all
     }
 }
 

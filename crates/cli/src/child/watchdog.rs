@@ -93,6 +93,12 @@ impl Watchdog {
         self.send(GOOD_BYE);
     }
 
+    /// It is to kill everything now. Its pid: it ends when nothing is left.
+    pub fn order_to_kill(mut self) -> Pid {
+        self.send_deadline(SystemClock.now());
+        self.pid
+    }
+
     /// One that does not read is of no use: it is ended, and its end is seen as any other.
     fn send(&mut self, message: &str) {
         if self.pipe.write_all(format!("{message}\n").as_bytes()).is_err() {
@@ -123,13 +129,11 @@ pub fn main(words: impl Iterator<Item = OsString>) -> i32 {
     let act = stand_by(&mut watched);
     // A watchdog before this one may have made it.
     watched.cgroup = watched.cgroup.take().or_else(|| Cgroup::find(&watched.tag));
-    if let Some(known) = act {
-        watched.end(known);
-    }
+    let all_gone = act.is_none_or(|known| watched.end(known));
     if let Some(cgroup) = watched.cgroup.take() {
         cgroup.remove();
     }
-    0
+    i32::from(!all_gone)
 }
 
 /// What is watched.
@@ -144,8 +148,8 @@ struct WatchedCommand {
 
 impl WatchedCommand {
     /// Every living process that belongs to the command.
-    fn members(&self) -> Vec<ProcessEntry> {
-        let all = descendants::all();
+    fn members(&self) -> io::Result<Vec<ProcessEntry>> {
+        let all = descendants::all()?;
         let me = getpid().as_raw_pid();
         // Once `run` is dead its children are those of another process.
         let mut found = match getppid() == Some(self.run) {
@@ -155,7 +159,7 @@ impl WatchedCommand {
         let group = self.group.map(Pid::as_raw_pid);
         found.extend(all.iter().filter(|r| Some(r.group) == group || self.is_marked(r)));
         found.retain(|r| r.pid != me && r.pid != self.run.as_raw_pid());
-        found
+        Ok(found)
     }
 
     fn is_marked(&self, relative: &ProcessEntry) -> bool {
@@ -168,12 +172,12 @@ impl WatchedCommand {
     fn make_cgroup(&mut self) {
         self.cgroup = Cgroup::make(&self.tag);
         if let Some(cgroup) = &self.cgroup {
-            cgroup.adopt(|| self.members().iter().map(|r| r.pid).collect());
+            cgroup.adopt(|| self.members().unwrap_or_default().iter().map(|r| r.pid).collect());
         }
     }
 
-    /// Kills everything, those that are known already first, until nothing is left.
-    fn end(&self, known: Vec<ProcessEntry>) {
+    /// Kills everything, those that are known already first, until nothing is left. Returns whether that is so.
+    fn end(&self, known: Vec<ProcessEntry>) -> bool {
         let give_up = SystemClock.now() + GIVE_UP;
         let mut left = known;
         loop {
@@ -184,11 +188,13 @@ impl WatchedCommand {
                 let _ = kill_process_group(group, Signal::KILL);
             }
             left.iter().for_each(|relative| descendants::send(relative, Signal::KILL));
-            left = self.members();
-            let gone = left.is_empty() && self.cgroup.as_ref().is_none_or(Cgroup::is_empty);
+            let found = self.members();
+            let gone =
+                found.as_ref().is_ok_and(Vec::is_empty) && self.cgroup.as_ref().is_none_or(Cgroup::is_empty);
             if gone || SystemClock.now() >= give_up {
-                return;
+                return gone;
             }
+            left = found.unwrap_or_default();
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -215,7 +221,7 @@ fn stand_by(watched: &mut WatchedCommand) -> Option<Vec<ProcessEntry>> {
                 make_cgroup = BootInstant::NEVER;
                 watched.make_cgroup();
             } else {
-                known = Some(watched.members());
+                known = Some(watched.members().unwrap_or_default());
             }
             continue;
         };
