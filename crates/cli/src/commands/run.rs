@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use lockkeeper::{Guard, Lockkeeper, Outcome, ReleaseOutcome};
+use lockkeeper::{Clock, Guard, Lockkeeper, Outcome, ReleaseOutcome, SystemClock};
 use serde_json::json;
 
 use crate::args::{JobArgs, LockArgs, utf8};
@@ -73,7 +73,7 @@ impl RunArgs {
         if self.window.is_some() {
             store::warn_of_one_host(source.url.expose(), &report);
         }
-        let (keeper, wait) = store::open(source.url.expose(), self.request.wait, &report).await?;
+        let (keeper, mut wait) = store::open(source.url.expose(), self.request.wait, &report).await?;
         if self.window.is_some() {
             keeper.windows(self.request.name().as_str()).check()?;
         }
@@ -91,6 +91,7 @@ impl RunArgs {
         let mut signals = SignalStream::forwarded()?;
         let (mut failed, label) = (None, self.job.label());
         loop {
+            let began = SystemClock.now();
             let asked =
                 acquire::acquire_lock(&keeper, &self.request, label.clone(), wait, &report, &mut signals)
                     .await;
@@ -100,6 +101,8 @@ impl RunArgs {
                 Err(failure) => return failed.ok_or(failure),
             };
             report.granted(&guard);
+            // A later request waits for what is left: the time in which the command runs does not count.
+            wait = wait.map(|wait| store::left(began + wait));
             let ran =
                 self.run_under(&keeper, &source, &guard, at_ms, days.as_ref(), &mut signals, &report).await;
             let released = release(&keeper, guard, &mut signals, &report).await;
