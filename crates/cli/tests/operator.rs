@@ -228,6 +228,37 @@ fn a_relative_home_is_refused() {
     }
 }
 
+/// Debian's etcd has a known fault, which was told at every call, and of which the test is: once a day, and never with --quiet.
+#[test]
+fn a_fault_of_the_server_is_told_once_a_day() {
+    let Ok(etcd) = lockkeeper_testkit::servers::etcd(Default::default()) else { return };
+    let place = Place::new("daily");
+    std::fs::set_permissions(&place.dir, std::fs::Permissions::from_mode(0o777)).unwrap();
+    let call = |words: &[&str]| {
+        // Root has its locks in /var/lib whatever HOME is.
+        let mut command = match rustix::process::geteuid().is_root() {
+            true => std::process::Command::new("setpriv"),
+            false => std::process::Command::new("env"),
+        };
+        if rustix::process::geteuid().is_root() {
+            command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+        }
+        command.arg(PROGRAM).args(words).args(["--store", &format!("etcd://{}", etcd.addr())]);
+        command.env("HOME", &place.dir).env_remove("XDG_STATE_HOME").current_dir("/").output()
+    };
+    let quiet = match call(&["run", "x", "--quiet", "--", "true"]) {
+        Ok(output) if code(output.status) == 0 => output,
+        other => return eprintln!("SKIPPED: cannot run as another user here: {other:?}"),
+    };
+    assert_eq!(errors(&quiet), "");
+    let (first, second) = (call(&["show", "x"]).unwrap(), call(&["show", "x"]).unwrap());
+    if !errors(&first).contains("warn:") {
+        return eprintln!("SKIPPED: this etcd has no fault to warn of");
+    }
+    assert!(errors(&first).contains(&etcd.addr().to_string()), "{}", errors(&first));
+    assert_eq!(errors(&second), "");
+}
+
 /// With `--wait` a store that is down at the start is waited for; without it that is told at once.
 #[test]
 fn a_store_that_is_down_at_the_start_is_waited_for() {
