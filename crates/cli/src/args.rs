@@ -149,6 +149,7 @@ impl JobArgs {
             max_hold: None,
             store: source.environment(self.hide_store),
             env,
+            watchdog: None,
             pipes: None,
         }
     }

@@ -28,6 +28,8 @@ pub struct CommandJob<'a> {
     pub store: [(&'static str, Option<String>); 2],
     /// One more variable of its environment, beside the name, the fence, the sequencer, the store and the ttl.
     pub env: Option<(&'static str, String)>,
+    /// A watchdog that was started early.
+    pub watchdog: Option<Watchdog>,
     /// Where its output goes. `None`: to the stdout and stderr of this process.
     pub pipes: Option<CommandPipes>,
 }
@@ -55,7 +57,13 @@ impl CommandJob<'_> {
         env.extend(self.env.iter().map(|(name, value)| (*name, Some(value.clone()))));
         // Messages from before the start of the command belong before its output.
         message_writer::STDERR.flush(message_writer::SHORT_FLUSH);
-        let mut watchdog = Watchdog::start(self.name, guard.fence()).map_err(cannot)?;
+        let mut watchdog = match self.watchdog.filter(Watchdog::is_running) {
+            Some(mut watchdog) => {
+                watchdog.send_lock(self.name, guard.fence());
+                watchdog
+            }
+            None => Watchdog::start(self.name, guard.fence()).map_err(cannot)?,
+        };
         let leads = LeadTimes::new(self.grace, guard.lease(), self.max_hold);
         watchdog.send_deadline(guard.deadline().before(leads.watchdog));
         let child =

@@ -167,9 +167,9 @@ impl CommandProcess {
         }
     }
 
-    /// All is done: the watchdog may go.
-    pub fn dismiss_watchdog(&mut self) {
-        self.watchdog.take().into_iter().for_each(Watchdog::dismiss);
+    /// All is done: the watchdog may go. Returns whether there is one.
+    pub fn dismiss_watchdog(&mut self) -> bool {
+        self.watchdog.take().map(Watchdog::dismiss).is_some()
     }
 
     fn watchdog_pid(&self) -> Option<Pid> {

@@ -144,7 +144,11 @@ impl<'a> Supervisor<'a> {
         if let CommandEnd::Lost { all_gone: false, .. } = end {
             return self.leave_to_watchdog(end).await;
         }
-        self.child.dismiss_watchdog();
+        if !self.child.dismiss_watchdog() {
+            // The watchdog removes the control group at its end; one that was killed has left it.
+            let tag = cgroup::tag(getpid(), &self.guard.fence().to_string());
+            Cgroup::find(&tag).into_iter().for_each(Cgroup::remove);
+        }
         end
     }
 

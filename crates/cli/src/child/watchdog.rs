@@ -18,7 +18,7 @@ use std::time::Duration;
 use lockkeeper::{BootInstant, Clock, Fence, LockName, SystemClock};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
-use rustix::process::{Pid, Signal, getpid, getppid, kill_process, kill_process_group};
+use rustix::process::{Pid, Signal, WaitOptions, getpid, getppid, kill_process, kill_process_group, waitpid};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
@@ -49,14 +49,22 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Starts one for the command that is to run under this lock.
+    /// Starts one for the command that runs under this lock.
     pub fn start(name: &LockName, fence: Fence) -> io::Result<Self> {
+        let mut watchdog = Watchdog::start_early()?;
+        watchdog.send_lock(name, fence);
+        Ok(watchdog)
+    }
+
+    /// Starts one before the lock is granted: its start takes as long as the request to the store. It kills nothing until it has been
+    /// told which lock it is for.
+    pub fn start_early() -> io::Result<Self> {
         let (reader, pipe) = io::pipe()?;
         // A watchdog that does not read must not stop the one who writes.
         fcntl_setfl(&pipe, OFlags::NONBLOCK)?;
         let child = Command::new("/proc/self/exe")
             .arg0("lockkeeper")
-            .args([WORD, &getpid().as_raw_pid().to_string(), name.as_str(), &fence.to_string()])
+            .args([WORD, &getpid().as_raw_pid().to_string()])
             .stdin(reader)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -73,6 +81,16 @@ impl Watchdog {
 
     pub fn started(&self) -> BootInstant {
         self.started
+    }
+
+    /// Whether it still runs, or can be taken for that.
+    pub fn is_running(&self) -> bool {
+        matches!(waitpid(Some(self.pid), WaitOptions::NOHANG), Ok(None))
+    }
+
+    /// Tells it which lock the command runs under.
+    pub fn send_lock(&mut self, name: &LockName, fence: Fence) {
+        self.send(&format!("lock {fence} {name}"));
     }
 
     /// Tells it which process group the command has.
@@ -116,17 +134,16 @@ pub fn main(words: impl Iterator<Item = OsString>) -> i32 {
     let words: Vec<OsString> = words.collect();
     let word = |i: usize| words.get(i).and_then(|word| word.to_str());
     let run = word(0).and_then(|w| w.parse().ok()).and_then(Pid::from_raw);
-    let (Some(run), Some(name), Some(fence)) = (run, word(1), word(2)) else {
+    let Some(run) = run else {
         return lockkeeper::Outcome::Invalid.exit_code().into();
     };
-    let mut watched = WatchedCommand {
-        run,
-        marks: [format!("LOCKKEEPER_NAME={name}"), format!("LOCKKEEPER_FENCE={fence}")],
-        tag: cgroup::tag(run, fence),
-        group: None,
-        cgroup: None,
-    };
+    let mut watched =
+        WatchedCommand { run, marks: Vec::new(), tag: String::new(), group: None, cgroup: None };
     let act = stand_by(&mut watched);
+    if watched.marks.is_empty() {
+        // There never was a grant, so there is no command.
+        return 0;
+    }
     // A watchdog before this one may have made it.
     watched.cgroup = watched.cgroup.take().or_else(|| Cgroup::find(&watched.tag));
     let all_gone = act.is_none_or(|known| watched.end(known));
@@ -140,7 +157,7 @@ pub fn main(words: impl Iterator<Item = OsString>) -> i32 {
 struct WatchedCommand {
     run: Pid,
     /// What every process that the command starts has in its environment, unless it was taken out.
-    marks: [String; 2],
+    marks: Vec<String>,
     tag: String,
     group: Option<Pid>,
     cgroup: Option<Cgroup>,
@@ -230,6 +247,11 @@ fn stand_by(watched: &mut WatchedCommand) -> Option<Vec<ProcessEntry>> {
             Some(("act", nanos)) => {
                 act = nanos.parse().map_or(act, BootInstant::from_nanos);
                 known = None;
+            }
+            Some(("lock", lock)) => {
+                let (fence, name) = lock.split_once(' ').unwrap_or((lock, ""));
+                watched.marks = vec![format!("LOCKKEEPER_NAME={name}"), format!("LOCKKEEPER_FENCE={fence}")];
+                watched.tag = cgroup::tag(watched.run, fence);
             }
             Some(("group", pid)) => {
                 watched.group = pid.parse().ok().and_then(Pid::from_raw);
