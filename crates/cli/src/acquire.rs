@@ -22,7 +22,8 @@ const BETWEEN_LOOKS: Duration = Duration::from_secs(1);
 const FRAME: Duration = Duration::from_millis(120);
 const FRAMES: [&str; 8] = ["⠋", "⠙", "⠸", "⢰", "⣠", "⣄", "⡆", "⠇"];
 
-/// Acquires the lock, or returns why not. With a `wait`, retries within it while the store is unreachable.
+/// Acquires the lock, or returns why not. With a `wait`, retries within it while the store is unreachable. Without one the request waits
+/// for ever: once it may be in the queue, an outage does not end the wait.
 pub async fn acquire_lock(
     keeper: &Lockkeeper,
     request: &LockArgs,
@@ -44,7 +45,7 @@ pub async fn acquire_lock(
         };
     }
     let end = wait.map(|wait| SystemClock.now() + wait);
-    let mut told = false;
+    let (mut told, mut sent) = (false, false);
     loop {
         let builder = request.builder(keeper, label.clone(), end.map(store::left));
         let answer = {
@@ -65,7 +66,8 @@ pub async fn acquire_lock(
             Err(signal) => return Err(end_by_signal(keeper, report, signals, signal).await),
         };
         let passes = matches!(error.outcome(), Outcome::Unavailable | Outcome::Unknown);
-        let over = end.is_none_or(|end| SystemClock.now() >= end);
+        sent |= error.outcome() == Outcome::Unknown;
+        let over = end.map_or(!sent, |end| SystemClock.now() >= end);
         if !passes || over {
             if error.outcome() == Outcome::Busy {
                 report.event("busy", json!({ "outcome": "busy", "exit_code": Outcome::Busy.exit_code() }));
@@ -77,7 +79,7 @@ pub async fn acquire_lock(
             told = true;
         }
         report.event("retry", json!({ "why": error.to_string() }));
-        let pause = BETWEEN_LOOKS.min(end.map(store::left).unwrap_or_default());
+        let pause = end.map_or(BETWEEN_LOOKS, |end| BETWEEN_LOOKS.min(store::left(end)));
         if let Err(signal) = signals.race(sleep(pause)).await {
             return Err(end_by_signal(keeper, report, signals, signal).await);
         }

@@ -150,6 +150,7 @@ impl JobArgs {
             store: source.environment(self.hide_store),
             env: env.into_iter().collect(),
             finish: None,
+            watchdog: None,
             pipes: None,
         }
     }

@@ -2,13 +2,14 @@
 //! `LOCKKEEPER_LOG=debug` (or `info`, `error`, `off`) changes that.
 
 use std::fmt::{Debug, Write as _};
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
 use serde_json::{Map, Value, json};
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Level, Metadata, Subscriber};
+use tracing::{Event, Metadata, Subscriber};
 
 use crate::text::plain;
 use crate::{daily_warnings, message_writer};
@@ -22,19 +23,27 @@ pub fn start(json: bool, quiet: bool) {
     };
     message_writer::JSON.store(json, Ordering::Relaxed);
     // Only fails if there is a subscriber already, and this is the only place that sets one.
-    let _ = tracing::subscriber::set_global_default(StderrLogger { json, level });
+    let _ =
+        tracing::subscriber::set_global_default(StderrLogger { json, level, stamps: daily_warnings::dir() });
 }
 
 struct StderrLogger {
     json: bool,
     level: LevelFilter,
+    /// Where it is kept which daily warnings were printed.
+    stamps: Option<PathBuf>,
 }
 
 #[derive(Default)]
 struct EventFields {
     message: String,
     fields: Map<String, Value>,
+    /// It is the same at every call, by the word of the one who warns. An alarm that is new each time does not say so.
+    daily: bool,
 }
+
+/// The field that marks a warning which is printed once a day.
+const DAILY: &str = "daily";
 
 impl Visit for EventFields {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
@@ -43,6 +52,14 @@ impl Visit for EventFields {
             self.message = text;
         } else {
             self.fields.insert(field.name().to_owned(), text.into());
+        }
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        if field.name() == DAILY {
+            self.daily = value;
+        } else {
+            self.record_debug(field, &value);
         }
     }
 
@@ -61,29 +78,8 @@ impl Subscriber for StderrLogger {
     }
 
     fn event(&self, event: &Event<'_>) {
-        let mut fields = EventFields::default();
-        event.record(&mut fields);
-        // A warning of a store about its server is the same at every call. The stores check their servers in `open.rs` or `profile.rs`.
-        let target = event.metadata().target();
-        if *event.metadata().level() == Level::WARN
-            && (target.ends_with("::open") || target.ends_with("::profile"))
-            && daily_warnings::was_printed_today(&fields.message)
-        {
-            return;
-        }
-        let level = event.metadata().level().as_str().to_lowercase();
-        let line = if self.json {
-            json!({ "event": "log", "level": level, "message": fields.message, "fields": fields.fields })
-                .to_string()
-        } else {
-            let mut line = format!("lockkeeper: {level}: {}", fields.message);
-            for (name, value) in &fields.fields {
-                let _ = write!(line, "; {name}: {}", value.as_str().unwrap_or_default());
-            }
-            plain(&line).into_owned()
-        };
         // Called on the thread that renews, too: a full pipe must not stop it.
-        message_writer::STDERR.enqueue(line + "\n");
+        self.line(event).into_iter().for_each(|line| message_writer::STDERR.enqueue(line + "\n"));
     }
 
     // Spans are of no use on a few lines of stderr.
@@ -94,4 +90,82 @@ impl Subscriber for StderrLogger {
     fn record_follows_from(&self, _: &Id, _: &Id) {}
     fn enter(&self, _: &Id) {}
     fn exit(&self, _: &Id) {}
+}
+
+impl StderrLogger {
+    /// What is printed about an event; `None` for a daily warning that was printed today.
+    fn line(&self, event: &Event<'_>) -> Option<String> {
+        let mut fields = EventFields::default();
+        event.record(&mut fields);
+        if fields.daily
+            && let Some(dir) = &self.stamps
+            && daily_warnings::was_printed_today(dir, &(&fields.message, &fields.fields))
+        {
+            return None;
+        }
+        let level = event.metadata().level().as_str().to_lowercase();
+        if self.json {
+            let line =
+                json!({ "event": "log", "level": level, "message": fields.message, "fields": fields.fields });
+            return Some(line.to_string());
+        }
+        let mut line = format!("lockkeeper: {level}: {}", fields.message);
+        for (name, value) in &fields.fields {
+            let _ = write!(line, "; {name}: {}", value.as_str().unwrap_or_default());
+        }
+        Some(plain(&line).into_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, Mutex};
+
+    struct Lines(StderrLogger, Arc<Mutex<Vec<String>>>);
+
+    impl Subscriber for Lines {
+        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+            self.0.enabled(metadata)
+        }
+        fn event(&self, event: &Event<'_>) {
+            self.1.lock().unwrap().extend(self.0.line(event));
+        }
+        fn new_span(&self, span: &Attributes<'_>) -> Id {
+            self.0.new_span(span)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    /// What is printed of what `work` logs.
+    fn printed(work: impl FnOnce()) -> Vec<String> {
+        static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let dir = std::env::temp_dir().join(format!("lockkeeper-log-{}-{number}", std::process::id()));
+        let logger = StderrLogger { json: false, level: LevelFilter::WARN, stamps: Some(dir.clone()) };
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        tracing::subscriber::with_default(Lines(logger, lines.clone()), work);
+        let _ = std::fs::remove_dir_all(dir);
+        lines.lock().unwrap().clone()
+    }
+
+    /// Every warning of a module that is called `profile` was printed once a day, also that a Redis server keeps other promises than
+    /// before; and all servers counted as one.
+    #[test]
+    fn only_what_says_so_is_printed_once_a_day() {
+        let lines = printed(|| {
+            for _ in 0..2 {
+                for server in ["a:6379", "b:6379"] {
+                    tracing::warn!(target: "lockkeeper_redis::profile", %server, "other promises");
+                    tracing::warn!(target: "lockkeeper_etcd::profile", daily = true, %server, "old");
+                }
+            }
+        });
+        let alarm = |server: &str| format!("lockkeeper: warn: other promises; server: {server}:6379");
+        let old = |server: &str| format!("lockkeeper: warn: old; server: {server}:6379");
+        assert_eq!(lines, [alarm("a"), old("a"), alarm("b"), old("b"), alarm("a"), alarm("b")]);
+    }
 }

@@ -1,9 +1,12 @@
 //! The signals that this process gets: those that it passes on to its command, and those that end it.
 
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
 use lockkeeper::Lockkeeper;
+use nix::sys::signal::SigSet;
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -25,36 +28,77 @@ const FORWARDED: [Signal; 9] = [
 /// How long releases may take after a signal. If the store does not answer within it, the lock ends with its ttl.
 const LEAVING: Duration = Duration::from_secs(2);
 
+/// Whether a [`SignalStream`] takes Ctrl-Z, and passes it on to the command.
+static TAKES_STOPS: AtomicBool = AtomicBool::new(false);
+
+/// From now on Ctrl-Z stops this process where that harms no other process. The kernel would stop it anywhere, also in the middle of a
+/// transaction, and every other process would wait until this one goes on.
+///
+/// A thread waits for the signal, because the main thread may be in a write to a pipe that nobody reads. Call it before other threads are
+/// started: they must not take the signal. Not for a subcommand that runs a command, which would start with the signal blocked.
+pub fn stop_between_transactions() {
+    if is_ignored(Signal::TSTP) {
+        return;
+    }
+    let mut stops = SigSet::empty();
+    stops.add(nix::sys::signal::Signal::SIGTSTP);
+    let wait = move || {
+        while stops.wait().is_ok() {
+            lockkeeper_host::stop_this_process();
+        }
+    };
+    // Without a thread the kernel stops this process as usual.
+    if stops.thread_block().is_ok() && std::thread::Builder::new().spawn(wait).is_err() {
+        let _ = stops.thread_unblock();
+    }
+}
+
+/// Runs `work` for a subcommand that runs a command. Until that takes Ctrl-Z itself, to pass it on, the signal stops this process where
+/// that harms no other process.
+pub async fn stoppable<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    let mut stops = SignalStream::of([Signal::TSTP])?;
+    let mut work = std::pin::pin!(work);
+    loop {
+        tokio::select! {
+            biased;
+            _ = stops.next() => {
+                if !TAKES_STOPS.load(Ordering::Relaxed) {
+                    lockkeeper_host::stop_this_process();
+                }
+            }
+            result = &mut work => return result,
+        }
+    }
+}
+
 /// A stream of the signals that reach this process.
 pub struct SignalStream(Vec<(Signal, tokio::signal::unix::Signal)>);
 
 impl SignalStream {
-    /// Catches them from now on. A signal that was ignored when we were started (`nohup`, a background job) stays
-    /// ignored: the command inherits that, as it would without us.
+    /// Catches them from now on, Ctrl-Z among them.
     pub fn forwarded() -> Result<Self, Failure> {
-        let ignored = ignored_at_start();
-        let wanted = FORWARDED.into_iter().filter(|s| ignored & (1 << (s.as_raw() - 1)) == 0);
-        Self::of(wanted)
+        let streams = Self::of(FORWARDED)?;
+        TAKES_STOPS.store(true, Ordering::Relaxed);
+        Ok(streams)
     }
 
-    /// Catches those that are passed on to several commands. Ctrl-Z stops this process as it would without us: the commands are in groups
-    /// of their own, and their watchdogs end them at their deadlines.
+    /// Catches those that are passed on to several commands. Ctrl-Z stops only this process (see [`stoppable`]): the commands are in
+    /// groups of their own, and their watchdogs end them at their deadlines.
     pub fn forwarded_to_several() -> Result<Self, Failure> {
-        let ignored = ignored_at_start();
         let stops = [Signal::TSTP, Signal::CONT];
-        Self::of(
-            FORWARDED.into_iter().filter(|s| !stops.contains(s) && ignored & (1 << (s.as_raw() - 1)) == 0),
-        )
+        Self::of(FORWARDED.into_iter().filter(|signal| !stops.contains(signal)))
     }
 
-    /// Catches what usually ends a program.
+    /// Catches what usually ends a program. Call it when the store is open: until then the signal should end this process at once.
     pub fn ending() -> Result<Self, Failure> {
         Self::of([Signal::INT, Signal::TERM, Signal::HUP])
     }
 
+    /// A signal that was ignored when this process was started (`nohup`, a background job) stays ignored, and a command inherits that.
     fn of(wanted: impl IntoIterator<Item = Signal>) -> Result<Self, Failure> {
+        let wanted = wanted.into_iter().filter(|signal| !is_ignored(*signal));
         let open = |s: Signal| signal(SignalKind::from_raw(s.as_raw())).map(|stream| (s, stream));
-        let streams: std::io::Result<Vec<_>> = wanted.into_iter().map(open).collect();
+        let streams: std::io::Result<Vec<_>> = wanted.map(open).collect();
         streams.map(SignalStream).map_err(|e| {
             Failure::new(lockkeeper::Outcome::Unavailable, format!("signals cannot be caught: {e}"))
         })
@@ -106,6 +150,11 @@ impl SignalStream {
             }
         }
     }
+}
+
+fn is_ignored(signal: Signal) -> bool {
+    static AT_START: OnceLock<u64> = OnceLock::new();
+    AT_START.get_or_init(ignored_at_start) & (1 << (signal.as_raw() - 1)) != 0
 }
 
 /// The signals that were ignored when this process was started, as a bit set.

@@ -4,7 +4,7 @@ mod common;
 use std::time::Duration;
 
 use common::*;
-use rustix::process::Signal;
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, prlimit};
 use serde_json::Value;
 
 /// Writes the time since boot into a file every 20 ms, whatever signal comes.
@@ -174,8 +174,11 @@ fn runs_under_limit(limit: u32) -> bool {
         0,
         "a new store needs more descriptors than one that is there"
     );
-    let script = "for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25; do
+    let beats = "for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25; do
         read -r up _ </proc/uptime; echo $up >>beats; sleep 0.1; done";
+    std::fs::write(place.dir.join("beats.sh"), beats).unwrap();
+    // One beats in the command's group, one in a session of its own.
+    let script = "setsid sh beats.sh & sh beats.sh; wait";
     let limited = format!("ulimit -n {limit}; exec {PROGRAM} run x --ttl 1s -- sh -c '{script}'");
     let mut command = with_default_signals("sh");
     command.args(["-c", &limited]).current_dir(&place.dir).env("LOCKKEEPER_STORE", place.url());
@@ -200,6 +203,35 @@ fn runs_under_limit(limit: u32) -> bool {
     let entered = seconds(place.read("rival").trim());
     assert!(last <= entered, "{limit} descriptors: two for {:.2} s", last - entered);
     true
+}
+
+// Without a free descriptor `run` cannot read /proc, and took that for "no process is left": it dismissed the watchdog, and what the
+// command had started in a session of its own lived on beside the next holder.
+#[test]
+fn a_loss_without_a_free_descriptor_ends_everything() {
+    let place = Place::new("no_descriptor");
+    let mut running = place.start("x --ttl 2s --grace 200ms", &stubborn());
+    assert_eq!(running.line(), "up");
+    let none = Rlimit { current: Some(3), maximum: getrlimit(Resource::Nofile).maximum };
+    prlimit(Some(running.pid()), Resource::Nofile, none).unwrap();
+    let next = place.start("x", "read -r up _ </proc/uptime; echo $up >entered");
+    place.until("x", |seen| seen["lock"]["waiting"] == 1);
+    assert_eq!(code(place.run("break x --reason test --yes").status), 0);
+    // Not to the end of its output: a process that lives on would keep that open.
+    let ended = code(running.child.wait().unwrap());
+    let pids = place.read("pids");
+    let left: Vec<&str> = pids.lines().filter(|pid| runs(pid)).collect();
+    for pid in &left {
+        let pid = rustix::process::Pid::from_raw(pid.parse().unwrap()).unwrap();
+        rustix::process::kill_process(pid, Signal::KILL).unwrap();
+    }
+    assert!(left.is_empty(), "{left:?} lived on");
+    let (_, _, err) = running.end();
+    assert_eq!(ended, 76, "{err}");
+    assert!(!err.contains("could not be killed"), "{err}");
+    assert_eq!(next.end().0, 0);
+    let (last, entered) = (last_beat(&place), seconds(&place.read("entered")));
+    assert!(last <= entered, "the last beat was at {last}, the next one entered at {entered}");
 }
 
 #[test]

@@ -73,6 +73,24 @@ fn lock_up(place: &Place) -> rusqlite::Connection {
     store
 }
 
+/// Waits until `child` catches `signal`.
+fn until_caught(child: &mut Child, signal: Signal) {
+    let status = format!("/proc/{}/status", child.id());
+    let caught = || {
+        let status = std::fs::read_to_string(&status).unwrap_or_default();
+        let set = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).map(str::trim);
+        set.and_then(|set| u64::from_str_radix(set, 16).ok()).unwrap_or(0) >> (signal.as_raw() - 1) & 1 == 1
+    };
+    let started = Instant::now();
+    while !caught() {
+        assert!(
+            started.elapsed() < LONG && child.try_wait().unwrap().is_none(),
+            "it does not catch {signal:?}"
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// `--skip` does not wait for the lock, but for the store: a signal was ignored for as long as that did not answer.
 #[test]
 fn an_unreachable_store_does_not_keep_skip_from_being_ended() {
@@ -80,21 +98,7 @@ fn an_unreachable_store_does_not_keep_skip_from_being_ended() {
     assert_eq!(code(place.run("run x -- true").status), 0);
     let _locked = lock_up(&place);
     let mut run = place.lk(["run", "x", "--skip", "--", "true"]).spawn().unwrap();
-    let status = format!("/proc/{}/status", run.id());
-    let caught = || {
-        let status = std::fs::read_to_string(&status).unwrap_or_default();
-        let set = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).map(str::trim);
-        set.and_then(|set| u64::from_str_radix(set, 16).ok()).unwrap_or(0) >> (Signal::TERM.as_raw() - 1) & 1
-            == 1
-    };
-    let started = Instant::now();
-    while !caught() {
-        assert!(
-            started.elapsed() < LONG && run.try_wait().unwrap().is_none(),
-            "it does not wait for the store"
-        );
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    until_caught(&mut run, Signal::TERM);
     term(&run);
     assert_eq!(ended(run), 143);
 }
@@ -208,4 +212,46 @@ fn a_signal_ends_a_catch_up_though_the_command_ends_cleanly() {
     running.signal(Signal::TERM);
     assert_eq!(running.end().0, 143);
     assert_eq!(place.read("runs").lines().count(), 1);
+}
+
+/// `nohup lockkeeper hold x &` was ended by the signal that nohup is there against.
+#[test]
+fn a_signal_that_was_ignored_at_the_start_stays_ignored() {
+    for words in [&["hold", "x"][..], &["elect", "e", "--observe"], &["watch"]] {
+        let place = Place::new(&format!("ignored-{}", words[0]));
+        assert_eq!(code(place.run("run x -- true").status), 0);
+        let mut command = std::process::Command::new("env");
+        command.args(["--default-signal=INT,TERM", "--ignore-signal=HUP", PROGRAM]).args(words);
+        command.env("LOCKKEEPER_STORE", place.url()).stdin(Stdio::piped());
+        let mut child = command.stdout(Stdio::null()).spawn().unwrap();
+        let pid = Pid::from_raw(child.id() as i32).unwrap();
+        until_caught(&mut child, Signal::TERM);
+        kill_process(pid, Signal::HUP).unwrap();
+        // It has no reason to end in this time, and had one before.
+        std::thread::sleep(Duration::from_millis(300));
+        kill_process(pid, Signal::TERM).unwrap();
+        assert_eq!(ended(child), 143, "{words:?}");
+    }
+}
+
+/// A server that accepts connections and never answers.
+fn silent_server() -> (std::net::TcpListener, String) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("redis://{}?timeout=60s", listener.local_addr().unwrap());
+    (listener, url)
+}
+
+/// The gate caught signals before it opened the store, and looked at them only afterwards. While it has done nothing yet, the signal
+/// ends it at once, as any program.
+#[test]
+fn a_signal_ends_what_opens_a_store_that_does_not_answer() {
+    let gate = ["gate", "--upstream", "http://127.0.0.1:9", "--listen", "127.0.0.1:0"];
+    for words in [&gate[..], &["watch"], &["elect", "e", "--observe"], &["record", "watch", "k"]] {
+        let place = Place::new(&format!("opening-{}", words[0]));
+        let (server, url) = silent_server();
+        let child = place.lk(["--store", &url]).args(words).stderr(Stdio::null()).spawn().unwrap();
+        let (_connection, _) = server.accept().unwrap();
+        term(&child);
+        assert_eq!(ended(child), -Signal::TERM.as_raw(), "{words:?}");
+    }
 }

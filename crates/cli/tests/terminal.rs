@@ -181,6 +181,30 @@ fn control_z_gives_the_shell_back_and_fg_goes_on() {
     screen.end();
 }
 
+/// Only the subcommands that run a command took Ctrl-Z. `hold` renews all the time: the kernel stopped it inside a transaction, and nobody
+/// could lock anything in that file until `fg`.
+#[test]
+fn control_z_stops_no_subcommand_inside_a_transaction() {
+    let place = Place::new("ctrl_z_transaction");
+    assert_eq!(code(place.run("run x -- true").status), 0);
+    let Some(mut screen) = shell(&place, "echo re''ady") else { return };
+    screen.until("ready");
+    for round in 0..20 {
+        screen.press(&format!("{PROGRAM} hold x{round} --ttl 100ms\n"));
+        screen.until(&format!("held \"x{round}\""));
+        // Each time at another moment between two renewals.
+        std::thread::sleep(std::time::Duration::from_millis(40 + 3 * round));
+        screen.press("\x1a");
+        screen.until("Stopped");
+        let other = place.run("run y --wait 2s -- true");
+        assert_eq!(code(other.status), 0, "round {round}: {}", errors(&other));
+        screen.press(&format!("kill -KILL %%; wait; echo go''ne {round}\n"));
+        screen.until(&format!("gone {round}"));
+    }
+    screen.press("exit\n");
+    screen.end();
+}
+
 #[test]
 fn control_z_past_the_deadline_ends_the_command() {
     let place = Place::new("ctrl_z_late");

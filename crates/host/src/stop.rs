@@ -1,5 +1,6 @@
 //! Stopping this process (Ctrl-Z) where that harms no other: not while it has a lock that all others wait for.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{RwLock, RwLockReadGuard, TryLockError};
 use std::time::{Duration, Instant};
@@ -15,18 +16,31 @@ const LONGEST: Duration = Duration::from_secs(2);
 /// How often a thread looks whether it may go on.
 const LOOK: Duration = Duration::from_micros(50);
 
+thread_local! {
+    /// How many sections this thread is in.
+    static DEPTH: Cell<usize> = const { Cell::new(0) };
+}
+
 /// This process has something that others wait for, until this is dropped.
 #[derive(Debug)]
 pub struct BusySection {
     _turn: RwLockReadGuard<'static, ()>,
 }
 
+impl Drop for BusySection {
+    fn drop(&mut self) {
+        DEPTH.set(DEPTH.get() - 1);
+    }
+}
+
 /// Puts off [`stop_this_process`] until the answer is dropped: inside a transaction, for example, whose write lock every
-/// other process waits for. While a stop is under way this waits for its end.
+/// other process waits for. While a stop is under way this waits for its end, unless this thread is in a section already: the stop
+/// waits for that one.
 pub fn while_busy() -> BusySection {
-    while STOPPING.load(Ordering::SeqCst) {
+    while DEPTH.get() == 0 && STOPPING.load(Ordering::SeqCst) {
         std::thread::sleep(LOOK);
     }
+    DEPTH.set(DEPTH.get() + 1);
     BusySection { _turn: BUSY.read().unwrap_or_else(std::sync::PoisonError::into_inner) }
 }
 

@@ -26,7 +26,8 @@ pub(crate) async fn profile(shared: &EtcdShared) -> Result<Profile> {
              later. Until then only the fence protects the resource",
             status.version
         );
-        tracing::warn!("{note}");
+        // The same at every call: a program may print it once a day.
+        tracing::warn!(daily = true, servers = ?shared.options.servers, "{note}");
         notes.push(note);
     }
     notes.push(

@@ -31,6 +31,8 @@ pub(crate) struct LockDatabase {
 
 impl LockDatabase {
     pub fn open(options: &Options, boot: &str) -> Result<LockDatabase> {
+        // A process that Ctrl-Z stops here would keep the lock on the directory, or the write lock.
+        let _busy = lockkeeper_host::while_busy();
         let path = db_path::resolve(options)?;
         let storage = check_file_system(&path, options)?;
         let floor = FenceFloor::beside(&path);

@@ -36,7 +36,8 @@ pub(crate) async fn check(shared: &StoreInner) -> Result<Profile> {
     let version = server_version::query(&options.servers, options.tls.as_ref(), options.timeout).await;
     let warning = durability_warning(version.as_ref());
     if let Some(note) = &warning {
-        tracing::warn!("{note}");
+        // The same at every call: a program may print it once a day.
+        tracing::warn!(daily = true, servers = ?shared.options.servers, "{note}");
     }
     let guarantee = if warning.is_some() { Guarantee::Likely } else { Guarantee::Kept };
     let mut notes = Vec::from_iter(warning);

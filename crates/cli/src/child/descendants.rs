@@ -5,7 +5,7 @@
 //! descendant has a chain of parents that leads to it, however often it forked.
 
 use std::collections::{HashMap, HashSet};
-use std::fs;
+use std::{fs, io};
 
 use super::registry;
 use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
@@ -40,12 +40,15 @@ pub fn descendants(root: i32, all: &[ProcessEntry]) -> Vec<ProcessEntry> {
 
 /// Every living descendant of this process that is not in the command's group, and is not its watchdog. Where several commands run:
 /// only those that belong to this one, by their parents, or, if they have lost them, by the `marks` in their environment.
-pub fn escaped(command: Pid, watchdog: Option<Pid>, marks: &[String; 2]) -> Vec<ProcessEntry> {
-    let all = all();
+///
+/// # Errors
+/// Of [`all`].
+pub fn escaped(command: Pid, watchdogs: [Option<Pid>; 2], marks: &[String]) -> io::Result<Vec<ProcessEntry>> {
+    let all = all()?;
     let mut found = descendants(getpid().as_raw_pid(), &all);
-    let (group, watchdog_pid) = (command.as_raw_pid(), watchdog.map(Pid::as_raw_pid));
-    found.retain(|r| r.group != group && Some(r.pid) != watchdog_pid);
-    let others = registry::others(command, watchdog);
+    let group = command.as_raw_pid();
+    found.retain(|r| r.group != group && Some(r.pid) != watchdogs[0].map(Pid::as_raw_pid));
+    let others = registry::others([Some(command), watchdogs[0], watchdogs[1]]);
     if !others.is_empty() {
         let own: HashSet<i32> = descendants(group, &all).iter().map(|r| r.pid).collect();
         let foreign: HashSet<i32> =
@@ -55,21 +58,22 @@ pub fn escaped(command: Pid, watchdog: Option<Pid>, marks: &[String; 2]) -> Vec<
             own.contains(&r.pid) || (!other && is_marked(r.pid, marks))
         });
     }
-    found
+    Ok(found)
 }
 
 /// Whether the process has all these entries in its environment.
-pub fn is_marked(pid: i32, marks: &[String; 2]) -> bool {
+pub fn is_marked(pid: i32, marks: &[String]) -> bool {
     let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
     let has = |mark: &String| environ.split(|b| *b == 0).any(|entry| entry == mark.as_bytes());
-    marks.iter().all(has)
+    !marks.is_empty() && marks.iter().all(has)
 }
 
-/// Sends `signal` to each of those that `escaped` finds, again and again until none is new: some may be forking right now.
-pub fn signal_escaped(escaped: impl Fn() -> Vec<ProcessEntry>, signal: Signal) {
+/// Sends `signal` to each of those that `escaped` finds, again and again until none is new: some may be forking right now. If /proc
+/// cannot be read, this reaches none of them, and [`escaped`] reports that to the caller that asks whether they are gone.
+pub fn signal_escaped(escaped: impl Fn() -> io::Result<Vec<ProcessEntry>>, signal: Signal) {
     let mut reached = HashSet::new();
     for _ in 0..16 {
-        let found = escaped().into_iter();
+        let found = escaped().unwrap_or_default().into_iter();
         let new: Vec<ProcessEntry> = found.filter(|r| reached.insert((r.pid, r.start))).collect();
         if new.is_empty() {
             return;
@@ -82,20 +86,42 @@ pub fn signal_escaped(escaped: impl Fn() -> Vec<ProcessEntry>, signal: Signal) {
 pub fn send(relative: &ProcessEntry, signal: Signal) {
     let Some(pid) = Pid::from_raw(relative.pid) else { return };
     let Ok(fd) = pidfd_open(pid, PidfdFlags::empty()) else { return };
-    if read(relative.pid).is_some_and(|now| now.start == relative.start) {
+    if matches!(read(relative.pid), Ok(Some(now)) if now.start == relative.start) {
         let _ = pidfd_send_signal(fd, signal);
     }
 }
 
 /// All living processes that can be seen.
-pub fn all() -> Vec<ProcessEntry> {
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| read(entry.file_name().to_str()?.parse().ok()?)).collect()
+///
+/// # Errors
+/// If /proc cannot be read, for instance because no file descriptor is left. Then nothing is known: the caller must not take that for
+/// "there is none".
+pub fn all() -> io::Result<Vec<ProcessEntry>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        if let Some(pid) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) {
+            found.extend(read(pid)?);
+        }
+    }
+    Ok(found)
 }
 
-/// The facts in `/proc` about a living process.
-fn read(pid: i32) -> Option<ProcessEntry> {
-    let stat = fs::read(format!("/proc/{pid}/stat")).ok()?;
+/// What `/proc` knows about a living process. `None`: it has ended, or is hidden from this user (`hidepid`).
+fn read(pid: i32) -> io::Result<Option<ProcessEntry>> {
+    let stat = match fs::read(format!("/proc/{pid}/stat")) {
+        Ok(stat) => stat,
+        Err(e) if is_hidden_or_gone(&e) => return Ok(None),
+        Err(e) => return Err(e),
+    };
+    Ok(parse(pid, &stat))
+}
+
+fn is_hidden_or_gone(e: &io::Error) -> bool {
+    matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied)
+        || e.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error())
+}
+
+fn parse(pid: i32, stat: &[u8]) -> Option<ProcessEntry> {
     let end = stat.iter().rposition(|b| *b == b')')?;
     let rest = std::str::from_utf8(&stat[end + 1..]).ok()?;
     let fields: Vec<&str> = rest.split_whitespace().collect();

@@ -30,6 +30,8 @@ pub struct CommandJob<'a> {
     pub env: Vec<(&'static str, String)>,
     /// When the command is to finish, while its lock is still held: it gets TERM then, and KILL when the lock is lost.
     pub finish: Option<Finish<'a>>,
+    /// A watchdog that was started early.
+    pub watchdog: Option<Watchdog>,
     /// Where its output goes. `None`: to the stdout and stderr of this process.
     pub pipes: Option<CommandPipes>,
 }
@@ -57,7 +59,13 @@ impl<'a> CommandJob<'a> {
         env.extend(self.env.iter().map(|(name, value)| (*name, Some(value.clone()))));
         // Messages from before the start of the command belong before its output.
         message_writer::STDERR.flush(message_writer::SHORT_FLUSH);
-        let mut watchdog = Watchdog::start(self.name, guard.fence()).map_err(cannot)?;
+        let mut watchdog = match self.watchdog.filter(Watchdog::is_running) {
+            Some(mut watchdog) => {
+                watchdog.send_lock(self.name, guard.fence());
+                watchdog
+            }
+            None => Watchdog::start(self.name, guard.fence()).map_err(cannot)?,
+        };
         let leads = LeadTimes::new(self.grace, guard.lease(), self.max_hold);
         watchdog.send_deadline(guard.deadline().before(leads.watchdog));
         let child =

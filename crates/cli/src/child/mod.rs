@@ -51,6 +51,10 @@ pub struct CommandProcess {
     watchdog_started: BootInstant,
     /// It was said that no other one can be started.
     reported_unwatched: bool,
+    /// The watchdog that was told to kill what is left.
+    leaving: Option<Pid>,
+    /// What the last watchdog that ended has found: whether nothing was left. One that was killed has found nothing.
+    killed_all: Option<bool>,
 }
 
 /// A change of its state.
@@ -106,6 +110,8 @@ impl CommandProcess {
             watchdog: Some(watchdog),
             watchdog_started,
             reported_unwatched: false,
+            leaving: None,
+            killed_all: None,
         })
     }
 
@@ -116,9 +122,7 @@ impl CommandProcess {
 
     /// The change of its state since the last call. Also reaps the orphans that this process has adopted.
     pub fn change(&mut self) -> Option<ProcessChange> {
-        if self.watchdog_pid().is_some_and(|watchdog| registry::next_change(watchdog).is_some()) {
-            self.lose_watchdog();
-        }
+        self.read_watchdog_changes();
         let mut change = None;
         while let Some(status) = registry::next_change(self.pid) {
             if let Some(signal) = status.stopping_signal() {
@@ -131,6 +135,20 @@ impl CommandProcess {
             self.ended |= matches!(change, Some(ProcessChange::Ended(_)));
         }
         change
+    }
+
+    /// A watchdog ends by itself when it has killed all. One that was stopped is of no use.
+    fn read_watchdog_changes(&mut self) {
+        for pid in [self.watchdog_pid(), self.leaving].into_iter().flatten() {
+            while let Some(status) = registry::next_change(pid) {
+                if status.exited() || status.signaled() {
+                    self.killed_all = Some(status.exit_status() == Some(0));
+                }
+                if self.watchdog_pid() == Some(pid) {
+                    self.lose_watchdog();
+                }
+            }
+        }
     }
 
     /// The watchdog has ended or was stopped: either way it is of no use any more.
@@ -171,12 +189,12 @@ impl CommandProcess {
         }
     }
 
-    /// All is done: the watchdog may go.
-    pub fn dismiss_watchdog(&mut self) {
-        if let Some(watchdog) = self.watchdog.take() {
-            registry::remove(watchdog.pid());
-            watchdog.dismiss();
-        }
+    /// All is done: the watchdog may go. Returns whether there is one.
+    pub fn dismiss_watchdog(&mut self) -> bool {
+        let Some(watchdog) = self.watchdog.take() else { return false };
+        registry::remove(watchdog.pid());
+        watchdog.dismiss();
+        true
     }
 
     fn watchdog_pid(&self) -> Option<Pid> {
@@ -196,20 +214,39 @@ impl CommandProcess {
     }
 
     /// The descendants that left its process group.
-    fn escaped(&self) -> Vec<ProcessEntry> {
-        descendants::escaped(self.pid, self.watchdog_pid(), &self.marks)
+    fn escaped(&self) -> io::Result<Vec<ProcessEntry>> {
+        descendants::escaped(self.pid, [self.watchdog_pid(), self.leaving], &self.marks)
     }
 
-    /// Whether it and everything it started are gone.
+    /// Whether it and everything it started are gone. Not if that cannot be found out.
     pub fn all_gone(&self) -> bool {
-        self.ended && test_kill_process_group(self.pid).is_err() && self.escaped().is_empty()
+        self.ended
+            && test_kill_process_group(self.pid).is_err()
+            && self.escaped().is_ok_and(|left| left.is_empty())
+    }
+
+    /// Whether this process cannot find out what the command has started.
+    pub fn is_blind(&self) -> bool {
+        self.escaped().is_err()
+    }
+
+    /// Leaves the rest to the watchdog, which has file descriptors of its own: it kills what is left, and ends.
+    pub fn order_watchdog_to_kill(&mut self) {
+        if let Some(watchdog) = self.watchdog.take() {
+            self.killed_all = None;
+            self.leaving = Some(watchdog.order_to_kill());
+        }
+    }
+
+    /// Whether the last watchdog has found at its end that nothing is left. `None`: it has not ended.
+    pub fn watchdog_killed_all(&self) -> Option<bool> {
+        self.killed_all
     }
 }
 
 impl Drop for CommandProcess {
     fn drop(&mut self) {
-        registry::remove(self.pid);
-        self.watchdog_pid().into_iter().for_each(registry::remove);
+        [Some(self.pid), self.watchdog_pid(), self.leaving].into_iter().flatten().for_each(registry::remove);
     }
 }
 

@@ -48,8 +48,8 @@ pub fn next_change(pid: Pid) -> Option<WaitStatus> {
     children.get_mut(&pid.as_raw_pid())?.pop_front()
 }
 
-/// The commands and watchdogs that run beside `command`.
-pub fn others(command: Pid, watchdog: Option<Pid>) -> Vec<i32> {
-    let own = [Some(command), watchdog].map(|pid| pid.map(Pid::as_raw_pid));
+/// The commands and watchdogs of this process but for those of one command, `own`.
+pub fn others(own: [Option<Pid>; 3]) -> Vec<i32> {
+    let own = own.map(|pid| pid.map(Pid::as_raw_pid));
     children().keys().copied().filter(|pid| !own.contains(&Some(*pid))).collect()
 }

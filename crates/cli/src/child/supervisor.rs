@@ -36,6 +36,9 @@ impl LeadTimes {
     }
 }
 
+/// What cannot be killed in this time hangs in the kernel; this process cannot wait for it for ever.
+const KILL_TIME: Duration = Duration::from_secs(2);
+
 /// How a command ended.
 #[derive(Debug)]
 pub enum CommandEnd {
@@ -160,7 +163,32 @@ impl<'a> Supervisor<'a> {
             // Too late to be told apart: it may have run on without its lock, or the watchdog ended it.
             code => self.lose(code, report_loss).await,
         };
-        self.child.dismiss_watchdog();
+        if let CommandEnd::Lost { all_gone: false, .. } = end {
+            return self.leave_to_watchdog(end).await;
+        }
+        if !self.child.dismiss_watchdog() {
+            // The watchdog removes the control group at its end; one that was killed has left it.
+            let tag = cgroup::tag(getpid(), &self.guard.fence().to_string());
+            Cgroup::find(&tag).into_iter().for_each(Cgroup::remove);
+        }
+        end
+    }
+
+    /// This process could not kill everything, or could not find out whether it has: it may have no file descriptor left to read /proc
+    /// with. The watchdog kills the rest. This process waits for it, because a lock that is given back lets the next holder in.
+    async fn leave_to_watchdog(&mut self, mut end: CommandEnd) -> CommandEnd {
+        self.child.order_watchdog_to_kill();
+        let give_up = SystemClock.now() + KILL_TIME;
+        while self.child.watchdog_killed_all().is_none() && SystemClock.now() < give_up {
+            tokio::select! {
+                _ = self.changes.recv() => {}
+                () = sleep_until(&SystemClock, (SystemClock.now() + Duration::from_millis(20)).min(give_up)) => {}
+            }
+            self.child.change();
+        }
+        if let CommandEnd::Lost { all_gone, .. } = &mut end {
+            *all_gone = self.child.watchdog_killed_all() == Some(true);
+        }
         end
     }
 
@@ -189,8 +217,7 @@ impl<'a> Supervisor<'a> {
     /// Kills the command and everything that it started.
     async fn kill(&mut self) -> bool {
         let tag = cgroup::tag(getpid(), &self.guard.fence().to_string());
-        // A process that SIGKILL does not end in two seconds hangs in the kernel; the supervisor cannot wait for it for ever.
-        let give_up = SystemClock.now() + Duration::from_secs(2);
+        let give_up = SystemClock.now() + KILL_TIME;
         while SystemClock.now() < give_up {
             self.child.signal_group(Signal::KILL);
             if let Some(cgroup) = Cgroup::find(&tag) {
@@ -199,6 +226,9 @@ impl<'a> Supervisor<'a> {
             self.child.signal_all(Signal::KILL);
             if self.gone_before((SystemClock.now() + Duration::from_millis(20)).min(give_up)).await {
                 return true;
+            }
+            if self.child.is_blind() {
+                break;
             }
         }
         false

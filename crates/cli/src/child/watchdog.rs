@@ -18,7 +18,7 @@ use std::time::Duration;
 use lockkeeper::{BootInstant, Clock, Fence, LockName, SystemClock};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
-use rustix::process::{Pid, Signal, getpid, getppid, kill_process, kill_process_group};
+use rustix::process::{Pid, Signal, WaitOptions, getpid, getppid, kill_process, kill_process_group, waitpid};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
@@ -52,24 +52,36 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Starts one for the command that is to run under this lock.
+    /// Starts one for the command that runs under this lock.
     pub fn start(name: &LockName, fence: Fence) -> io::Result<Self> {
-        Self::start_with(name, fence, registry::are_several())
+        Self::start_for(name, fence, registry::are_several())
     }
 
     /// Starts one for one command of several that this process runs at the same time: it kills that command and what it has
     /// started, and leaves the others alone.
     pub fn start_for_one(name: &LockName, fence: Fence) -> io::Result<Self> {
-        Self::start_with(name, fence, true)
+        Self::start_for(name, fence, true)
     }
 
-    fn start_with(name: &LockName, fence: Fence, one_of_many: bool) -> io::Result<Self> {
+    fn start_for(name: &LockName, fence: Fence, one_of_many: bool) -> io::Result<Self> {
+        let mut watchdog = Watchdog::start_without_lock(one_of_many)?;
+        watchdog.send_lock(name, fence);
+        Ok(watchdog)
+    }
+
+    /// Starts one before the lock is granted: its start takes as long as the request to the store. It kills nothing until it has been
+    /// told which lock it is for.
+    pub fn start_early() -> io::Result<Self> {
+        Self::start_without_lock(registry::are_several())
+    }
+
+    fn start_without_lock(one_of_many: bool) -> io::Result<Self> {
         let (reader, pipe) = io::pipe()?;
         // A watchdog that does not read must not stop the one who writes.
         fcntl_setfl(&pipe, OFlags::NONBLOCK)?;
         let child = Command::new("/proc/self/exe")
             .arg0("lockkeeper")
-            .args([WORD, &getpid().as_raw_pid().to_string(), name.as_str(), &fence.to_string()])
+            .args([WORD, &getpid().as_raw_pid().to_string()])
             .args(one_of_many.then_some(ONE_OF_MANY))
             .stdin(reader)
             .stdout(Stdio::null())
@@ -90,6 +102,20 @@ impl Watchdog {
         self.started
     }
 
+    /// Whether it still runs, or can be taken for that.
+    pub fn is_running(&self) -> bool {
+        let runs = matches!(waitpid(Some(self.pid), WaitOptions::NOHANG), Ok(None));
+        if !runs {
+            registry::remove(self.pid);
+        }
+        runs
+    }
+
+    /// Tells it which lock the command runs under.
+    pub fn send_lock(&mut self, name: &LockName, fence: Fence) {
+        self.send(&format!("lock {fence} {name}"));
+    }
+
     /// Tells it which process group the command has.
     pub fn send_group(&mut self, group: Pid) {
         self.send(&format!("group {}", group.as_raw_pid()));
@@ -106,6 +132,12 @@ impl Watchdog {
     /// All is done; it may go.
     pub fn dismiss(mut self) {
         self.send(GOOD_BYE);
+    }
+
+    /// It is to kill everything now. Its pid: it ends when nothing is left.
+    pub fn order_to_kill(mut self) -> Pid {
+        self.send_deadline(SystemClock.now());
+        self.pid
     }
 
     /// One that does not read is of no use: it is ended, and its end is seen as any other.
@@ -125,34 +157,36 @@ pub fn main(words: impl Iterator<Item = OsString>) -> i32 {
     let words: Vec<OsString> = words.collect();
     let word = |i: usize| words.get(i).and_then(|word| word.to_str());
     let run = word(0).and_then(|w| w.parse().ok()).and_then(Pid::from_raw);
-    let (Some(run), Some(name), Some(fence)) = (run, word(1), word(2)) else {
+    let Some(run) = run else {
         return lockkeeper::Outcome::Invalid.exit_code().into();
     };
     let mut watched = WatchedCommand {
         run,
-        marks: [format!("LOCKKEEPER_NAME={name}"), format!("LOCKKEEPER_FENCE={fence}")],
-        tag: cgroup::tag(run, fence),
-        several: word(3) == Some(ONE_OF_MANY),
+        marks: Vec::new(),
+        tag: String::new(),
+        several: word(1) == Some(ONE_OF_MANY),
         group: None,
         cgroup: None,
     };
     let act = stand_by(&mut watched);
+    if watched.marks.is_empty() {
+        // There never was a grant, so there is no command.
+        return 0;
+    }
     // A watchdog before this one may have made it.
     watched.cgroup = watched.cgroup.take().or_else(|| Cgroup::find(&watched.tag));
-    if let Some(known) = act {
-        watched.end(known);
-    }
+    let all_gone = act.is_none_or(|known| watched.end(known));
     if let Some(cgroup) = watched.cgroup.take() {
         cgroup.remove();
     }
-    0
+    i32::from(!all_gone)
 }
 
 /// The watched command.
 struct WatchedCommand {
     run: Pid,
-    /// The variable that every process of the command has in its environment, unless it was taken out.
-    marks: [String; 2],
+    /// The variables that every process of the command has in its environment, unless it was taken out.
+    marks: Vec<String>,
     tag: String,
     /// Whether other descendants of `run` belong to other commands.
     several: bool,
@@ -162,8 +196,8 @@ struct WatchedCommand {
 
 impl WatchedCommand {
     /// Every living process that belongs to the command.
-    fn members(&self) -> Vec<ProcessEntry> {
-        let all = descendants::all();
+    fn members(&self) -> io::Result<Vec<ProcessEntry>> {
+        let all = descendants::all()?;
         let me = getpid().as_raw_pid();
         // Once `run` is dead its children are those of another process.
         let root = if self.several { self.group } else { Some(self.run) };
@@ -174,19 +208,19 @@ impl WatchedCommand {
             all.iter().filter(|r| Some(r.group) == group || descendants::is_marked(r.pid, &self.marks)),
         );
         found.retain(|r| r.pid != me && r.pid != self.run.as_raw_pid());
-        found
+        Ok(found)
     }
 
     /// Puts the command and everything that it has started into a control group, where that may be.
     fn make_cgroup(&mut self) {
         self.cgroup = Cgroup::make(&self.tag);
         if let Some(cgroup) = &self.cgroup {
-            cgroup.adopt(|| self.members().iter().map(|r| r.pid).collect());
+            cgroup.adopt(|| self.members().unwrap_or_default().iter().map(|r| r.pid).collect());
         }
     }
 
-    /// Kills everything, those that are known already first, until nothing is left.
-    fn end(&self, known: Vec<ProcessEntry>) {
+    /// Kills everything, those that are known already first, until nothing is left. Returns whether that is so.
+    fn end(&self, known: Vec<ProcessEntry>) -> bool {
         let give_up = SystemClock.now() + GIVE_UP;
         let mut left = known;
         loop {
@@ -197,11 +231,13 @@ impl WatchedCommand {
                 let _ = kill_process_group(group, Signal::KILL);
             }
             left.iter().for_each(|relative| descendants::send(relative, Signal::KILL));
-            left = self.members();
-            let gone = left.is_empty() && self.cgroup.as_ref().is_none_or(Cgroup::is_empty);
+            let found = self.members();
+            let gone =
+                found.as_ref().is_ok_and(Vec::is_empty) && self.cgroup.as_ref().is_none_or(Cgroup::is_empty);
             if gone || SystemClock.now() >= give_up {
-                return;
+                return gone;
             }
+            left = found.unwrap_or_default();
             std::thread::sleep(Duration::from_millis(2));
         }
     }
@@ -228,7 +264,7 @@ fn stand_by(watched: &mut WatchedCommand) -> Option<Vec<ProcessEntry>> {
                 make_cgroup = BootInstant::NEVER;
                 watched.make_cgroup();
             } else {
-                known = Some(watched.members());
+                known = Some(watched.members().unwrap_or_default());
             }
             continue;
         };
@@ -237,6 +273,11 @@ fn stand_by(watched: &mut WatchedCommand) -> Option<Vec<ProcessEntry>> {
             Some(("act", nanos)) => {
                 act = nanos.parse().map_or(act, BootInstant::from_nanos);
                 known = None;
+            }
+            Some(("lock", lock)) => {
+                let (fence, name) = lock.split_once(' ').unwrap_or((lock, ""));
+                watched.marks = vec![format!("LOCKKEEPER_NAME={name}"), format!("LOCKKEEPER_FENCE={fence}")];
+                watched.tag = cgroup::tag(watched.run, fence);
             }
             Some(("group", pid)) => {
                 watched.group = pid.parse().ok().and_then(Pid::from_raw);

@@ -173,8 +173,8 @@ impl ElectArgs {
     }
 
     async fn print_leaders(&self) -> Result<i32, Failure> {
-        let mut signals = SignalStream::ending()?;
         let keeper = self.job.common.open().await?;
+        let mut signals = SignalStream::ending()?;
         let mut news = keeper.election(self.name().as_str()).observe();
         loop {
             tokio::select! {

@@ -1,8 +1,8 @@
 //! One file per subcommand, and the one place that picks among them.
 
 pub mod break_lock;
-pub mod claim;
 pub mod cached;
+pub mod claim;
 pub mod completions;
 pub mod cron;
 pub mod elect;
@@ -33,7 +33,7 @@ use std::future::Future;
 use clap::Subcommand;
 
 use crate::exit::{Failure, OK};
-use crate::log;
+use crate::{log, signals};
 
 /// Every subcommand.
 #[derive(Debug, Subcommand)]
@@ -127,6 +127,15 @@ impl CliCommand {
         }
     }
 
+    /// Whether it runs a command, to which it passes Ctrl-Z on.
+    fn runs_command(&self) -> bool {
+        match self {
+            CliCommand::Run(_) | CliCommand::Cron(_) | CliCommand::Once(_) => true,
+            CliCommand::Elect(elect) => !elect.observe,
+            _ => false,
+        }
+    }
+
     fn quiet(&self) -> bool {
         match self {
             CliCommand::Run(run) => run.job.quiet,
@@ -147,23 +156,26 @@ impl CliCommand {
 pub fn run(command: CliCommand) -> i32 {
     let (json, lock) = (command.json(), command.lock());
     log::start(json, command.quiet());
+    if !command.runs_command() {
+        signals::stop_between_transactions();
+    }
     let result = match command {
-        CliCommand::Run(run) => block_on(run.execute()),
+        CliCommand::Run(run) => block_on(signals::stoppable(run.execute())),
         CliCommand::Hold(hold) => block_on(hold.execute()),
         CliCommand::Ls(ls) => block_on(ls.execute()),
         CliCommand::Show(show) => block_on(show.execute()),
         CliCommand::Status(status) => block_on(status.execute()),
         CliCommand::Watch(watch) => block_on(watch.execute()),
         CliCommand::Break(break_lock) => block_on(break_lock.execute()),
-        CliCommand::Cron(cron) => block_on(cron.execute()),
-        CliCommand::Elect(elect) => block_on(elect.execute()),
-        CliCommand::Once(once) => block_on(once.execute()),
-        CliCommand::Claim(claim) => block_on(claim.execute()),
+        CliCommand::Cron(cron) => block_on(signals::stoppable(cron.execute())),
+        CliCommand::Elect(elect) => block_on(signals::stoppable(elect.execute())),
+        CliCommand::Once(once) => block_on(signals::stoppable(once.execute())),
+        CliCommand::Claim(claim) => block_on(signals::stoppable(claim.execute())),
         #[cfg(feature = "postgres")]
-        CliCommand::Jobs(jobs) => block_on(jobs.execute()),
-        CliCommand::Cached(cached) => block_on(cached.execute()),
-        CliCommand::Partitions(partitions) => block_on(partitions.execute()),
-        CliCommand::Limit(limit) => block_on(limit.execute()),
+        CliCommand::Jobs(jobs) => block_on(signals::stoppable(jobs.execute())),
+        CliCommand::Cached(cached) => block_on(signals::stoppable(cached.execute())),
+        CliCommand::Partitions(partitions) => block_on(signals::stoppable(partitions.execute())),
+        CliCommand::Limit(limit) => block_on(signals::stoppable(limit.execute())),
         CliCommand::Record(record) => block_on(record.execute()),
         CliCommand::Store(store) => block_on(store.execute()),
         CliCommand::Fence(fence) => block_on(fence.execute()),

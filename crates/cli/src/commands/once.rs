@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use clap::Args;
 use lockkeeper::once::{Done, OnFailure, OnceStart, RunPermit, Stored};
-use lockkeeper::{LockName, Lockkeeper, Outcome};
+use lockkeeper::{Clock, LockName, Lockkeeper, Outcome, SystemClock};
 use lockkeeper_host::host_name;
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use crate::args::{JobArgs, LeaseArgs, NameArgs, utf8};
@@ -66,6 +67,9 @@ Exit codes: the command's own, of this run or the stored one; 64 the key stands 
 75 another process runs it, 76 the lock was lost, 65 another process took over and its result
 counts, 78 the store has no records.";
 
+/// The pause before an unreachable store is asked again.
+const PAUSE: Duration = Duration::from_secs(1);
+
 impl OnceArgs {
     fn key(&self) -> &LockName {
         self.named.get()
@@ -87,6 +91,7 @@ impl OnceArgs {
         }
     }
 
+    /// Claims the key. Within `wait` an outage is waited for: nothing has run yet.
     async fn claim(
         &self,
         keeper: &Lockkeeper,
@@ -94,6 +99,36 @@ impl OnceArgs {
         signals: &mut SignalStream,
         report: &Report,
     ) -> Result<OnceStart, Failure> {
+        let end = wait.map(|wait| SystemClock.now() + wait);
+        let mut told = false;
+        loop {
+            let claimed = self.claim_once(keeper, end.map(store::left), signals, report).await;
+            let failure = match claimed {
+                Ok(Err(error)) if is_outage(&error) && end.is_some_and(|end| SystemClock.now() < end) => {
+                    error
+                }
+                Ok(claimed) => return Ok(claimed?),
+                Err(signal) => return Err(Failure::silent(signals.flush_releases(keeper, signal).await)),
+            };
+            if !told {
+                report.say(&format!("{failure}; asking again"));
+                told = true;
+            }
+            report.event("retry", json!({ "why": failure.to_string() }));
+            let pause = PAUSE.min(end.map(store::left).unwrap_or_default());
+            if let Err(signal) = signals.race(tokio::time::sleep(pause)).await {
+                return Err(Failure::silent(signals.flush_releases(keeper, signal).await));
+            }
+        }
+    }
+
+    async fn claim_once(
+        &self,
+        keeper: &Lockkeeper,
+        wait: Option<Duration>,
+        signals: &mut SignalStream,
+        report: &Report,
+    ) -> Result<lockkeeper::Result<OnceStart>, Signal> {
         let on_failure = if self.keep_failures { OnFailure::Keep } else { OnFailure::Retry };
         let mut once =
             keeper.once(self.key().as_str()).ttl(self.lease.ttl).keep(self.keep).on_failure(on_failure);
@@ -116,8 +151,8 @@ impl OnceArgs {
         };
         tokio::select! {
             biased;
-            claim = once.claim() => Ok(claim?),
-            signal = signals.next_ending() => Err(Failure::silent(signals.flush_releases(keeper, signal).await)),
+            claim = once.claim() => Ok(claim),
+            signal = signals.next_ending() => Err(signal),
             never = wait => never,
         }
     }
@@ -191,6 +226,11 @@ impl OnceArgs {
         report.event("replayed", json!({ "fence": done.fence, "exit_code": printed.code }));
         Ok(printed.code)
     }
+}
+
+/// Whether the store did not answer, or not in time: the lease ended before the run could begin.
+fn is_outage(error: &lockkeeper::Error) -> bool {
+    matches!(error.outcome(), Outcome::Unavailable | Outcome::Unknown | Outcome::Lost | Outcome::Stale)
 }
 
 /// The words of a command line, each with its length, so that no two command lines look the same.

@@ -1,14 +1,16 @@
 //! `lockkeeper run`: a command under a lock, also once per window of time.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use clap::Args;
-use lockkeeper::{Guard, Lockkeeper, Outcome, ReleaseOutcome};
+use lockkeeper::{Clock, Guard, Lockkeeper, Outcome, ReleaseOutcome, SystemClock};
 use serde_json::json;
 
 use crate::args::{JobArgs, LockArgs, utf8};
 use crate::child::job::{self, CommandJob};
 use crate::child::supervisor::CommandEnd;
+use crate::child::watchdog::Watchdog;
 use crate::commands::cron::{ms, now, of_ms};
 use crate::exit::Failure;
 use crate::report::{Report, millis};
@@ -44,6 +46,9 @@ pub struct RunArgs {
     pub job: JobArgs,
 }
 
+/// How long a watchdog that was started early waits for a grant.
+const EARLY: Duration = Duration::from_millis(200);
+
 const EXAMPLES: &str = "\
 Examples:
   lockkeeper run nightly -- ./settle.sh                 wait for the lock, for ever
@@ -73,7 +78,10 @@ impl RunArgs {
         if self.window.is_some() {
             store::warn_of_one_host(source.url.expose(), &report);
         }
-        let (keeper, wait) = store::open(source.url.expose(), self.request.wait, &report).await?;
+        // A program start beside the requests to the store. Not where most calls run nothing.
+        let is_likely_to_run = self.window.is_none() && !self.request.skip;
+        let mut early = is_likely_to_run.then(Watchdog::start_early).and_then(Result::ok);
+        let (keeper, mut wait) = store::open(source.url.expose(), self.request.wait, &report).await?;
         if self.window.is_some() {
             keeper.windows(self.request.name().as_str()).check()?;
         }
@@ -91,17 +99,41 @@ impl RunArgs {
         let mut signals = SignalStream::forwarded()?;
         let (mut failed, label) = (None, self.job.label());
         loop {
-            let asked =
-                acquire::acquire_lock(&keeper, &self.request, label.clone(), wait, &report, &mut signals)
-                    .await;
+            let began = SystemClock.now();
+            let asked = {
+                let request = &self.request;
+                let mut acquire =
+                    pin!(acquire::acquire_lock(&keeper, request, label.clone(), wait, &report, &mut signals));
+                tokio::select! {
+                    biased;
+                    asked = &mut acquire => asked,
+                    // A long wait needs no second process.
+                    () = tokio::time::sleep(EARLY) => {
+                        drop(early.take());
+                        acquire.await
+                    }
+                }
+            };
             let guard = match asked {
                 Ok(guard) => guard,
                 // Another host holds the lock, or the store is unreachable: the exit code of this host's run counts.
                 Err(failure) => return failed.ok_or(failure),
             };
             report.granted(&guard);
-            let ran =
-                self.run_under(&keeper, &source, &guard, at_ms, days.as_ref(), &mut signals, &report).await;
+            // A later request waits for what is left: the time in which the command runs does not count.
+            wait = wait.map(|wait| store::left(began + wait));
+            let ran = self
+                .run_under(
+                    &keeper,
+                    &source,
+                    &guard,
+                    at_ms,
+                    days.as_ref(),
+                    early.take(),
+                    &mut signals,
+                    &report,
+                )
+                .await;
             let released = release(&keeper, guard, &mut signals, &report).await;
             match ran? {
                 WindowsOutcome { end: CommandEnd::Itself { code, .. }, again: true }
@@ -138,11 +170,12 @@ impl RunArgs {
         guard: &Guard,
         at_ms: u64,
         days: Option<&DayWindows>,
+        watchdog: Option<Watchdog>,
         signals: &mut SignalStream,
         report: &Report,
     ) -> Result<WindowsOutcome, Failure> {
         let Some(size) = self.window.map(millis) else {
-            let end = self.supervise(source, guard, None, signals, report).await?;
+            let end = self.supervise(source, guard, None, watchdog, signals, report).await?;
             return Ok(WindowsOutcome { end, again: false });
         };
         let (catch_up, retries) = (self.catch_up.unwrap_or(0).into(), self.retry_failed.unwrap_or(0));
@@ -157,7 +190,7 @@ impl RunArgs {
             None => MissedWindows::of_size(size, newest, at, catch_up),
         };
         let work = async |at, signals: &mut SignalStream| {
-            self.supervise(source, guard, Some(at), signals, report).await
+            self.supervise(source, guard, Some(at), None, signals, report).await
         };
         windows.run(guard, at_ms, between, signals, work).await
     }
@@ -167,12 +200,13 @@ impl RunArgs {
         source: &StoreSource,
         guard: &Guard,
         window: Option<u64>,
+        watchdog: Option<Watchdog>,
         signals: &mut SignalStream,
         report: &Report,
     ) -> Result<CommandEnd, Failure> {
         let env = window.map(|at| ("LOCKKEEPER_WINDOW", windows::shown(at)));
         let job = self.job.job(self.request.name(), source, env);
-        let job = CommandJob { max_hold: self.request.max_hold, ..job };
+        let job = CommandJob { max_hold: self.request.max_hold, watchdog, ..job };
         job.supervise(guard, signals, report).await
     }
 }

@@ -30,8 +30,8 @@ EventOutput: granted, released, expired, revoked, broken, waiting, left; missed:
 
 impl WatchArgs {
     pub async fn execute(self) -> Result<i32, Failure> {
-        let mut signals = SignalStream::ending()?;
         let keeper = self.common.open().await?;
+        let mut signals = SignalStream::ending()?;
         let mut events = keeper.watch(&self.prefix).await?;
         loop {
             tokio::select! {

@@ -91,8 +91,8 @@ fn row(key: &LockName, entry: &Entry<Vec<u8>>) -> Vec<String> {
 
 impl RecordWatchArgs {
     pub async fn execute(self) -> Result<i32, Failure> {
-        let mut signals = SignalStream::ending()?;
         let keeper = self.key.common.open().await?;
+        let mut signals = SignalStream::ending()?;
         let mut changes = keeper.register_bytes(&self.key.key).poll(self.poll).watch();
         loop {
             tokio::select! {
