@@ -36,7 +36,7 @@ fn without_times(part: &[u8]) -> Vec<u8> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn this_version_writes_format_2() {
     let Some(fleet) = Fleet::start() else { return };
-    let store = fleet.open("young_node=0s&max_ttl=60m").await;
+    let store = fleet.open("young_node=0s&max_ttl=60m&node_timeout=10s&timeout=20s").await;
     take(&store, &fixed("held", 1)).await;
     take(&store, &fixed("revoked", 2)).await;
     store.revoke(&LockName::new("revoked").unwrap(), "maintenance").await.unwrap();
@@ -68,7 +68,7 @@ async fn this_version_reads_format_2() {
         let ttl = if key.key.ends_with(b":fence") { 0 } else { TTL.as_millis() as u64 };
         fleet.servers.iter().for_each(|server| key.restore(server.addr(), ttl));
     }
-    let store = fleet.open("young_node=0s&max_ttl=60m").await;
+    let store = fleet.open("young_node=0s&max_ttl=60m&node_timeout=10s&timeout=20s").await;
     for (lock, reason) in [("held", None), ("revoked", Some("maintenance"))] {
         let view = store.inspect(&LockName::new(lock).unwrap()).await.unwrap().expect("the lock is held");
         let held = &view.held[0];
