@@ -106,6 +106,43 @@ fn the_crontabs_in_the_documents_work() {
     assert!(run >= 2, "only {run} crontabs");
 }
 
+/// The `text` blocks with commands that no test runs: page, a line of the block, why.
+const NOT_RUN: [(&str, &str, &str); 5] = [
+    (
+        "docs/fenced/postgres.md",
+        "lockkeeper fence install",
+        "needs a database; crates/cli/tests/fence_table.rs runs the commands",
+    ),
+    (
+        "docs/stores/dynamodb.md",
+        "lockkeeper store init dynamodb:",
+        "needs an account of AWS; crates/cli/tests/store.rs runs it on moto",
+    ),
+    ("docs/stores/redlock.md", "lockkeeper run --store 'redlock:", "needs three servers"),
+    ("docs/stores/etcd.md", "etcdctl role grant-permission", "needs a cluster with users"),
+    ("docs/cron.md", "lockkeeper cron settle", "runs for ever"),
+];
+
+/// A command in a `text` block is run by no test, so it is an exception with a reason.
+#[test]
+fn no_text_block_hides_a_command() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let programs = ["lockkeeper ", "psql ", "etcdctl ", "redis-cli ", "aws ", "cargo ", "curl "];
+    for page in pages(&root) {
+        let name = page.strip_prefix(&root).unwrap().to_string_lossy().into_owned();
+        for block in blocks(&fs::read_to_string(&page).unwrap(), "text") {
+            let command = block.lines().find(|line| programs.iter().any(|program| line.starts_with(program)));
+            let Some(command) = command else { continue };
+            let listed = NOT_RUN.iter().any(|(page, line, _)| *page == name && block.contains(line));
+            assert!(listed, "{name}: make it an `sh` block, or list it with a reason: {command}");
+        }
+    }
+    for (page, line, _) in NOT_RUN {
+        let text = fs::read_to_string(root.join(page)).unwrap();
+        assert!(text.contains(line), "{page} has no such command any more: {line}");
+    }
+}
+
 /// Every page can be reached, and leads on: relative links name files that are there.
 #[test]
 fn the_links_in_the_documents_lead_somewhere() {

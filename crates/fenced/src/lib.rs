@@ -7,6 +7,20 @@
 //! store that granted the lock to another client.
 //!
 //! Deleting is a write like any other: the mark stays, because a resource that forgets it takes a late writer for a new one.
+//!
+//! # Which adapter do I need?
+//! | the resource | module | feature |
+//! |---|---|---|
+//! | [PostgreSQL, in your own transaction, or a table that checks by itself](https://github.com/lockkeeper/lockkeeper/blob/main/docs/fenced/postgres.md) | `postgres` | `postgres` |
+//! | [SQLite, in your own transaction](https://github.com/lockkeeper/lockkeeper/blob/main/docs/fenced/sqlite.md) | `sqlite` | `sqlite` |
+//! | [Redis: SET, HSET and DEL](https://github.com/lockkeeper/lockkeeper/blob/main/docs/fenced/redis.md) | `redis` | `redis` |
+//! | [DynamoDB: a condition in your own writes](https://github.com/lockkeeper/lockkeeper/blob/main/docs/fenced/dynamodb.md) | `dynamodb` | `dynamodb` |
+//! | [plain files](https://github.com/lockkeeper/lockkeeper/blob/main/docs/fenced/file.md) | `file` | `file` |
+//! | [objects of S3, Google Cloud Storage, Azure and others](https://github.com/lockkeeper/lockkeeper/blob/main/docs/fenced/object-store.md) | `object` | `object-store` |
+//! | [an HTTP service, as a layer](https://github.com/lockkeeper/lockkeeper/blob/main/docs/fenced/http.md) | `http` | `http` |
+//! | any SQL client, such as sqlx: the statement as text | [`sql`] | none |
+//! | [an HTTP service that cannot be changed](https://github.com/lockkeeper/lockkeeper/blob/main/docs/fenced/http.md) | the command `lockkeeper gate` | |
+//! | a resource of your own | [`Fenced`], and the laws of `lockkeeper-testkit` | none |
 
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;

@@ -36,7 +36,7 @@
 //! | split work among many processes, without a lock per item | [`partitions`] |
 //! | limit how often all processes together do something | [`limit`] |
 //! | let a resource ask whether a grant still holds | [`Sequencer`] |
-//! | have a resource refuse late writes (PostgreSQL, SQLite, Redis, DynamoDB, files, object stores, HTTP) | the crate [`lockkeeper-fenced`](https://docs.rs/lockkeeper-fenced) |
+//! | have a resource refuse late writes | an adapter of the crate [`lockkeeper-fenced`](https://docs.rs/lockkeeper-fenced), in the table below |
 #![cfg_attr(
     feature = "tower",
     doc = "| honour `Idempotency-Key` in an HTTP service | [`idempotency`], with the feature `tower` |\n| refuse HTTP requests above a rate | [`rate_limit`], with the feature `tower` |"
@@ -74,6 +74,18 @@
 //! | [etcd](https://github.com/lockkeeper/lockkeeper/blob/main/docs/stores/etcd.md) | `etcd://HOST,HOST,HOST` | `etcd` |
 //! | [ZooKeeper](https://github.com/lockkeeper/lockkeeper/blob/main/docs/stores/zookeeper.md) | `zk://HOST,HOST,HOST` | `zookeeper`, `zookeeper-tls` |
 //! | [DynamoDB](https://github.com/lockkeeper/lockkeeper/blob/main/docs/stores/dynamodb.md) | `dynamodb://REGION/TABLE` | `dynamodb` |
+//!
+//! | a resource that refuses late writes | adapter in [`lockkeeper-fenced`](https://docs.rs/lockkeeper-fenced) |
+//! |---|---|
+//! | [PostgreSQL, in your own transaction, or a table that checks by itself](https://github.com/lockkeeper/lockkeeper/blob/main/docs/fenced/postgres.md) | `postgres`, with the feature `postgres` |
+//! | [SQLite, in your own transaction](https://github.com/lockkeeper/lockkeeper/blob/main/docs/fenced/sqlite.md) | `sqlite`, with the feature `sqlite` |
+//! | [Redis: SET, HSET and DEL](https://github.com/lockkeeper/lockkeeper/blob/main/docs/fenced/redis.md) | `redis`, with the feature `redis` |
+//! | [DynamoDB: a condition in your own writes](https://github.com/lockkeeper/lockkeeper/blob/main/docs/fenced/dynamodb.md) | `dynamodb`, with the feature `dynamodb` |
+//! | [plain files](https://github.com/lockkeeper/lockkeeper/blob/main/docs/fenced/file.md) | `file`, with the feature `file` |
+//! | [objects of S3, Google Cloud Storage, Azure and others](https://github.com/lockkeeper/lockkeeper/blob/main/docs/fenced/object-store.md) | `object`, with the feature `object-store` |
+//! | [an HTTP service, as a layer](https://github.com/lockkeeper/lockkeeper/blob/main/docs/fenced/http.md) | `http`, with the feature `http` |
+//! | any SQL client, such as sqlx | `sql` |
+//! | [an HTTP service that cannot be changed](https://github.com/lockkeeper/lockkeeper/blob/main/docs/fenced/http.md) | the command `lockkeeper gate`, in front of it |
 //!
 //! **First decide what the lock is for.** If doing the work twice is a waste, every store will do. If it is harm, call
 //! [`LockBuilder::for_correctness`] and let the resource check the fence: no store can stop a process that was paused and

@@ -17,6 +17,20 @@ fn block<'a>(page: &'a str, language: &str) -> &'a str {
     after.split("\n```").next().unwrap()
 }
 
+/// A program of a block, as rustdoc makes one: with its hidden lines, and with a `main` around it if it has none.
+fn program(block: &str) -> String {
+    let shown =
+        |line: &str| line.strip_prefix("# ").unwrap_or(if line == "#" { "" } else { line }).to_owned();
+    let block = block.lines().map(shown).collect::<Vec<_>>().join("\n");
+    match block.trim_end() {
+        text if text.contains("fn main()") => text.to_owned(),
+        text if text.ends_with("(())") => format!(
+            "#![allow(unused)]\nfn main() {{\nfn run() -> Result<(), impl std::fmt::Debug> {{\n{text}\n}}\nrun().unwrap()\n}}\n"
+        ),
+        text => format!("#![allow(unused)]\nfn main() {{\n{text}\n}}\n"),
+    }
+}
+
 /// Makes a project of a page, with the crates as they are here instead of their versions, which are not released yet.
 fn project(name: &str, page: &str, rust: &str) -> PathBuf {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
@@ -24,13 +38,17 @@ fn project(name: &str, page: &str, rust: &str) -> PathBuf {
     let dependencies = block(page, "toml")
         .replace("lockkeeper = \"0.1\"", &format!("lockkeeper = {{ path = {ours:?} }}"))
         .replace("lockkeeper = { version = \"0.1\"", &format!("lockkeeper = {{ path = {ours:?}"))
+        .replace(
+            "lockkeeper-fenced = { version = \"0.1\"",
+            &format!("lockkeeper-fenced = {{ path = {fenced:?}"),
+        )
         .replace("lockkeeper-fenced = \"0.1\"", &format!("lockkeeper-fenced = {{ path = {fenced:?} }}"));
     assert!(!dependencies.contains("\"0.1\""), "a version that is not released: {dependencies}");
     let dir = std::env::temp_dir().join(format!("lk-{name}-{}", std::process::id()));
     fs::create_dir_all(dir.join("src")).unwrap();
     let package = format!("[package]\nname = \"{name}\"\nversion = \"0.1.0\"\nedition = \"2024\"\n");
     fs::write(dir.join("Cargo.toml"), format!("{package}\n{dependencies}\n")).unwrap();
-    fs::write(dir.join("src/main.rs"), block(page, rust)).unwrap();
+    fs::write(dir.join("src/main.rs"), program(block(page, rust))).unwrap();
     dir
 }
 
@@ -71,4 +89,40 @@ fn the_guide_builds_in_a_project_of_its_own() {
     let dir = project("pasted-guide", include_str!("../../../docs/guide/rust-service.md"), "rust,no_run");
     cargo(&dir, &["build"]);
     fs::remove_dir_all(&dir).unwrap();
+}
+
+/// Each page with a `[dependencies]` block builds with these crates and no others, in the versions of this workspace.
+#[test]
+fn each_page_builds_in_a_project_of_its_own() {
+    if std::env::var_os("LOCKKEEPER_FULL").is_none() {
+        return println!(
+            "left out: only with LOCKKEEPER_FULL, because each page builds its crates with other features"
+        );
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let only = std::env::var("LOCKKEEPER_PAGE").ok();
+    let mut built = 0;
+    for folder in ["docs", "docs/fenced"] {
+        for entry in fs::read_dir(root.join(folder)).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+            if path.extension().is_none_or(|end| end != "md")
+                || only.as_ref().is_some_and(|only| *only != name)
+            {
+                continue;
+            }
+            let page = fs::read_to_string(&path).unwrap();
+            if !page.contains("\n```toml\n") {
+                continue;
+            }
+            println!("{}", path.display());
+            let rust = if page.contains("\n```rust\n") { "rust" } else { "rust,no_run" };
+            let dir = project(&format!("pasted-{name}"), &page, rust);
+            fs::copy(root.join("Cargo.lock"), dir.join("Cargo.lock")).unwrap();
+            cargo(&dir, &["check", "--offline"]);
+            fs::remove_dir_all(&dir).unwrap();
+            built += 1;
+        }
+    }
+    assert!(only.is_some() || built >= 9, "only {built} pages have dependencies");
 }
