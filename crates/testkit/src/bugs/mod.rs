@@ -42,6 +42,7 @@ pub enum Bug {
     DeadlockUnseen,
     SharedLetsWritersIn,
     SharedIsExclusive,
+    SharerIsNotWoken,
     ReadersBarge,
     PermitsUncounted,
     PartialGrants,
