@@ -118,8 +118,11 @@ refusal!(PutItemError, UpdateItemError, DeleteItemError);
 /// The fence verdict in the answer to a fenced write. Everything else is as the SDK says: also a condition of your own that was not
 /// met, when the fence was good.
 ///
+/// The SDK sends a request again by itself, and tells the answer to the last try only: one before it may have been done, and then overtaken.
+/// With `RetryConfig::disabled()` there is one try.
+///
 /// # Errors
-/// [`Error::Stale`] if a higher fence was seen: nothing has changed.
+/// [`Error::Stale`] if a higher fence was seen: the try that was answered has changed nothing.
 pub fn verdict<T, E: Refusal>(
     answer: Result<T, SdkError<E>>,
     presented: Fence,

@@ -242,6 +242,10 @@ impl AcquireCall<'_> {
         for name in &request.key.names {
             let mut queue = QueueSnapshot::read(&self.shared.keys, name, ranges.next().unwrap_or_default());
             queue.add(&self.shared.keys, ranges.next().unwrap_or_default());
+            if admission::is_plain_sharer(request) {
+                queue.add_oldest(&self.shared.keys, ranges.next().unwrap_or_default());
+                queue.add_found(&self.shared.keys, ranges.next().unwrap_or_default());
+            }
             queues.push(queue);
         }
         if !self.read_all
@@ -252,7 +256,7 @@ impl AcquireCall<'_> {
             return Ok(AcquireStep::Retry);
         }
         // The next read of a long queue needs only a part of it again.
-        self.read_all &= !admission::is_simple(request);
+        self.read_all &= !(admission::is_simple(request) || admission::is_plain_sharer(request));
         self.decide(&lease, &reply, queues, highest_fence_seen).await
     }
 

@@ -19,7 +19,8 @@ use crate::queue::{QueueEntry, QueueSnapshot};
 use crate::release::SearchScope;
 use crate::revoke::revoked_error;
 use crate::statements::{
-    created_at, get, last_two, modified_at, nested, no_keys, put, range_by_value, txn, unmodified_since,
+    created_at, first_keys, get, last_two, modified_at, nested, no_keys, put, range_by_value, txn,
+    unmodified_since,
 };
 use crate::txn_batch::{ConflictKey, TxnReply};
 
@@ -53,7 +54,15 @@ impl AcquireCall<'_> {
     fn read(&self, name: &LockName) -> Vec<RequestOp> {
         let prefix = self.shared.keys.lock_prefix(name);
         let limit = if self.read_all { 0 } else { MAX_HOLDERS_READ };
-        vec![range_by_value(&prefix, limit), last_two(&prefix, if self.queued { self.created } else { 0 })]
+        let mut reads = vec![
+            range_by_value(&prefix, limit),
+            last_two(&prefix, if self.queued { self.created } else { 0 }),
+        ];
+        if admission::is_plain_sharer(self.request) {
+            // Its own entries, if it was granted before: in a key slot, which is the oldest, or under its own key.
+            reads.extend([first_keys(&prefix, 1), get(&self.key(name))]);
+        }
+        reads
     }
 
     /// Reads the queues for a request that is queued.

@@ -138,10 +138,13 @@ fn reject_self_wait(request: &LockRequest, attempt: &KeyId, queues: &[QueueSnaps
 
 /// Whether the part of a long queue that was read decides the request. Any holder and any waiter ahead blocks an
 /// exclusive request without an owner, so one of them proves that it must wait. Only a read that shows every holder
-/// proves that it need not.
+/// proves that it need not. For a plain sharer see [`predecessor_decides`].
 pub fn is_sufficient(request: &LockRequest, attempt: &KeyId, queue: &QueueSnapshot) -> bool {
     if queue.unread == 0 {
         return true;
+    }
+    if is_plain_sharer(request) {
+        return predecessor_decides(attempt, queue);
     }
     let blocked =
         || ahead_of(queue, attempt).next().is_some() || queue.other_holders(attempt).next().is_some();
@@ -153,6 +156,24 @@ pub fn is_sufficient(request: &LockRequest, attempt: &KeyId, queue: &QueueSnapsh
 /// Whether any other holder, and any waiter ahead, blocks this request.
 pub fn is_simple(request: &LockRequest) -> bool {
     request.mode == Mode::Exclusive && request.owner.is_none()
+}
+
+/// Whether a request shares one lock and has no owner.
+pub fn is_plain_sharer(request: &LockRequest) -> bool {
+    request.mode == Mode::Shared && request.owner.is_none() && request.key.names.count() == 1
+}
+
+/// Whether the entry before a plain sharer decides its request. If it waits, the request waits behind it. If it holds, shares and has no owner, it
+/// was granted by the same rule: no waiter was ahead of it, and every holder shared. That is still so. No entry is
+/// created before another one, and while it holds, an exclusive hold could only be a re-entry of an exclusive hold.
+/// Lock-delays begin at any time, so all of them must be known; and so must the oldest entry, which may be a grant of
+/// this same attempt in a key slot, or a foreign holder.
+fn predecessor_decides(attempt: &KeyId, queue: &QueueSnapshot) -> bool {
+    let Some(before) = queue.predecessor(attempt).filter(|_| queue.knows_oldest()) else { return false };
+    let shares = before.value.as_ref().is_some_and(|value| {
+        value.state == EntryState::Granted && value.mode == Mode::Shared && value.owner.is_none()
+    });
+    before.is(EntryState::Waiting) || (shares && queue.knows_delays())
 }
 
 /// Which holders block a request whose wait has ended.

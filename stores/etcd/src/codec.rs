@@ -10,6 +10,9 @@ use crate::keys::{self, KeyId};
 /// holders by value without reading a long queue.
 pub const WAITING_PREFIX: &[u8] = br#"{"state":"waiting""#;
 
+/// The first bytes of every granted entry's value. Lock-delays sort before it, and other states of this store after it.
+pub const GRANTED_PREFIX: &[u8] = br#"{"state":"granted""#;
+
 /// The state of a stored request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EntryState {
@@ -135,6 +138,8 @@ mod tests {
         for state in [EntryState::Granted, EntryState::Lingering, EntryState::Delayed] {
             assert!(value(state).as_slice() < WAITING_PREFIX, "{state:?}");
         }
+        assert!(value(EntryState::Granted).starts_with(GRANTED_PREFIX));
+        assert!(value(EntryState::Delayed).as_slice() < GRANTED_PREFIX);
     }
 
     /// If this fails, the stored format has changed: raise `FORMAT` in `fence_base.rs`, and add a fixture.

@@ -107,6 +107,18 @@ impl EtcdShared {
         Ok(found)
     }
 
+    /// Reads all keys with this prefix without their values, and returns the revision.
+    pub async fn read_keys(&self, prefix: &[u8]) -> Result<(Vec<Kv>, i64), Failure> {
+        self.read_range(prefix.to_vec(), range_end_of(prefix), 0, true).await
+    }
+
+    /// Reads one key as it was at `revision`.
+    pub async fn read_at(&self, key: Vec<u8>, revision: i64) -> Result<Option<Kv>, Failure> {
+        let range = RangeRequest { key, revision, ..RangeRequest::default() };
+        let reply: RangeResponse = self.connection.call("/etcdserverpb.KV/Range", &range).await?;
+        Ok(reply.kvs.into_iter().next())
+    }
+
     /// Reads the keys of locks only. Records lie between them, and only their keys are read, without values: a lock's
     /// name may sort its keys among the records.
     async fn read_lock_keys(&self, prefix: &[u8]) -> Result<Vec<Kv>, Failure> {
@@ -123,9 +135,7 @@ impl EtcdShared {
         let last = if is_before(&end, &after) { end.clone() } else { after.clone() };
         let (between, revision) = self.read_range(first, last, revision, true).await?;
         for kv in between.into_iter().filter(|kv| self.keys.parse_entry_key(&kv.key).is_some()) {
-            let entry = RangeRequest { key: kv.key, revision, ..RangeRequest::default() };
-            let reply: RangeResponse = self.connection.call("/etcdserverpb.KV/Range", &entry).await?;
-            found.extend(reply.kvs);
+            found.extend(self.read_at(kv.key, revision).await?);
         }
         if is_before(&after, &end) {
             found.extend(self.read_range(after, end, revision, false).await?.0);

@@ -1,7 +1,7 @@
 //! Key slots: keys that a process reuses. etcd keeps a deleted key in its index until it compacts, and the comparison
 //! *no key has this prefix* visits all of them. With a new key for each request, a lock that is often acquired would
-//! get slower and slower. So a grant of a free lock uses a slot of this process: the lowest number that is free for
-//! all of its names.
+//! get slower and slower. So a grant of a free lock uses a slot of this process: a number that is free for all of its
+//! names, the lowest one that was used before.
 //!
 //! A slot is reused only if its key is known to be deleted and no transaction in flight can write it again. Only the
 //! granting transaction writes it, and that one has a reply. If either is unknown, the whole generation of slots is
@@ -24,7 +24,43 @@ pub struct SlotPool(Arc<Mutex<SlotPoolState>>);
 struct SlotPoolState {
     /// The first bytes of all slots' keys. A new generation is drawn when it is needed after one was retired.
     generation: Option<[u8; 12]>,
-    in_use: HashMap<LockName, BTreeSet<u32>>,
+    in_use: HashMap<LockName, NameSlots>,
+}
+
+/// The numbers from here on belong to requests for several names. They look for a number that is free for all of their names, and the others take
+/// the next one of their name.
+const OF_SEVERAL: u32 = 1 << 31;
+
+/// The slots of one name.
+#[derive(Default)]
+struct NameSlots {
+    /// No number from here up to [`OF_SEVERAL`] is in use.
+    next: u32,
+    /// The numbers below `next` that are free.
+    released: BTreeSet<u32>,
+    /// The numbers from [`OF_SEVERAL`] on that are in use.
+    of_several: BTreeSet<u32>,
+}
+
+impl NameSlots {
+    fn take(&mut self) -> u32 {
+        self.released.pop_first().unwrap_or_else(|| {
+            self.next += 1;
+            self.next - 1
+        })
+    }
+
+    fn free(&mut self, number: u32) {
+        if number < OF_SEVERAL {
+            self.released.insert(number);
+        } else {
+            self.of_several.remove(&number);
+        }
+    }
+
+    fn is_unused(&self) -> bool {
+        self.released.len() == self.next as usize && self.of_several.is_empty()
+    }
 }
 
 /// A slot in use. Dropping a slot without releasing it retires the slot's generation, because its key may still exist.
@@ -38,7 +74,7 @@ pub struct KeySlot {
 
 impl std::fmt::Debug for KeySlot {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Seat({})", self.number)
+        write!(f, "KeySlot({})", self.number)
     }
 }
 
@@ -47,18 +83,17 @@ impl SlotPool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the lowest slot that is free for all of these names.
+    /// Takes a slot that is free for all of these names, one that was used before if there is one.
     pub fn take(&self, names: &Names) -> KeySlot {
         let mut state = self.state();
         let generation = *state.generation.get_or_insert_with(|| {
             let random = random_128();
             std::array::from_fn(|i| random[i])
         });
-        let is_free = |number: &u32| names.iter().all(|name| !state.has(name, *number));
-        let number = (0..u32::MAX).find(is_free).unwrap_or(u32::MAX);
-        for name in names {
-            state.in_use.entry(name.clone()).or_default().insert(number);
-        }
+        let number = match names.as_slice() {
+            [name] => state.in_use.entry(name.clone()).or_default().take(),
+            names => state.take_of_several(names),
+        };
         KeySlot {
             pool: self.clone(),
             names: names.clone(),
@@ -70,14 +105,24 @@ impl SlotPool {
 }
 
 impl SlotPoolState {
-    fn has(&self, name: &LockName, number: u32) -> bool {
-        self.in_use.get(name).is_some_and(|in_use| in_use.contains(&number))
+    fn take_of_several(&mut self, names: &[LockName]) -> u32 {
+        let is_used = |number| {
+            names
+                .iter()
+                .filter_map(|name| self.in_use.get(name))
+                .any(|slots| slots.of_several.contains(&number))
+        };
+        let number = (OF_SEVERAL..u32::MAX).find(|number| !is_used(*number)).unwrap_or(u32::MAX);
+        for name in names {
+            self.in_use.entry(name.clone()).or_default().of_several.insert(number);
+        }
+        number
     }
 
     fn free(&mut self, name: &LockName, number: u32) {
-        let Some(in_use) = self.in_use.get_mut(name) else { return };
-        in_use.remove(&number);
-        if in_use.is_empty() {
+        let Some(slots) = self.in_use.get_mut(name) else { return };
+        slots.free(number);
+        if slots.is_unused() {
             self.in_use.remove(name);
         }
     }
@@ -147,6 +192,32 @@ mod tests {
         assert_eq!(b.key_id(), a.key_id());
         [&a, &both, &b].iter().for_each(|slot| slot.release());
         assert!(pool.state().in_use.is_empty());
+    }
+
+    #[test]
+    fn a_slot_of_several_names_takes_none_that_another_of_them_has() {
+        let pool = SlotPool::default();
+        let sets: [&[&str]; 5] = [&["a", "b"], &["b", "c"], &["a", "c"], &["a", "b"], &["c", "d"]];
+        let taken: Vec<_> = sets.iter().map(|set| (set, pool.take(&names(set)))).collect();
+        for (i, (set, slot)) in taken.iter().enumerate() {
+            for (other, also) in &taken[..i] {
+                let common = set.iter().any(|name| other.contains(name));
+                assert!(!common || slot.key_id() != also.key_id(), "{set:?} {other:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_slots_of_many_holders_are_reused_lowest_first() {
+        let pool = SlotPool::default();
+        let many: Vec<_> = (0..1000).map(|_| pool.take(&names(&["a"]))).collect();
+        let ids: BTreeSet<_> = many.iter().map(KeySlot::key_id).collect();
+        assert_eq!(ids.len(), 1000);
+        many[700].release();
+        many[300].release();
+        let again = [pool.take(&names(&["a"])), pool.take(&names(&["a"]))];
+        assert_eq!(again.each_ref().map(KeySlot::key_id), [many[300].key_id(), many[700].key_id()]);
+        assert!(!ids.contains(&pool.take(&names(&["a"])).key_id()));
     }
 
     #[test]

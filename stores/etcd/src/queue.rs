@@ -3,7 +3,7 @@
 use lockkeeper_core::admission::ActiveHold;
 use lockkeeper_core::{Fence, Holder, HolderView, LockName, Mode, Owner, WaiterView, WallTime};
 
-use crate::codec::{EntryState, EntryValue, WAITING_PREFIX};
+use crate::codec::{EntryState, EntryValue, GRANTED_PREFIX, WAITING_PREFIX};
 use crate::keys::{self, KeyId, Keys};
 use crate::proto::{Kv, RangeResponse};
 
@@ -110,6 +110,10 @@ pub struct QueueSnapshot {
     pub unread: usize,
     /// Every entry that is not a waiter was read.
     holders_read: bool,
+    /// Every lock-delay was read.
+    delays_read: bool,
+    /// The oldest entry was read.
+    oldest_read: bool,
     /// The keys at the end of the queue, if all of them were parsed.
     end: Vec<Vec<u8>>,
 }
@@ -118,12 +122,13 @@ impl QueueSnapshot {
     /// Parses the whole queue, or the part of it that sorts first by value.
     pub fn read(keys: &Keys, name: &LockName, range: RangeResponse) -> QueueSnapshot {
         let unread = usize::try_from(range.count).unwrap_or(0).saturating_sub(range.kvs.len());
-        let holders_read =
-            unread == 0 || range.kvs.last().is_some_and(|kv| kv.value.as_slice() >= WAITING_PREFIX);
+        let read_up_to = |value: &[u8]| range.kvs.last().is_some_and(|kv| kv.value.as_slice() >= value);
+        let (holders_read, delays_read) = (read_up_to(WAITING_PREFIX), read_up_to(GRANTED_PREFIX));
         let mut all: Vec<QueueEntry> =
             range.kvs.into_iter().filter_map(|kv| QueueEntry::read(keys, name, kv)).collect();
         all.sort_by_key(|entry| entry.created);
-        QueueSnapshot { name: name.clone(), all, unread, holders_read, end: Vec::new() }
+        let (name, oldest_read, end) = (name.clone(), false, Vec::new());
+        QueueSnapshot { name, all, unread, holders_read, delays_read, oldest_read, end }
     }
 
     /// Adds the last two entries, or the last two up to this request's own.
@@ -134,7 +139,25 @@ impl QueueSnapshot {
         if last.len() == count {
             self.end = last.iter().map(|entry| entry.key.clone()).collect();
         }
-        for entry in last {
+        self.add_entries(last);
+    }
+
+    /// Adds the oldest entry.
+    pub fn add_oldest(&mut self, keys: &Keys, range: RangeResponse) {
+        let oldest = range.kvs.into_iter().next().and_then(|kv| QueueEntry::read(keys, &self.name, kv));
+        self.oldest_read = oldest.is_some();
+        self.add_entries(oldest);
+    }
+
+    /// Adds entries that were read by their keys.
+    pub fn add_found(&mut self, keys: &Keys, range: RangeResponse) {
+        let found: Vec<_> =
+            range.kvs.into_iter().filter_map(|kv| QueueEntry::read(keys, &self.name, kv)).collect();
+        self.add_entries(found);
+    }
+
+    fn add_entries(&mut self, entries: impl IntoIterator<Item = QueueEntry>) {
+        for entry in entries {
             if self.all.iter().all(|known| known.key != entry.key) {
                 self.all.push(entry);
                 self.unread = self.unread.saturating_sub(1);
@@ -153,6 +176,27 @@ impl QueueSnapshot {
     pub fn knows_predecessor(&self, attempt: &KeyId, is_queued: bool) -> bool {
         let known = self.entry_of(attempt).map(|entry| self.end.contains(&entry.key));
         self.unread == 0 || known.unwrap_or(!is_queued)
+    }
+
+    /// Whether every lock-delay is known.
+    pub fn knows_delays(&self) -> bool {
+        self.unread == 0 || self.delays_read
+    }
+
+    /// Whether the oldest entry is known: a grant in a key slot is the oldest of its queue.
+    pub fn knows_oldest(&self) -> bool {
+        self.unread == 0 || self.oldest_read
+    }
+
+    /// The entry right before that of this attempt; the last entry if the attempt has none. `None`: it is not known, or there is none.
+    pub fn predecessor(&self, attempt: &KeyId) -> Option<&QueueEntry> {
+        let own = self.entry_of(attempt);
+        if own.is_some_and(|own| !self.end.contains(&own.key)) {
+            return None;
+        }
+        let own_position = own.map_or(i64::MAX, |own| own.created);
+        let at_end = |entry: &&QueueEntry| self.end.contains(&entry.key);
+        self.all.iter().filter(at_end).rfind(|entry| entry.created < own_position)
     }
 
     pub fn entry_of(&self, attempt: &KeyId) -> Option<&QueueEntry> {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::stream::{self, StreamExt};
 use lockkeeper_core::{
     DeleteOutcome, Error, Expect, LockName, Page, Record, RecordPage, Records, Result, Version, WriteOutcome,
 };
@@ -14,6 +15,11 @@ use crate::proto::{Compare, Kv, RequestOp};
 use crate::statements::{created_at, delete, get, modified_at, put, txn};
 use crate::store::{EtcdShared, EtcdStore};
 use crate::txn_batch::{ConflictKey, TxnReply};
+
+/// How many values a scan reads at a time. One has a megabyte at most.
+const VALUES_AT_ONCE: usize = 8;
+/// A page ends when its values have this many bytes.
+const PAGE_BYTES: usize = 16 << 20;
 
 /// The outcome of one operation on a record.
 enum RecordStep {
@@ -150,17 +156,29 @@ impl EtcdShared {
 
     async fn scan_records(&self, prefix: &str, page: &Page) -> Result<RecordPage> {
         self.refresh_base().await?;
-        let found = self.read_prefix(&self.keys.records()).await?;
-        let mut records: Vec<Record> = found.into_iter().filter_map(|kv| self.record(kv)).collect();
-        records.retain(|record| {
-            record.key.as_str().starts_with(prefix)
-                && page.after.as_ref().is_none_or(|after| record.key > *after)
+        // The keys first, without values: those of all records may be more than a client can read.
+        let (found, revision) = self.read_keys(&self.keys.records()).await?;
+        let mut keys: Vec<LockName> =
+            found.iter().filter_map(|kv| self.keys.parse_record_key(&kv.key)).collect();
+        keys.retain(|key| {
+            key.as_str().starts_with(prefix) && page.after.as_ref().is_none_or(|after| *key > *after)
         });
-        records.sort_by(|a, b| a.key.cmp(&b.key));
-        let more = records.len() > page.size();
-        records.truncate(page.size());
-        let next = if more { records.last().map(|record| record.key.clone()) } else { None };
-        Ok(RecordPage { records, next })
+        keys.sort();
+        let last = keys.last().cloned();
+        keys.truncate(page.size());
+        let (mut records, mut bytes) = (Vec::new(), 0);
+        let mut reads =
+            stream::iter(keys.into_iter().map(|key| self.read_at(self.keys.record(&key), revision)))
+                .buffered(VALUES_AT_ONCE);
+        while bytes < PAGE_BYTES
+            && let Some(found) = reads.next().await
+        {
+            let record = found?.and_then(|kv| self.record(kv));
+            bytes += record.as_ref().map_or(0, |record| record.value.len());
+            records.extend(record);
+        }
+        let next = records.last().map(|record: &Record| record.key.clone());
+        Ok(RecordPage { next: next.filter(|next| Some(next) != last.as_ref()), records })
     }
 }
 

@@ -5,10 +5,10 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{handled, keeper, try_open};
+use common::{bytes_sent, handled, keeper, try_open};
 use futures_util::StreamExt;
 use futures_util::future::join_all;
-use lockkeeper_core::{AcquireOutcome, EventKind, RenewOutcome, Store, Wait};
+use lockkeeper_core::{AcquireOutcome, EventKind, Mode, RenewOutcome, Store, Wait};
 use lockkeeper_testkit::laws::{eventually, give_back, name, request, set_patience, soon, take, with};
 use lockkeeper_testkit::servers::{self, EtcdOptions, Server};
 
@@ -66,6 +66,35 @@ async fn a_hand_off_costs_the_same_however_many_wait() {
     println!("transactions per hand-off: {few:.2} with 100 waiters, {many:.2} with {crowd}");
     // One to release, one to read the queue, one to take the lock.
     assert!(few < 3.3 && many < 3.3, "{few} {many}");
+}
+
+/// How many bytes the server sends for one shared acquire beside this many holders, with and without a wait.
+async fn bytes_per_sharer(server: &Server, store: &Arc<dyn Store>, name: &str, holders: usize) -> f64 {
+    let shared = || with(request(name), |request| request.mode = Mode::Shared);
+    let requests: Vec<_> = (0..holders).map(|_| shared()).collect();
+    for each in requests.chunks(10) {
+        join_all(each.iter().map(|request| take(store, request))).await;
+    }
+    let before = bytes_sent(server);
+    for round in 0..10 {
+        let wait = if round % 2 == 0 { Wait::No } else { Wait::Forever };
+        let sharer = take(store, &with(shared(), |request| request.wait = wait)).await;
+        give_back(store, &sharer.key).await;
+    }
+    (bytes_sent(server) - before) / 10.0
+}
+
+/// A sharer that is granted behind a sharer needs to read no other holder: with many holders, each acquire read all of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sharer_costs_the_same_however_many_share() {
+    let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
+    let store = patient(&server).await;
+    let few = bytes_per_sharer(&server, &store, "few", 50).await;
+    let many = bytes_per_sharer(&server, &store, "many", 200).await;
+    println!("bytes per shared acquire: {few} beside 50 holders, {many} beside 200");
+    assert!(many < few * 1.5, "{few} {many}");
+    let view = store.inspect(&name("many")).await.unwrap().unwrap();
+    assert_eq!(view.held.len(), 200);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -193,6 +193,38 @@ async fn a_synchronous_standby_misses_nothing() {
     assert_eq!(renewed(&b, &held).await, RenewOutcome::Renewed);
 }
 
+/// A synchronous standby has every grant, and a clock of its own. If that is ahead, it ends leases early; the fence tells the two holders apart, also
+/// once the clock is right again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_synchronous_standby_whose_clock_is_ahead_ends_leases_early_and_the_fence_tells() {
+    let (Ok(mut primary), Ok(clock)) = (servers::postgres(PostgresOptions::default()), ClockShim::build())
+    else {
+        return;
+    };
+    clock.jump(3600 * ClockShim::SECOND);
+    let options = PostgresOptions { clock: Some(clock.clone()), ..PostgresOptions::default() };
+    let Ok(standby) = servers::postgres_standby(&primary, options) else { return };
+    wait_for_missing_standby(&primary);
+    set_standbys(&primary, "*");
+    eventually("the standby is synchronous", || async {
+        sql(&primary, "SELECT sync_state FROM pg_stat_replication") == "sync"
+    })
+    .await;
+    let a = client_of(&primary).await;
+    assert_eq!(a.profile().exclusion, Guarantee::Likely, "the standby's clock is another machine's");
+    let held = take(&a, &ask_for("x", TTL)).await;
+    primary.kill9();
+    sql(&standby, "SELECT pg_promote()");
+    let b = client_of(&standby).await;
+    let next = take(&b, &ask_for("x", TTL)).await;
+    assert!(next.fence > held.fence, "the resource cannot tell the older from the newer");
+    assert_eq!(renewed(&b, &held).await, RenewOutcome::Lost);
+    give_back(&b, &next.key).await;
+    clock.jump(-3600 * ClockShim::SECOND);
+    let last = take(&b, &ask_for("x", TTL)).await;
+    assert!(last.fence > next.fence, "the fence went back with the clock");
+}
+
 async fn on_a_clock() -> Option<(Server, ClockShim, Client)> {
     let clock = ClockShim::build().ok()?;
     let options = PostgresOptions { clock: Some(clock.clone()), ..PostgresOptions::default() };

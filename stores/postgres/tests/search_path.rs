@@ -2,11 +2,13 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use common::{Client, ask_for, open, sql, sql_as, try_sql, url};
+use futures_util::StreamExt;
 use lockkeeper::Lockkeeper;
-use lockkeeper_core::{AcquireOutcome, Mode, Page, Wait};
+use lockkeeper_core::{AcquireOutcome, DeleteOutcome, EventKind, Expect, Mode, Page, RenewOutcome, Wait};
 use lockkeeper_postgres::tokio_postgres::{self, NoTls};
 use lockkeeper_testkit::laws::{eventually, give_back, name, owner, request, request_all, soon, take, with};
 use lockkeeper_testkit::servers::{self, PostgresOptions, Server};
@@ -74,7 +76,22 @@ async fn use_everything(server: &Server, url: &str) {
     let grant = take(&here, &reader).await;
     there.break_lock(&name("shared"), "a test").await.unwrap();
     drop(grant);
+    let revoked = take(&here, &request("revoked")).await;
+    there.revoke(&name("revoked"), "a test").await.unwrap();
+    assert!(here.acquire(&with(request("revoked"), |r| r.key = revoked.key.clone())).await.is_err());
+    let renewed = here.renew(std::slice::from_ref(&revoked)).await.unwrap();
+    assert!(matches!(&renewed[..], [RenewOutcome::Revoked(_)]), "{renewed:?}");
     here.list("", &Page::FIRST).await.unwrap();
+    there.write(&name("record"), b"1", Expect::Absent, None).await.unwrap();
+    assert_eq!(here.scan("rec", &Page::FIRST).await.unwrap().records.len(), 1);
+    assert_eq!(here.delete(&name("record"), Expect::Any).await.unwrap(), DeleteOutcome::Deleted);
+    let mut events = there.watch("seen").await.unwrap();
+    give_back(&here, &take(&here, &request("seen")).await.key).await;
+    let event = soon("an event comes", events.next()).await.unwrap().unwrap();
+    assert!(matches!(event.kind, EventKind::Granted { .. }), "{event:?}");
+    for sweep in ["sweep_locks('', lockkeeper.now_us())", "sweep_records('')", "sweep_clients('', 0)"] {
+        sql(server, &format!("SELECT lockkeeper.{sweep}"));
+    }
     let keeper = Lockkeeper::open(url).await.unwrap();
     let register = keeper.register::<u32>("count");
     register.update(|value| value.unwrap_or(0) + 1).await.unwrap();
@@ -105,6 +122,55 @@ async fn hand_over(here: &Client, there: &Client) {
         panic!("the waiter was not granted the lock")
     };
     give_back(there, &grant.key).await;
+}
+
+/// The helpers in SQL that have no search_path of their own: then PostgreSQL can inline them. Only functions that have one call them, but for the
+/// first two, whose bodies name exact types.
+const INLINED: [&str; 13] = [
+    "advisory_key",
+    "now_us",
+    "active_holds",
+    "bound_names",
+    "changes_in",
+    "covers",
+    "delay_left",
+    "holds",
+    "lingering_terms",
+    "lock_delay",
+    "min_hold_end",
+    "revocation",
+    "revocation_of_fence",
+];
+
+/// A function without a search_path of its own runs with that of its caller. So no statement of a client calls one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_function_that_a_client_calls_has_a_search_path() {
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    drop(open(&url(server.addr())).await);
+    let found = |filter: &str| -> BTreeSet<String> {
+        let query = format!(
+            "SELECT proname FROM pg_proc p JOIN pg_language l ON l.oid = p.prolang \
+             WHERE pronamespace = 'lockkeeper'::regnamespace AND {filter}"
+        );
+        sql(&server, &query).lines().map(str::to_owned).collect()
+    };
+    let without =
+        found("NOT coalesce(array_to_string(proconfig, ' ') LIKE 'search_path=pg_catalog, pg_temp%', false)");
+    assert_eq!(without, INLINED.iter().map(|name| (*name).to_owned()).collect());
+    assert_eq!(found("prosecdef"), BTreeSet::new(), "no function runs with the rights of its owner");
+    let statements = [
+        include_str!("../src/statements.rs"),
+        include_str!("../src/sql/acquire_fast.sql"),
+        include_str!("../src/sql/release_fast.sql"),
+    ];
+    for helper in &INLINED[2..] {
+        let call = format!("@S.{helper}(");
+        assert!(!statements.iter().any(|text| text.contains(&call)), "a client calls {helper}");
+    }
+    let exact = found(
+        "proname IN ('advisory_key', 'now_us') AND prosrc ~ '[a-z_]\\(' AND prosrc !~ '(^|[^a-z_.])[a-z_]+\\('",
+    );
+    assert_eq!(exact.len(), 2, "their bodies call functions of pg_catalog by their full names: {exact:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

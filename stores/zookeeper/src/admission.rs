@@ -36,9 +36,7 @@ pub fn evaluate_request(
         let verdict = evaluate(owner, request.mode, queue.active_holds(base, own));
         match verdict {
             // A hold-back and the waiters ahead come first.
-            Admission::Free if waiting_ahead(queue, own).next().is_some() || is_held_back(queue) => {
-                Ok(Admission::Blocked)
-            }
+            Admission::Free if is_behind_waiter(queue, own) || is_held_back(queue) => Ok(Admission::Blocked),
             // A foreign client that waits takes the lock when the first hold ends, because it does not know of a
             // second one.
             Admission::Reenter(_) if waiting_ahead(queue, own).any(QueueEntry::is_foreign) => {
@@ -71,6 +69,43 @@ pub fn revoked_error(reason: &str) -> Error {
 
 fn is_held_back(queue: &QueueSnapshot) -> bool {
     queue.hold_backs.iter().any(|hold_back| !hold_back.lingers())
+}
+
+fn is_behind_waiter(queue: &QueueSnapshot, own: &str) -> bool {
+    !queue.sharers_ahead && waiting_ahead(queue, own).next().is_some()
+}
+
+/// Whether a request shares one lock and has no owner.
+pub fn is_plain_sharer(request: &LockRequest) -> bool {
+    request.mode == Mode::Shared && request.owner.is_none() && request.key.names.count() == 1
+}
+
+/// What the entry right ahead of a plain sharer says about all entries ahead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PredecessorVerdict {
+    /// All of them hold the lock and share it.
+    AllShare,
+    /// This one waits, so the request waits behind it.
+    Waits,
+    /// The others must be read.
+    Unknown,
+}
+
+/// Evaluates the entry right ahead of a plain sharer. If it holds, shares and has no owner, it was granted by the same rule: no waiter was ahead
+/// of it, and every holder shared. That is still so. No entry is inserted before another one, and while it holds, an
+/// exclusive hold could only be a re-entry of an exclusive hold. Hold-backs are another matter.
+pub fn evaluate_predecessor(queue: &QueueSnapshot, position: usize) -> PredecessorVerdict {
+    let ahead = &queue.entries[..position];
+    let known = match ahead {
+        // A foreign client holds by its position alone.
+        [_, .., before] if ahead.iter().all(|entry| entry.hash.is_some()) => before.stored(),
+        _ => None,
+    };
+    match known.map(|stored| (stored.state, stored.mode, &stored.owner)) {
+        Some((RequestState::Granted, Mode::Shared, None)) => PredecessorVerdict::AllShare,
+        Some((RequestState::Waiting | RequestState::Queued, ..)) => PredecessorVerdict::Waits,
+        _ => PredecessorVerdict::Unknown,
+    }
 }
 
 /// The waiters ahead of a request.

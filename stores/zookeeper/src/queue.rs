@@ -144,6 +144,8 @@ pub struct QueueSnapshot {
     pub hold_back_hashes: HashSet<AttemptHash>,
     /// The zxid of the last change of the queue node's children.
     pub children_zxid: i64,
+    /// Every entry ahead of the request holds the lock and shares it, though not all of them were read.
+    pub sharers_ahead: bool,
 }
 
 impl QueueSnapshot {
@@ -174,6 +176,7 @@ impl QueueSnapshot {
             orphans,
             hold_back_hashes,
             children_zxid,
+            sharers_ahead: false,
         }
     }
 

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use futures_util::future::join_all;
 use lockkeeper_core::{LockName, LockRequest, Mode};
 
+use crate::admission::{PredecessorVerdict, evaluate_predecessor, is_plain_sharer};
 use crate::connection::Session;
 use crate::error::Failure;
 use crate::queue::{NodeContent, QueueEntry, QueueSnapshot};
@@ -61,7 +62,8 @@ impl StoreInner {
     }
 
     /// Reads what is needed to decide about a request. An exclusive request without an owner only needs to know
-    /// whether there is an entry ahead; but re-entries may be at any position.
+    /// whether there is an entry ahead; but re-entries may be at any position. A plain sharer is often decided by the entry
+    /// right ahead.
     pub async fn read_for_request(
         &self,
         session: &Session,
@@ -69,6 +71,9 @@ impl StoreInner {
         queue: &mut QueueSnapshot,
         own: &str,
     ) -> Result<(), Failure> {
+        if is_plain_sharer(request) && self.read_predecessor(session, queue, own).await? {
+            return self.read_hold_backs(session, queue).await;
+        }
         let position = queue.position(own).unwrap_or(queue.entries.len());
         let simple = request.mode == Mode::Exclusive && request.owner.is_none();
         let wanted = |i: usize, entry: &QueueEntry| match simple {
@@ -77,6 +82,27 @@ impl StoreInner {
         };
         self.read_entries(session, queue, wanted).await?;
         self.read_hold_backs(session, queue).await
+    }
+
+    /// Reads the entry right ahead of a plain sharer, the first entry, and all re-entries. Returns whether that decides the request.
+    async fn read_predecessor(
+        &self,
+        session: &Session,
+        queue: &mut QueueSnapshot,
+        own: &str,
+    ) -> Result<bool, Failure> {
+        let listed = queue.entries.len();
+        let position = queue.position(own).unwrap_or(listed);
+        let wanted =
+            |i: usize, entry: &QueueEntry| i != position && (i == 0 || i + 1 == position || entry.owned);
+        self.read_entries(session, queue, wanted).await?;
+        if queue.entries.len() < listed {
+            // The caller lists the queue again.
+            return Ok(true);
+        }
+        let verdict = evaluate_predecessor(queue, position);
+        queue.sharers_ahead = verdict == PredecessorVerdict::AllShare;
+        Ok(verdict != PredecessorVerdict::Unknown)
     }
 
     /// Reads the first entries, to report the holders.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use common::{four_letter, keeper, try_open};
 use futures_util::future::join_all;
-use lockkeeper_core::{AcquireOutcome, RenewOutcome, Store, Wait};
+use lockkeeper_core::{AcquireOutcome, Mode, RenewOutcome, Store, Wait};
 use lockkeeper_testkit::laws::{eventually, give_back, name, request, set_patience, take, with};
 use lockkeeper_testkit::servers::{self, Server, ZooKeeperOptions};
 
@@ -86,6 +86,42 @@ async fn a_hand_off_costs_the_same_however_many_wait() {
     println!("requests per hand-off: {few:.2} with 20 waiters, {many:.2} with {crowd}");
     // One request to release, one to read the queue, one to write the grant; and sometimes a ping.
     assert!(few < 4.0 && many < 3.3, "{few} {many}");
+}
+
+/// The requests of one shared acquire and its release beside this many holders.
+async fn requests_per_sharer(server: &Server, store: &Arc<dyn Store>, name: &str, holders: usize) -> f64 {
+    let shared = || {
+        with(request(name), |request| {
+            request.mode = Mode::Shared;
+            request.wait = Wait::Forever;
+        })
+    };
+    let requests: Vec<_> = (0..holders).map(|_| shared()).collect();
+    for each in requests.chunks(10) {
+        join_all(each.iter().map(|request| take(store, request))).await;
+    }
+    let before = handled(server);
+    for round in 0..10 {
+        let wait = if round % 2 == 0 { Wait::No } else { Wait::Forever };
+        let sharer = take(store, &with(shared(), |request| request.wait = wait)).await;
+        give_back(store, &sharer.key).await;
+    }
+    (handled(server) - before) as f64 / 10.0
+}
+
+/// A sharer that is granted behind a sharer needs to read no other holder: with many holders, each acquire read all of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sharer_costs_the_same_however_many_share() {
+    let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
+    let store = patient(&server).await;
+    let few = requests_per_sharer(&server, &store, "few", 50).await;
+    let many = requests_per_sharer(&server, &store, "many", 200).await;
+    println!("requests per shared acquire: {few} beside 50 holders, {many} beside 200");
+    // To enqueue, to list, to read two nodes, to write the grant, to release; and pings.
+    assert!(few < 12.0 && many < 12.0, "{few} {many}");
+    let view = store.inspect(&name("many")).await.unwrap().unwrap();
+    // A view reads the first hundred entries.
+    assert_eq!((view.held.len() > 100, view.held.len() + view.waiting), (true, 200));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -17,6 +17,9 @@ const MARKS_CACHED: usize = 100_000;
 /// The pause after a failed request for the lock.
 const PAUSE: Duration = Duration::from_millis(500);
 
+/// How long a process that is to be alone stands in the queue before it looks again who holds the lock.
+const ALONE_WAIT: Duration = Duration::from_secs(2);
+
 /// How the lock of a space is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MarksMode {
@@ -169,7 +172,7 @@ impl MarksLock {
     }
 }
 
-/// The lock. `None`: other processes share it, and one that wants to be alone is refused for as long as they do.
+/// The lock. `None`: other processes hold it. One that wants to be alone is refused for as long as they share it.
 async fn acquire(keeper: &Lockkeeper, name: &LockName, hold: MarksMode) -> Result<Option<Guard>> {
     let request = keeper.lock(name).label("keeps marks");
     let MarksMode::Alone { ttl, lock_delay } = hold else {
@@ -183,7 +186,11 @@ async fn acquire(keeper: &Lockkeeper, name: &LockName, hold: MarksMode) -> Resul
     }
     let request = request.ttl(ttl);
     let request = if keeper.profile().lock_delay { request.lock_delay(lock_delay) } else { request };
-    request.acquire().await.map(Some)
+    // A process that shares the lock may come between: then this one would stand in the queue in front of all others that share it.
+    match request.wait(ALONE_WAIT).acquire().await {
+        Err(Error::Busy(_)) => Ok(None),
+        guard => guard.map(Some),
+    }
 }
 
 impl Drop for MarksLockState {

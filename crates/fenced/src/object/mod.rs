@@ -133,11 +133,14 @@ impl ObjectFenced {
                 Err(told) => return Err(to_error(&told, true)),
             };
             doubt = doubt.or(error::retried(&told));
-            let now = self.look(&path, usize::MAX).await.map_err(|e| unknown_after(e, &told))?;
+            let now = match self.look(&path, usize::MAX).await {
+                Ok(now) => now,
+                Err(look) => return Err(doubt.unwrap_or_else(|| unknown_after(look, &told))),
+            };
             match &now {
                 // It was ours: a client that sends again what it has not heard the end of meets its own write.
                 Some(now) if now.bytes == new => return Ok(()),
-                None if found.is_some() => return Err(gone(&path)),
+                None if found.is_some() => return Err(doubt.unwrap_or_else(|| gone(&path))),
                 _ => found = now,
             }
         }

@@ -13,6 +13,7 @@ use http_body_util::BodyExt;
 use lockkeeper::{Error, Lockkeeper, SystemClock};
 use lockkeeper_fenced::http::{FenceLayer, Require, WriteAdmission};
 use lockkeeper_testkit::laws::interposed::{Fate, Interposed};
+use lockkeeper_testkit::laws::{eventually, soon};
 use lockkeeper_testkit::servers::{self, AppendOnly, RedisOptions, TempDir};
 use tokio::sync::{Notify, mpsc};
 use tower_layer::Layer;
@@ -318,6 +319,32 @@ async fn a_clone_from_before_alone_lets_nothing_through_beside_it() {
     shared.owned().await;
     assert_eq!(put(&shared, &app, "/a", 7).await.0, 201);
     assert_eq!(ledger.read(), [6, 6, 7]);
+}
+
+/// A layer that is to be alone waits for an exclusive hold, and a process that shares the marks is granted the lock first: the wait ends,
+/// so that other processes that share them are let in. It used to stay in front of them for as long as the first one lived.
+#[tokio::test]
+async fn one_that_is_to_be_alone_does_not_keep_those_out_that_share() {
+    let keeper = Lockkeeper::open("memory:").await.unwrap();
+    let lock = || keeper.lock("fence/http").ttl(Duration::from_secs(600));
+    let waiting = async |count: usize| {
+        let name = lockkeeper::LockName::new("fence/http").unwrap();
+        eventually("the requests wait", || async {
+            keeper.inspect(&name).await.unwrap().is_some_and(|view| view.waiting == count)
+        })
+        .await;
+    };
+    let held = lock().acquire().await.unwrap();
+    let first = tokio::spawn(lock().shared().acquire());
+    waiting(1).await;
+    let alone = by_path(&keeper).alone(Duration::from_secs(60), Duration::ZERO).unwrap();
+    waiting(2).await;
+    held.release().await.unwrap();
+    let first = soon("the first one shares the lock", first).await.unwrap().unwrap();
+    let second = soon("the second one shares the lock", lock().shared().acquire()).await.unwrap();
+    assert!(!alone.is_owner());
+    drop((first, second));
+    soon("it is alone in the end", alone.owned()).await;
 }
 
 /// The lock of the marks goes to another process while a mark is raised: what was raised under the old grant says nothing under the next one.

@@ -190,6 +190,17 @@ async fn a_write_that_was_retried_and_overtaken_is_unknown() {
     stale(&fenced.put("x", fence(5), b"five").await, 5, 6);
 }
 
+/// A try before the refused one was done. Then the look is denied, or another program has deleted the object: "denied" and "lost" would say that
+/// nothing was written.
+#[tokio::test]
+async fn a_write_that_was_retried_and_cannot_be_found_is_unknown() {
+    for trouble in [Trouble::DoneThenDenied, Trouble::DoneThenDeleted] {
+        let (_, fenced) = troubled(trouble, 1).await;
+        let told = fenced.put("x", fence(5), b"five").await;
+        assert!(matches!(told, Err(Error::Unknown(_))), "{trouble:?}: {told:?}");
+    }
+}
+
 #[tokio::test]
 async fn an_answer_that_is_lost_is_unknown_and_the_repeat_is_harmless() {
     let (_, fenced) = troubled(Trouble::DoneThenNoReply, 1).await;

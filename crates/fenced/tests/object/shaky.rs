@@ -23,11 +23,18 @@ pub enum Trouble {
     DoneThenSilent,
     /// It is done, a writer with fence 6 follows, and the client, which sends it again, gets the answer that its condition is not met.
     DoneThenOvertaken,
+    /// It is done, and the client, which sends it again, gets the answer that its condition is not met; then a read is denied.
+    DoneThenDenied,
+    /// It is done, the object is deleted, and the client, which sends it again, gets the answer that its condition is not met.
+    DoneThenDeleted,
     /// It is done, and the answer is lost.
     DoneThenNoReply,
     /// It is done, whatever its condition.
     Careless,
 }
+
+/// What the client says of an answer to a request that it has sent more than once.
+const RETRIED: &str = "as told, after 1 retries, max_retries: 10, retry_timeout: 180s";
 
 /// The next so many puts go wrong.
 #[derive(Debug)]
@@ -35,11 +42,13 @@ pub struct Shaky {
     pub inner: InMemory,
     pub next: Mutex<(Trouble, usize)>,
     silent: AtomicBool,
+    denied: AtomicBool,
 }
 
 impl Shaky {
     pub fn new(trouble: Trouble, times: usize) -> Shaky {
-        Shaky { inner: InMemory::new(), next: Mutex::new((trouble, times)), silent: AtomicBool::new(false) }
+        let next = Mutex::new((trouble, times));
+        Shaky { inner: InMemory::new(), next, silent: AtomicBool::new(false), denied: AtomicBool::new(false) }
     }
 
     fn next(&self) -> Option<Trouble> {
@@ -70,8 +79,15 @@ impl ObjectStore for Shaky {
             Some(Trouble::DoneThenOvertaken) => {
                 self.inner.put_opts(path, payload, options).await?;
                 self.inner.put(path, "lockkeeper-fence 6\nsix".into()).await?;
-                let source = "as told, after 1 retries, max_retries: 10, retry_timeout: 180s";
-                Err(Told::Precondition { path: to, source: source.into() })
+                Err(Told::Precondition { path: to, source: RETRIED.into() })
+            }
+            Some(told @ (Trouble::DoneThenDenied | Trouble::DoneThenDeleted)) => {
+                self.denied.store(told == Trouble::DoneThenDenied, Ordering::SeqCst);
+                self.inner.put_opts(path, payload, options).await?;
+                if told == Trouble::DoneThenDeleted {
+                    self.inner.delete(path).await?;
+                }
+                Err(Told::Precondition { path: to, source: RETRIED.into() })
             }
             Some(Trouble::DoneThenNoReply) => {
                 self.inner.put_opts(path, payload, options).await?;
@@ -95,6 +111,9 @@ impl ObjectStore for Shaky {
     async fn get_opts(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
         if self.silent.swap(false, Ordering::SeqCst) {
             return Err(Told::Generic { store: "Shaky", source: "as told".into() });
+        }
+        if self.denied.swap(false, Ordering::SeqCst) {
+            return Err(Told::PermissionDenied { path: path.to_string(), source: "as told".into() });
         }
         self.inner.get_opts(path, options).await
     }

@@ -43,6 +43,7 @@ pub enum Bug {
     DeadlockUnseen,
     SharedLetsWritersIn,
     SharedIsExclusive,
+    SharerIsNotWoken,
     ReadersBarge,
     PermitsUncounted,
     PartialGrants,

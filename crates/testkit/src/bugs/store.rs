@@ -228,6 +228,13 @@ impl Bugged {
                     }
                 }
             }
+            // Requests behind another one that may share the lock miss its grant, and look again much later.
+            Bug::SharerIsNotWoken if request.mode != Mode::Exclusive => {
+                if self.notes.count.fetch_add(1, Ordering::Relaxed) > 0 {
+                    tokio::time::sleep(Duration::from_secs(3600)).await;
+                }
+                self.store.acquire(&twisted).await
+            }
             Bug::NoWaiterIsWoken => {
                 let mut asked = std::pin::pin!(self.store.acquire(&twisted));
                 match futures_util::poll!(&mut asked) {

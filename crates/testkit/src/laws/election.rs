@@ -5,6 +5,7 @@ use futures_util::StreamExt;
 use lockkeeper::election::{Leader, Proclamation};
 use lockkeeper::{Error, ReleaseOutcome};
 
+use super::lossy::{self, LossyStore};
 use super::register::has_records;
 use super::*;
 
@@ -167,6 +168,23 @@ pub async fn an_observer_sees_everything_once_in_order<H: Harness>(h: H) {
     );
     assert_eq!(heard.iter().map(said).collect::<Vec<_>>(), all, "there are gaps");
     assert!(heard.iter().all(|p| !p.missed));
+    // Also where the leader's requests and their replies get lost, or come late.
+    for seed in lossy::seeds() {
+        let network = LossyStore::new(h.client().await, seed);
+        let lossy = Lockkeeper::with_store(network.clone(), h.clock());
+        let words = [format!("{seed}.0"), format!("{seed}.1"), format!("{seed}.2"), "resigned".into()];
+        let leader = elected(&h, &lossy, &words[0]).await;
+        for word in &words[1..3] {
+            soon("it is proclaimed", while_time_passes(&h, leader.proclaim(word.clone()))).await.unwrap();
+        }
+        soon("it resigns", while_time_passes(&h, leader.resign())).await.unwrap();
+        network.deliver().await;
+        for word in &words {
+            let next =
+                soon("what was said over a lossy network is heard", while_time_passes(&h, news.next()));
+            assert_eq!(said(&next.await.unwrap().unwrap()), word, "something is missing, or came twice");
+        }
+    }
 }
 
 pub async fn an_observer_that_was_away_sees_the_truth<H: Harness>(h: H) {

@@ -1,14 +1,18 @@
 //! One holder at a time, and only the holder may renew and release.
 #![allow(missing_docs, reason = "a law's name is its sentence")]
 
-use lockkeeper_core::{Error, Grant, Mode, ReleaseOutcome, RenewOutcome, limits};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use futures_util::future::join_all;
+use lockkeeper_core::{AcquireOutcome, Error, Grant, Mode, ReleaseOutcome, RenewOutcome, limits};
+
+use super::lossy::{self, LossyStore};
 use super::*;
 
 pub async fn one_name_has_one_holder<H: Harness>(h: H) {
     let (a, b) = (h.client().await, h.client().await);
     let held = take(&a, &request("orders/42")).await;
-    let busy = refused(&b, &request("orders/42")).await;
+    let busy = refused_with(&b, &request("orders/42"), "a second holder").await;
     assert_eq!(busy.name, name("orders/42"));
     assert_eq!(busy.held.iter().map(|held| held.fence).collect::<Vec<_>>(), [held.fence]);
     refused(&a, &request("orders/42")).await;
@@ -19,7 +23,7 @@ pub async fn one_name_has_one_holder<H: Harness>(h: H) {
 pub async fn different_names_do_not_block_each_other<H: Harness>(h: H) {
     let a = h.client().await;
     for text in ["orders/42", "orders/4", "orders", "Orders/42", "orders/42 "] {
-        take(&a, &request(text)).await;
+        take_with(&a, &request(text), "another name").await;
     }
 }
 
@@ -73,7 +77,7 @@ pub async fn every_legal_name_is_a_lock_of_its_own<H: Harness>(h: H) {
         &nearly,
     ];
     for text in odd {
-        take(&a, &request(text)).await;
+        take_with(&a, &request(text), "a name of its own").await;
     }
     for text in odd {
         let busy = refused(&a, &request(text)).await;
@@ -88,7 +92,7 @@ pub async fn an_expired_lock_goes_to_the_next<H: Harness>(h: H) {
     take(&a, &with(request("orders/42"), |request| request.ttl = SHORT)).await;
     refused(&b, &request("orders/42")).await;
     h.pass(SHORT * 2).await;
-    take(&b, &request("orders/42")).await;
+    take_with(&b, &request("orders/42"), "an expired lock").await;
 }
 
 pub async fn an_expired_holder_is_told_so<H: Harness>(h: H) {
@@ -110,7 +114,7 @@ pub async fn renewal_keeps_the_lock_and_its_fence<H: Harness>(h: H) {
         h.pass(ttl / 2).await;
         assert_eq!(a.renew(std::slice::from_ref(&held)).await.unwrap(), [RenewOutcome::Renewed]);
     }
-    let busy = refused(&b, &request("orders/42")).await;
+    let busy = refused_with(&b, &request("orders/42"), "a lock that was renewed").await;
     assert_eq!(busy.held[0].fence, held.fence);
 }
 
@@ -156,7 +160,7 @@ pub async fn the_same_attempt_gets_the_same_fence<H: Harness>(h: H) {
     let (a, b) = (h.client().await, h.client().await);
     let once = request("orders/42");
     let first = take(&a, &once).await;
-    let again = take(&a, &once).await;
+    let again = take_with(&a, &once, "the same attempt again").await;
     assert_eq!((first.fence, &first.key), (again.fence, &again.key));
     // One grant, not two: one release frees it.
     assert_eq!(give_back(&a, &once.key).await, ReleaseOutcome::Released);
@@ -186,13 +190,48 @@ pub async fn racing_clients_never_hold_together<H: Harness>(h: H) {
         let mut winners: Vec<Grant> = Vec::new();
         for one in tries.collect::<Vec<_>>() {
             match soon("a race ends", one).await.unwrap().unwrap() {
-                lockkeeper_core::AcquireOutcome::Granted(grant) => winners.push(grant),
-                lockkeeper_core::AcquireOutcome::Busy(_) => {}
+                AcquireOutcome::Granted(grant) => winners.push(grant),
+                AcquireOutcome::Busy(_) => {}
             }
         }
         assert!(winners.len() <= 1, "winners of one race: {winners:?}");
         // Where answers are lost, those who ask again may find what each other's first try has left behind.
         assert!(!H::CALM || winners.len() == 1, "no client has won");
+    }
+}
+
+/// Replies get lost, and the callers send the same attempts again: each is let in once, and never two at a time.
+pub async fn retries_after_lost_replies_let_no_two_in<H: Harness>(h: H) {
+    let clients = [h.client().await, h.client().await, h.client().await];
+    for seed in lossy::seeds() {
+        let (inside, last) = (AtomicBool::new(false), AtomicU64::new(0));
+        let workers = (0..).zip(&clients).map(|(i, client)| {
+            let network: Arc<dyn Store> = LossyStore::with_lossy_locks(client.clone(), seed * 10 + i);
+            let (inside, last) = (&inside, &last);
+            async move {
+                for _ in 0..4 {
+                    let request = request("orders/42");
+                    let grant = loop {
+                        match network.acquire(&request).await {
+                            Ok(AcquireOutcome::Granted(grant)) => break grant,
+                            Ok(AcquireOutcome::Busy(_)) | Err(Error::Unknown(_)) => {}
+                            Err(error) => panic!("neither granted, busy nor unknown: {error}"),
+                        }
+                        tokio::time::sleep(Duration::from_millis(5)).await;
+                    };
+                    assert!(!inside.swap(true, Ordering::SeqCst), "two were let in after a lost reply");
+                    let before = last.swap(grant.fence.get(), Ordering::SeqCst);
+                    assert!(before < grant.fence.get(), "{} after {before}", grant.fence);
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                    inside.store(false, Ordering::SeqCst);
+                    while let Err(error) = network.release(&grant.key).await {
+                        assert!(matches!(error, Error::Unknown(_)), "{error}");
+                    }
+                }
+            }
+        });
+        soon("all are let in though replies are lost", join_all(workers)).await;
+        is_free(&clients[0], "orders/42").await;
     }
 }
 

@@ -20,7 +20,7 @@ pub async fn a_guard_outlives_its_ttl<H: Harness>(h: H) {
         h.pass(TTL / 4).await;
         keeper.quiesce().await;
     }
-    let busy = refused(&other, &request("orders/42")).await;
+    let busy = refused_with(&other, &request("orders/42"), "a lock with a guard").await;
     assert_eq!(busy.held[0].fence, guard.fence());
     assert!(guard.is_held(), "{guard:?}");
     assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
@@ -56,7 +56,7 @@ pub async fn many_guards_of_one_lock_do_not_cost_each_other_the_lock<H: Harness>
 pub async fn a_dropped_guard_frees_its_lock<H: Harness>(h: H) {
     let (keeper, other) = (h.keeper().await, h.client().await);
     drop(keeper.lock("orders/42").ttl(LONG).acquire().await.unwrap());
-    is_free(&other, "orders/42").await;
+    is_free_after(&other, "orders/42", "a dropped guard").await;
     // Also outside of any runtime.
     let guard = keeper.lock("orders/42").ttl(LONG).acquire().await.unwrap();
     std::thread::spawn(move || drop(guard)).join().unwrap();
@@ -87,7 +87,7 @@ pub async fn a_cancelled_acquire_leaves_nothing<H: Harness>(h: H) {
     // A free lock: dropped before the first poll, after it, and so on until it comes through.
     for polls in 0.. {
         let finished = poll_and_drop(keeper.lock("orders/42").ttl(LONG).acquire(), polls).await;
-        is_free(&other, "orders/42").await;
+        is_free_after(&other, "orders/42", "a cancelled acquire").await;
         if finished {
             break;
         }
@@ -271,7 +271,10 @@ pub async fn lock_all_is_one_guard<H: Harness>(h: H) {
     let guard = keeper.lock_all(["b", "a", "b"]).ttl(LONG).acquire().await.unwrap();
     assert_eq!(guard.names().as_slice(), [name("a"), name("b")]);
     for text in ["a", "b"] {
-        assert_eq!(refused(&other, &request(text)).await.held[0].fence, guard.fence());
+        assert_eq!(
+            refused_with(&other, &request(text), "a name of the guard").await.held[0].fence,
+            guard.fence()
+        );
     }
     assert!(keeper.lock_all(["a", "c"]).try_acquire().await.unwrap().is_none());
     is_free(&other, "c").await;

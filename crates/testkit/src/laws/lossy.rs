@@ -42,6 +42,8 @@ pub struct LossyStore {
     random: AtomicU64,
     late: Mutex<VecDeque<LateChange>>,
     delivered_late: AtomicU64,
+    /// Whether requests and releases of locks get lost too.
+    loses_locks: bool,
 }
 
 impl LossyStore {
@@ -49,7 +51,14 @@ impl LossyStore {
     pub fn new(store: Arc<dyn Store>, seed: u64) -> Arc<Self> {
         println!("LOCKKEEPER_SEED={seed}");
         let (late, delivered_late) = (Mutex::default(), AtomicU64::new(0));
-        Arc::new(LossyStore { store, random: AtomicU64::new(seed), late, delivered_late })
+        Arc::new(LossyStore { store, random: AtomicU64::new(seed), late, delivered_late, loses_locks: false })
+    }
+
+    /// The same, and every other request and release of a lock ends as [`Error::Unknown`] too: its reply is lost, or it is. None comes late: a
+    /// request that arrives after its release is a new one for the store, unless its connection tells.
+    pub fn with_lossy_locks(store: Arc<dyn Store>, seed: u64) -> Arc<Self> {
+        let network = Self::new(store, seed);
+        Arc::new(LossyStore { loses_locks: true, ..Arc::into_inner(network).expect("it is new") })
     }
 
     /// How many requests the store got after a later one.
@@ -90,6 +99,17 @@ impl LossyStore {
         }
     }
 
+    async fn pass_lock<T>(&self, request: impl Future<Output = Result<T>>) -> Result<T> {
+        if !self.loses_locks {
+            return request.await;
+        }
+        match self.random() % 4 {
+            0 => request.await.and(Err(Error::Unknown("the reply was lost".into()))),
+            1 => Err(Error::Unknown("the request was lost".into())),
+            _ => request.await,
+        }
+    }
+
     async fn pass<T>(&self, change: LateChange, request: impl Future<Output = Result<T>>) -> Result<T> {
         let fate = self.fate();
         let answer = match fate {
@@ -113,13 +133,13 @@ impl LossyStore {
 
 crate::forward_locks!(LossyStore, {
     async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
-        self.store.acquire(request).await
+        self.pass_lock(self.store.acquire(request)).await
     }
     async fn renew(&self, grants: &[Grant]) -> Result<Vec<RenewOutcome>> {
         self.store.renew(grants).await
     }
     async fn release(&self, key: &RequestKey) -> Result<ReleaseOutcome> {
-        self.store.release(key).await
+        self.pass_lock(self.store.release(key)).await
     }
 });
 

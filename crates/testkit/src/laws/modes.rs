@@ -30,7 +30,7 @@ pub async fn shared_holders_share_and_keep_writers_out<H: Harness>(h: H) {
         return;
     }
     let one = take(&a, &shared()).await;
-    refused(&b, &request("orders/42")).await;
+    refused_with(&b, &request("orders/42"), "a writer beside a reader").await;
     give_back(&a, &one.key).await;
     let writer = take(&b, &request("orders/42")).await;
     refused(&a, &shared()).await;
@@ -45,7 +45,7 @@ pub async fn shared_holders_do_share<H: Harness>(h: H) {
         return;
     }
     let one = take(&a, &shared()).await;
-    let two = take(&b, &shared()).await;
+    let two = take_with(&b, &shared(), "a reader beside a reader").await;
     assert_ne!(one.fence, two.fence);
     give_back(&a, &one.key).await;
     refused(&a, &request("orders/42")).await;
@@ -68,7 +68,7 @@ pub async fn a_waiting_writer_is_not_starved<H: Harness>(h: H) {
     }
     let reader = take(&a, &shared()).await;
     let writer = join_queue(&b, &request("orders/42"), 1).await;
-    refused(&a, &shared()).await;
+    refused_with(&a, &shared(), "a reader behind a writer").await;
     give_back(&a, &reader.key).await;
     granted(writer).await;
 }
@@ -80,7 +80,7 @@ pub async fn permits_are_counted<H: Harness>(h: H) {
         return;
     }
     let held = [take(&a, &permit()).await, take(&b, &permit()).await, take(&a, &permit()).await];
-    refused(&b, &permit()).await;
+    refused_with(&b, &permit(), "a fourth of three permits").await;
     refused(&b, &request("pool")).await;
     let waiter = join_queue(&b, &permit(), 1).await;
     give_back(&a, &held[1].key).await;
@@ -96,7 +96,7 @@ pub async fn the_smallest_number_of_permits_counts<H: Harness>(h: H) {
     // Half a fleet has been told 2, the other half 5: no client sees more holders than its own number.
     take(&a, &in_mode("pool", Mode::Permit(2))).await;
     take(&a, &in_mode("pool", Mode::Permit(5))).await;
-    refused(&a, &in_mode("pool", Mode::Permit(5))).await;
+    refused_with(&a, &in_mode("pool", Mode::Permit(5)), "a third of two permits").await;
     refused(&a, &in_mode("pool", Mode::Permit(2))).await;
 }
 
@@ -107,7 +107,7 @@ pub async fn several_names_are_all_or_nothing<H: Harness>(h: H) {
         return;
     }
     let one = take(&b, &request("account/2")).await;
-    let busy = refused(&a, &both()).await;
+    let busy = refused_with(&a, &both(), "two names, one of them held").await;
     assert_eq!(busy.name, name("account/2"));
     is_free(&a, "account/1").await;
     give_back(&b, &one.key).await;
@@ -170,7 +170,7 @@ pub async fn strangers_do_not_reenter<H: Harness>(h: H) {
         return;
     }
     take(&a, &of(Some(owner()))).await;
-    refused(&b, &of(Some(owner()))).await;
+    refused_with(&b, &of(Some(owner())), "a stranger").await;
     refused(&b, &of(None)).await;
 }
 
@@ -188,7 +188,7 @@ pub async fn lock_delay_holds_back_after_an_unclean_end<H: Harness>(h: H) {
     let late = take(&a, &careful(SHORT)).await;
     h.pass(SHORT * 2).await;
     assert_eq!(a.renew(std::slice::from_ref(&late)).await.unwrap(), [RenewOutcome::Lost]);
-    refused(&b, &request("orders/42")).await;
+    refused_with(&b, &request("orders/42"), "a lock in its lock-delay").await;
     let view = b.inspect(&name("orders/42")).await.unwrap().unwrap();
     assert!(view.held.is_empty() && view.delayed_ms.is_some(), "{view:?}");
     // Breaking what is only held back frees it.
@@ -208,7 +208,7 @@ pub async fn lock_delay_spares_a_clean_release<H: Harness>(h: H) {
     }
     let held = take(&a, &careful).await;
     give_back(&a, &held.key).await;
-    take(&b, &request("orders/42")).await;
+    take_with(&b, &request("orders/42"), "a lock after a clean release").await;
 }
 
 pub async fn min_hold_outlasts_the_release<H: Harness>(h: H) {
@@ -219,7 +219,7 @@ pub async fn min_hold_outlasts_the_release<H: Harness>(h: H) {
     }
     let held = take(&a, &cron).await;
     assert_eq!(give_back(&a, &held.key).await, ReleaseOutcome::Released);
-    let busy = refused(&b, &request("nightly")).await;
+    let busy = refused_with(&b, &request("nightly"), "a lock in its minimum hold").await;
     assert!(busy.held[0].lingering);
     assert_eq!(a.renew(std::slice::from_ref(&held)).await.unwrap(), [RenewOutcome::Lost]);
     assert_eq!(give_back(&a, &held.key).await, ReleaseOutcome::AlreadyGone);

@@ -95,7 +95,7 @@ pub async fn a_dropped_request_can_be_withdrawn<H: Harness>(h: H) {
     join_queue(&b, &dropped, 1).await.abort();
     give_back(&b, &dropped.key).await;
     give_back(&a, &held.key).await;
-    is_free(&a, "orders/42").await;
+    is_free_after(&a, "orders/42", "a dropped request").await;
     // Dropped after the grant, before the caller saw it.
     let dropped_late = request("orders/42");
     take(&b, &dropped_late).await;
@@ -152,7 +152,7 @@ pub async fn no_request_overtakes_the_queue<H: Harness>(h: H) {
     }
     give_back(&a, &held.key).await;
     // Whether the waiter has come to its turn yet or not: one who just arrives does not.
-    refused(&a, &request("orders/42")).await;
+    refused_with(&a, &request("orders/42"), "a newcomer behind a waiter").await;
     let served = granted(waiter).await;
     give_back(&b, &served.key).await;
     is_free(&a, "orders/42").await;

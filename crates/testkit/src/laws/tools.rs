@@ -78,21 +78,31 @@ pub fn with(mut request: LockRequest, change: impl FnOnce(&mut LockRequest)) -> 
 
 /// Asks; it must be granted.
 pub async fn take(store: &Arc<dyn Store>, request: &LockRequest) -> Grant {
+    take_with(store, request, "a free lock").await
+}
+
+/// The same; `what` is what a law says of this request, and of no other.
+pub async fn take_with(store: &Arc<dyn Store>, request: &LockRequest, what: &str) -> Grant {
     match soon("a free lock is granted", store.acquire(request)).await {
         Ok(AcquireOutcome::Granted(grant)) => {
             assert_eq!(grant.key, request.key, "another grant than the one asked for");
             grant
         }
-        other => panic!("{:?} was to be granted: {other:?}", request.key.names),
+        other => panic!("{what}: {:?} was to be granted: {other:?}", request.key.names),
     }
 }
 
 /// Asks without patience; it must be busy.
 pub async fn refused(store: &Arc<dyn Store>, request: &LockRequest) -> Busy {
+    refused_with(store, request, "a lock that is held").await
+}
+
+/// The same; `what` is what a law says of this request, and of no other.
+pub async fn refused_with(store: &Arc<dyn Store>, request: &LockRequest, what: &str) -> Busy {
     let request = with(request.clone(), |request| request.wait = Wait::No);
     match soon("a request without a wait is answered", store.acquire(&request)).await {
         Ok(AcquireOutcome::Busy(busy)) => busy,
-        other => panic!("{:?} was to be busy: {other:?}", request.key.names),
+        other => panic!("{what}: {:?} was to be busy: {other:?}", request.key.names),
     }
 }
 
@@ -179,8 +189,13 @@ pub async fn granted(waiter: JoinHandle<Result<AcquireOutcome>>) -> Grant {
 
 /// The lock has no holder, no waiter and no lock-delay.
 pub async fn is_free(store: &Arc<dyn Store>, text: &str) {
+    is_free_after(store, text, "all that was done").await;
+}
+
+/// The same; `what` is what a law says was before, and nowhere else.
+pub async fn is_free_after(store: &Arc<dyn Store>, text: &str, what: &str) {
     let name = name(text);
-    eventually(&format!("{text} is free"), || async {
+    eventually(&format!("{text} is free after {what}"), || async {
         store.inspect(&name).await.expect("inspect works").is_none()
     })
     .await;

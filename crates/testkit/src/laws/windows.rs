@@ -5,6 +5,7 @@ use lockkeeper::windows::{Window, WindowRun};
 
 use lockkeeper::{Error, Guard};
 
+use super::lossy::{self, LossyStore};
 use super::outage::{self, FirstLoss, OutageStore};
 use super::register::has_records;
 use super::*;
@@ -63,6 +64,27 @@ pub async fn a_window_is_run_once_by_all<H: Harness>(h: H) {
             guard.release().await.unwrap();
         }
     }
+    // Also where replies and requests get lost, or come late.
+    let mut delivered_late = 0;
+    for (i, seed) in lossy::seeds().into_iter().enumerate() {
+        let network = LossyStore::new(h.client().await, seed);
+        let lossy = Lockkeeper::with_store(network.clone(), h.clock());
+        for round in 0..4 {
+            let at = TODAY + (10 + 4 * i as u64 + round) * DAY;
+            let guard = locked(&h, &lossy).await;
+            let run = soon("it begins", while_time_passes(&h, ours(&lossy, &guard, at))).await;
+            soon("it ends", while_time_passes(&h, run.finish(&guard, 0))).await.unwrap();
+            guard.release().await.unwrap();
+            for _ in 0..2 {
+                let guard = locked(&h, &keepers[0]).await;
+                assert!(is_done(&keepers[0], &guard, at).await, "it was run twice after replies were lost");
+                guard.release().await.unwrap();
+                network.deliver().await;
+            }
+        }
+        delivered_late += network.delivered_late();
+    }
+    assert!(delivered_late > 0, "no request came late: the law shows nothing");
 }
 
 pub async fn a_window_that_was_not_finished_is_taken_over<H: Harness>(h: H) {

@@ -14,7 +14,7 @@ use lockkeeper_core::{Result, Store};
 use lockkeeper_etcd::{EtcdStore, Options};
 use lockkeeper_host::SystemClock;
 use lockkeeper_testkit::laws::soon;
-use lockkeeper_testkit::servers::etcd_get;
+use lockkeeper_testkit::servers::{Server, etcd_get};
 use tokio::sync::Notify;
 
 pub async fn try_open(url: &str) -> Result<Arc<dyn Store>> {
@@ -53,6 +53,13 @@ pub fn handled(addr: SocketAddr, method: &str) -> u64 {
         .lines()
         .filter(|line| line.starts_with("grpc_server_handled_total") && line.contains(&wanted));
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as u64
+}
+
+/// How many bytes the server has sent to its clients.
+pub fn bytes_sent(server: &Server) -> f64 {
+    let metrics = etcd_get(server.addr(), "/metrics").expect("metrics");
+    let line = metrics.lines().find(|line| line.starts_with("etcd_network_client_grpc_sent_bytes_total "));
+    line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).expect("bytes that were sent")
 }
 
 /// Polls a future until it waits for a reply, and returns when the reply has arrived: the future has not processed it

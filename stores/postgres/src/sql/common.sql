@@ -1,7 +1,8 @@
 -- What the other functions share: the clock, advisory keys, the counter of fences, and the lock-delay.
 
 -- `now_us` and `advisory_key` are inlined where they are called, also in statements of the client: they name exact types, so that no function or
--- operator in a schema of the caller's search_path fits better. All others have a search_path of their own (@PATH).
+-- operator in a schema of the caller's search_path fits better. Functions in plpgsql, and those that statements of the client call, have a search_path
+-- of their own (@PATH). The other helpers in SQL have none, so that PostgreSQL can inline them: only functions with @PATH call them.
 CREATE OR REPLACE FUNCTION @S.now_us() RETURNS bigint LANGUAGE sql VOLATILE AS $$
   SELECT (pg_catalog.date_part('epoch'::text, pg_catalog.clock_timestamp()) * 1000000::double precision)::bigint
 $$;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use lockkeeper_core::{Error, Fence, Result};
 use lockkeeper_host::host_name;
 
+use super::backoff::JitteredBackoff;
 use super::cas_record::{CasRecord, Retry, Snapshot};
 use super::{name_of, need_records};
 use crate::guard::Guard;
@@ -115,6 +116,8 @@ impl Windows {
     /// [zone](Windows::zone).
     pub async fn begin(&self, guard: &Guard, at_ms: u64) -> Result<Window> {
         let cas_record = self.cas_record()?;
+        let mut backoff = JitteredBackoff::new(&*self.keeper.0.clock);
+        let mut refused = false;
         loop {
             let old = cas_record.read().await?;
             let before =
@@ -148,6 +151,10 @@ impl Windows {
                     taken_over,
                     unfinished,
                 })));
+            }
+            // Pause before the second retry, so that a store that refuses every write is not called in a loop.
+            if std::mem::replace(&mut refused, true) {
+                backoff.wait().await;
             }
         }
     }
