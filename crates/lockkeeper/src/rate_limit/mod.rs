@@ -9,14 +9,18 @@
 //! use lockkeeper::limit::PER_SECOND;
 //! use lockkeeper::rate_limit::{OnStoreFailure, RateLimitLayer};
 //!
+//! async fn hello() -> &'static str {
+//!     "hello"
+//! }
+//!
 //! let keeper = Lockkeeper::open("memory:").await?;         // redis:// or postgres:// for more than one process
-//! let limit = move |request: &http::request::Parts| {
+//! let limit = move |request: &axum::http::request::Parts| {
 //!     // The user, as the layer that checks credentials has stored it.
 //!     let user = request.extensions.get::<String>()?;
 //!     Some(keeper.limit(format!("user/{user}")).rate(10, PER_SECOND).burst(50))
 //! };
 //! let layer = RateLimitLayer::new(limit, OnStoreFailure::LetThrough);
-//! let app: Router = Router::new().route("/", get(async || "hello")).layer(layer);
+//! let app: Router = Router::new().route("/", get(hello)).layer(layer);
 //! # let _ = app;
 //! # Ok(())
 //! # }
