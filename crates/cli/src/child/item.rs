@@ -112,11 +112,10 @@ impl ItemProcess {
                 biased;
                 ended = self.child.wait() => {
                     let code = code_of(ended?);
-                    // Too late to be told apart: the watchdog may have ended it.
-                    return Ok(match SystemClock.now() < item.deadline().await {
-                        true => ItemEnd::Itself(code),
-                        false => ItemEnd::LeaseLost,
-                    });
+                    // What is done is done, however late: the record decides whether it counts. A failure that comes too late may
+                    // be the work of the watchdog.
+                    let in_time = SystemClock.now() < item.deadline().await;
+                    return Ok(if code == 0 || in_time { ItemEnd::Itself(code) } else { ItemEnd::LeaseLost });
                 }
                 () = sleep_until(&SystemClock, deadline.before(leads.term)) => {
                     return self.end(deadline.before(leads.kill), command.grace).await;
