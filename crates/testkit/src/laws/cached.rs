@@ -429,7 +429,7 @@ pub async fn a_cached_value_leaves_nothing<H: Harness>(h: H) {
         return;
     }
     let brief = |key: &str| a.cached(key).ttl(SHORT).stale_while(SHORT).lease(SHORT).back_off(SHORT);
-    store(brief("stored"), &vec![1; 10]).await;
+    store(brief("stored"), &[1; 10]).await;
     assert_eq!(permit(brief("failed")).await.fail("no").await.unwrap(), None);
     drop(permit(brief("dropped")).await);
     h.pass(SHORT * 4).await;
