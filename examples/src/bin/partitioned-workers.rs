@@ -26,8 +26,8 @@ async fn main() -> Result<(), Error> {
         worker.await??;
     }
     let db = database("orders.db", SCHEMA)?;
-    let count: u64 = db.query_row("SELECT count(*) FROM packed", [], |row| row.get(0))?;
-    let by: u64 = db.query_row("SELECT count(DISTINCT worker) FROM packed", [], |row| row.get(0))?;
+    let count: i64 = db.query_row("SELECT count(*) FROM packed", [], |row| row.get(0))?;
+    let by: i64 = db.query_row("SELECT count(DISTINCT worker) FROM packed", [], |row| row.get(0))?;
     println!("{count} of {ORDERS} orders are packed, by {by} workers");
     Ok(())
 }

@@ -14,7 +14,7 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use super::heartbeat::{GroupView, Presence};
 use super::member::PartitionChange;
-use super::partition::{Dropped, Partition};
+use super::partition::{Dropped, DroppedPartition, Partition};
 use super::record::{GroupRecord, MemberRecord};
 use super::{GroupNames, Partitions};
 use crate::guard::{Guard, GuardRevoker};
@@ -57,7 +57,8 @@ pub(super) struct PartitionOwnership {
     /// Partitions whose request failed, and when it is sent again.
     paused: BTreeMap<u32, BootInstant>,
     tasks: JoinSet<TaskResult>,
-    dropped: (mpsc::UnboundedSender<(u32, Fence)>, mpsc::UnboundedReceiver<(u32, Fence)>),
+    /// The news of the partitions that the user has dropped.
+    dropped: (mpsc::UnboundedSender<DroppedPartition>, mpsc::UnboundedReceiver<DroppedPartition>),
     changes: mpsc::UnboundedSender<Result<PartitionChange>>,
     leaving: bool,
     /// How long after a request its holder is revoked.

@@ -22,11 +22,14 @@ pub struct Partition {
     pub(super) dropped: Dropped,
 }
 
+/// The number and the fence of a partition that was dropped.
+pub(super) type DroppedPartition = (u32, Fence);
+
 /// Tells the member when the partition is dropped. It stands behind the guard in [`Partition`], so it is dropped after it.
 pub(super) struct Dropped {
     pub number: u32,
     pub fence: Fence,
-    pub to: mpsc::UnboundedSender<(u32, Fence)>,
+    pub to: mpsc::UnboundedSender<DroppedPartition>,
 }
 
 impl Drop for Dropped {
