@@ -181,7 +181,7 @@ fn control_z_gives_the_shell_back_and_fg_goes_on() {
     screen.end();
 }
 
-/// Only the subcommands that run a command took Ctrl-Z. `hold` renews all the time: the kernel stopped it inside a transaction, and nobody
+/// Only the subcommands that run a command took Ctrl-Z. `hold` renews all the time: the kernel stopped it inside a transaction, and no process
 /// could lock anything in that file until `fg`.
 #[test]
 fn control_z_stops_no_subcommand_inside_a_transaction() {
