@@ -34,7 +34,7 @@ static TAKES_STOPS: AtomicBool = AtomicBool::new(false);
 /// From now on Ctrl-Z stops this process where that harms no other process. The kernel would stop it anywhere, also in the middle of a
 /// transaction, and every other process would wait until this one goes on.
 ///
-/// A thread waits for the signal, because the main thread may be in a write to a pipe that nobody reads. Call it before other threads are
+/// A thread waits for the signal, because the main thread may be in a write to a pipe without a reader. Call it before other threads are
 /// started: they must not take the signal. Not for a subcommand that runs a command, which would start with the signal blocked.
 pub fn stop_between_transactions() {
     if is_ignored(Signal::TSTP) {
