@@ -12,6 +12,6 @@ impl Limits for TemplateStore {
     /// of the server. Remove a bucket that is full. A store that has only records uses `lockkeeper_store_kit::RecordLimits`.
     async fn limit(&self, request: &LimitRequest) -> Result<LimitOutcome> {
         request.check()?;
-        Err(crate::profile::profile().unsupported("rate limits"))
+        Err(crate::profile::profile().lacks("rate limits"))
     }
 }

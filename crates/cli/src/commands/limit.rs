@@ -58,7 +58,7 @@ const EXAMPLES: &str = "\
 Examples:
   lockkeeper limit mail --rate 100/s --burst 200 -- ./send.sh       run it, or exit 72
   lockkeeper limit api --rate 10/min --wait 30s -- curl URL         take a turn within 30 s
-  lockkeeper limit api --rate 10/min --take 3 --json                take three tokens, print the state
+  lockkeeper limit api --rate 10/min --take 3 --json                take three, print the state
   lockkeeper limit api --rate 10/min --peek                         print the state, take nothing
 
 Exit codes: the command's own; 72 the limit is used up, 64 bad call, 69 the store is unreachable,
