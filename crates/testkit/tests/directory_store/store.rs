@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use lockkeeper_core::limit::{LimitOutcome, LimitRequest};
 use lockkeeper_core::{
-    AcquireOutcome, EventStream, Fence, Grant, LockName, LockPage, LockRequest, LockView, Locks, Page,
+    AcquireOutcome, EventStream, Fence, Grant, Limits, LockName, LockPage, LockRequest, LockView, Locks, Page,
     Profile, ReleaseOutcome, RenewOutcome, RequestKey, Result, limits,
 };
 use lockkeeper_host::{Clock, boot_id};
@@ -36,6 +36,13 @@ impl DirectoryStore {
 }
 
 no_records!(DirectoryStore, profile().lacks("records"));
+
+#[async_trait]
+impl Limits for DirectoryStore {
+    async fn limit(&self, _: &LimitRequest) -> Result<LimitOutcome> {
+        Err(profile().lacks("rate limits"))
+    }
+}
 
 #[async_trait]
 impl Locks for DirectoryStore {
