@@ -43,6 +43,14 @@ fn held_times(history: &History) -> Vec<(u64, u64)> {
     ended
 }
 
+/// How many processes that are alive hold now.
+fn held_now(told: &History, killed: &[(u32, u64)]) -> usize {
+    let dead: BTreeSet<String> = killed.iter().map(|(pid, _)| pid.to_string()).collect();
+    let alive = History::new(told.events().iter().filter(|event| !dead.contains(&event.proc)).cloned());
+    let now = SystemClock.now().as_nanos();
+    held_times(&alive).iter().filter(|(begins, ends)| (*begins..*ends).contains(&now)).count()
+}
+
 /// The longest time in `from..until` in which fewer than all permits were held.
 fn longest_with_fewer(holds: &[(u64, u64)], from: u64, until: u64) -> Duration {
     let mut steps: BTreeMap<u64, i64> = BTreeMap::new();
@@ -98,13 +106,18 @@ async fn twenty_share_three_permits(store: &str, lasts: Duration) {
     let from = SystemClock.now().as_nanos();
     for _ in 0..kills {
         crowd.kill_one(holder(&read()));
-        // Until three of them hold again, or at least had the time to.
-        let since = SystemClock.now().as_nanos();
+        // Until all permits are held again, so that the times without them do not run into each other.
         let patience = Instant::now() + PATIENCE;
-        while held_times(&read()).iter().filter(|(begins, _)| *begins > since).count() < PERMITS {
-            assert!(Instant::now() < patience, "no permit was granted after a kill");
-            tokio::time::sleep(Duration::from_millis(100)).await;
+        while held_now(&read(), &crowd.killed) < PERMITS {
+            assert!(Instant::now() < patience, "not all permits are held again after a kill");
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
+    }
+    // A store that sees a death at once gets through the kills in a moment: go on until there is enough to judge.
+    let patience = Instant::now() + PATIENCE;
+    while read().events().iter().filter(|event| event.phase == OperationPhase::Ok).count() < 60 {
+        assert!(Instant::now() < patience, "there are too few holds to judge");
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let until = SystemClock.now().as_nanos();
     let slow = control.longest();
