@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn a_restarted_member_keeps_its_partitions_and_a_leaving_one_does_not() {
         let mut group = GroupRecord::new(8);
-        ["a", "b"].map(|name| group.put(member(name)));
+        ["a", "b"].iter().for_each(|name| group.put(member(name)));
         group.rebalance();
         let (before, generation) = (owned(&group, "a"), group.generation);
         group.put(MemberRecord { id: "another".into(), ..member("a") });
