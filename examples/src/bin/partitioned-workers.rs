@@ -64,7 +64,7 @@ async fn pack_all(partition: Partition, name: &'static str, packed: Arc<AtomicU6
             Ok(false) => {} // an earlier owner has packed it
             Err(error) => return eprintln!("{name} stops: {error}"),
         }
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
     // Keep the partition until the group wants it back; dropped at once, it would be owned again.
     partition.revoked().await;

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use lockkeeper_core::limit::{LimitOutcome, LimitRequest};
 use lockkeeper_core::{
-    AcquireOutcome, EventStream, Fence, Grant, Limits, LockName, LockPage, LockRequest, LockView, Locks, Page,
-    Profile, ReleaseOutcome, RenewOutcome, RequestKey, Result, limits,
+    AcquireOutcome, EventStream, Fence, Grant, Limits, LockName, LockPage, LockRequest, LockView, Locks,
+    Page, Profile, ReleaseOutcome, RenewOutcome, RequestKey, Result, limits,
 };
 use lockkeeper_host::{Clock, boot_id};
 use lockkeeper_store_kit::{PendingRequests, no_records};
