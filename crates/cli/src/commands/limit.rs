@@ -196,7 +196,7 @@ impl LimitArgs {
 
 /// Whole milliseconds, so that a caller that waits for them does not come too early.
 fn round_up(time: Duration) -> u64 {
-    millis(time + Duration::from_nanos(999_999)) as u64
+    millis(time + Duration::from_nanos(999_999))
 }
 
 #[cfg(test)]
