@@ -93,7 +93,7 @@ impl Subscriber for StderrLogger {
 }
 
 impl StderrLogger {
-    /// What is printed about an event; `None` for a daily warning that was printed today.
+    /// The text for an event; `None` for a daily warning that was printed today.
     fn line(&self, event: &Event<'_>) -> Option<String> {
         let mut fields = EventFields::default();
         event.record(&mut fields);
@@ -140,7 +140,7 @@ mod tests {
         fn exit(&self, _: &Id) {}
     }
 
-    /// What is printed of what `work` logs.
+    /// The text that `work` logs and the command prints.
     fn printed(work: impl FnOnce()) -> Vec<String> {
         static NUMBER: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);

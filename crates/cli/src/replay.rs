@@ -1,4 +1,4 @@
-//! What `once` and `cached` share: stored output is printed, and a call inside its own command is refused.
+//! The part that `once` and `cached` share: printing stored output, and refusing a call inside its own command.
 
 use std::io::Write;
 

@@ -183,7 +183,7 @@ pub struct ItemWorker<'a> {
     pub args: &'a WorkerArgs,
     pub command: ItemCommand<'a>,
     pub report: &'a Report,
-    /// What the names of the items begin with, for the watchdog.
+    /// The beginning of the names of the items, for the watchdog.
     pub group: String,
     /// Ends when no item is free, instead of waiting.
     pub skip: bool,

@@ -170,7 +170,7 @@ impl Guard {
         }
     }
 
-    /// What ends this hold from another task.
+    /// A handle that ends this hold from another task.
     pub(crate) fn revoker(&self) -> GuardRevoker {
         GuardRevoker { keeper: self.keeper.clone(), shared: self.shared.clone(), id: self.id }
     }

@@ -80,7 +80,7 @@ pub fn is_plain_sharer(request: &LockRequest) -> bool {
     request.mode == Mode::Shared && request.owner.is_none() && request.key.names.count() == 1
 }
 
-/// What the entry right ahead of a plain sharer says about all entries ahead.
+/// The conclusion about all entries ahead from the entry right ahead of a plain sharer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PredecessorVerdict {
     /// All of them hold the lock and share it.

@@ -27,7 +27,7 @@ struct SharedWrite {
 }
 
 impl CatchUp {
-    /// After this, reads of the session return everything that any client was told before the call.
+    /// After this, reads of the session return every write that the servers had confirmed before the call.
     pub async fn catch_up(&self, session: &Arc<Session>, node: &str) -> Result<(), Failure> {
         let write = {
             let mut newest = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -106,7 +106,7 @@ pub fn all() -> io::Result<Vec<ProcessEntry>> {
     Ok(found)
 }
 
-/// What `/proc` knows about a living process. `None`: it has ended, or is hidden from this user (`hidepid`).
+/// The facts in `/proc` about a living process. `None`: it has ended, or is hidden from this user (`hidepid`).
 fn read(pid: i32) -> io::Result<Option<ProcessEntry>> {
     let stat = match fs::read(format!("/proc/{pid}/stat")) {
         Ok(stat) => stat,

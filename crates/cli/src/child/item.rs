@@ -22,7 +22,7 @@ use super::watchdog::Watchdog;
 use crate::exit;
 use crate::work::OwnItem;
 
-/// What cannot be killed in this time hangs in the kernel.
+/// A process that SIGKILL does not end in this time hangs in the kernel.
 const GIVE_UP: Duration = Duration::from_secs(2);
 
 /// A command, and how to run it for each item.
@@ -112,7 +112,7 @@ impl ItemProcess {
                 biased;
                 ended = self.child.wait() => {
                     let code = code_of(ended?);
-                    // What is done is done, however late: the record decides whether it counts. A failure that comes too late may
+                    // A result counts, however late: the record decides whether it counts. A failure that comes too late may
                     // be the work of the watchdog.
                     let in_time = SystemClock.now() < item.deadline().await;
                     return Ok(if code == 0 || in_time { ItemEnd::Itself(code) } else { ItemEnd::LeaseLost });

@@ -43,7 +43,7 @@ const BETWEEN_WATCHDOGS: Duration = Duration::from_millis(100);
 pub struct CommandProcess {
     pid: Pid,
     ended: bool,
-    /// What every process that the command starts has in its environment, unless it was taken out.
+    /// The variables that every process of the command has in its environment, unless it removed them.
     marks: [String; 2],
     /// `None`: it is gone, and another one has to be started.
     watchdog: Option<Watchdog>,
@@ -51,9 +51,9 @@ pub struct CommandProcess {
     watchdog_started: BootInstant,
     /// It was said that no other one can be started.
     reported_unwatched: bool,
-    /// The watchdog that was told to kill what is left.
+    /// The watchdog with the order to kill what is left.
     leaving: Option<Pid>,
-    /// What the last watchdog that ended has found: whether nothing was left. One that was killed has found nothing.
+    /// Whether the last watchdog that ended has left no process. One that was killed has found nothing.
     killed_all: Option<bool>,
 }
 

@@ -36,7 +36,7 @@ impl LeadTimes {
     }
 }
 
-/// What cannot be killed in this time hangs in the kernel; this process cannot wait for it for ever.
+/// A process that SIGKILL does not end in this time hangs in the kernel; this process cannot wait for it for ever.
 const KILL_TIME: Duration = Duration::from_secs(2);
 
 /// How a command ended.
@@ -76,7 +76,7 @@ pub struct Supervisor<'a> {
     stop_asked: Option<BootInstant>,
     /// Completes when the command is to finish, while its lock is still held.
     finish: Option<Finish<'a>>,
-    /// The command was told to finish.
+    /// The command has the order to finish.
     finishing: bool,
 }
 
@@ -201,7 +201,7 @@ impl<'a> Supervisor<'a> {
     async fn lose(&mut self, code: Option<i32>, report_loss: impl FnOnce(&str)) -> CommandEnd {
         let why = self.guard.loss_reason().to_string();
         let now = SystemClock.now();
-        // A command that was told to finish has had its grace.
+        // A command with the order to finish has had its grace.
         let grace = if self.finishing { Duration::ZERO } else { self.grace };
         let kill_at = (now + grace).min(self.guard.deadline().before(self.lead_times().kill));
         if kill_at > now {

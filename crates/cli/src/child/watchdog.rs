@@ -70,7 +70,7 @@ impl Watchdog {
     }
 
     /// Starts one before the lock is granted: its start takes as long as the request to the store. It kills nothing until it has been
-    /// told which lock it is for.
+    /// sent the lock that it is for.
     pub fn start_early() -> io::Result<Self> {
         Self::start_without_lock(registry::are_several())
     }

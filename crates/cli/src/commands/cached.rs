@@ -178,7 +178,7 @@ impl CachedArgs {
         })?;
         report.event("ended", json!({ "outcome": "done", "fence": permit.fence(), "exit_code": code }));
         if let Some(signal) = captured.signal.or(asked.filter(|_| code != 0)) {
-            // The command did not fail: this caller was told to stop. The next one may run it at once.
+            // The command did not fail: a signal stopped this caller. The next one may run it at once.
             drop(permit);
             return Ok(if code != 0 { code } else { exit::by_signal(signal.as_raw()) });
         }

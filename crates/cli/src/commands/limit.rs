@@ -136,7 +136,7 @@ impl LimitArgs {
         Err(self.become_command())
     }
 
-    /// What the store says.
+    /// The answer of the store.
     async fn ask(&self, limit: &RateLimit) -> lockkeeper::Result<LimitStatus> {
         if self.reset {
             limit.reset().await?;

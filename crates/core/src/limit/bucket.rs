@@ -2,7 +2,7 @@
 
 use crate::limit::{LimitBucket, LimitOperation, LimitOutcome, LimitRequest};
 
-/// What a store does with a bucket after a decision.
+/// The change that a store makes to a bucket after a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BucketChange {
     /// Nothing.

@@ -1,4 +1,4 @@
-//! What a store answers to a request.
+//! The answer of a store to a request.
 
 use std::time::Duration;
 

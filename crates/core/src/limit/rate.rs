@@ -50,7 +50,7 @@ impl Rate {
         self.period
     }
 
-    /// What a token costs: the time in which one refills, rounded up to a nanosecond, so that the limit is never exceeded.
+    /// The cost of a token: the time in which one refills, rounded up to a nanosecond, so that the limit is never exceeded.
     pub fn token_nanos(&self) -> u64 {
         let nanos = self.period.as_nanos().div_ceil(u128::from(self.tokens));
         u64::try_from(nanos).unwrap_or(u64::MAX)
@@ -103,7 +103,7 @@ impl BucketSpec {
         &self.key
     }
 
-    /// What a token costs, in nanoseconds.
+    /// The cost of a token, in nanoseconds.
     pub fn token_nanos(&self) -> u64 {
         self.token_nanos
     }
@@ -113,7 +113,7 @@ impl BucketSpec {
         self.burst
     }
 
-    /// What `tokens` cost. More tokens than the burst count as the burst.
+    /// The cost of `tokens`. More tokens than the burst count as the burst.
     pub fn cost_nanos(&self, tokens: u64) -> u64 {
         self.token_nanos * tokens.min(self.burst)
     }

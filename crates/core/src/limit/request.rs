@@ -1,4 +1,4 @@
-//! What a client requests of one or more buckets.
+//! A client's request for one or more buckets.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -18,7 +18,7 @@ pub struct LimitBucket {
     pub taken: u64,
 }
 
-/// What a request does.
+/// The operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LimitOperation {
     /// Takes the tokens of all buckets, or of none.
@@ -39,7 +39,7 @@ pub enum LimitOperation {
 /// A request for one or more buckets, which a store carries out in one step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LimitRequest {
-    /// What it does.
+    /// Its operation.
     pub operation: LimitOperation,
     /// The buckets, each once.
     pub buckets: Vec<LimitBucket>,

@@ -1,4 +1,4 @@
-//! What an operator does with a job table: counts, what failed for good, and another chance for it.
+//! The operator's calls for a job table: counts, the jobs that failed for good, and another chance for them.
 
 use lockkeeper_core::{Fence, Result, WallTime};
 use lockkeeper_postgres::tokio_postgres::types::Type;

@@ -7,7 +7,7 @@ use super::error::to_error;
 use super::statements;
 use super::table::JobTable;
 
-/// What the rows count as that the table has when it becomes a job table.
+/// The state of the rows that the table has when it becomes a job table.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ExistingRows {
     /// Jobs to do. The default.
@@ -17,7 +17,7 @@ pub enum ExistingRows {
     Done,
 }
 
-/// What [`install`] runs, for a role that may.
+/// The statements of [`install`], for a role that may run them.
 pub fn install_sql(table: &JobTable, existing: ExistingRows) -> String {
     statements::install(table, existing == ExistingRows::Done)
 }

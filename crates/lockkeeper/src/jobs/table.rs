@@ -43,7 +43,7 @@ const KEY: &str = "SELECT quote_ident(a.attname), format_type(a.atttypid, a.attt
     timestamptz}'::regtype[]::oid[]) FROM pg_index i CROSS JOIN unnest(i.indkey::int2[]) WITH ORDINALITY AS k(attnum, at) \
     JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum JOIN pg_type t ON t.oid = a.atttypid \
     WHERE i.indrelid = $1 AND i.indisprimary AND k.at <= i.indnkeyatts ORDER BY k.at";
-/// Those of our columns that are there, and what is written beside the first.
+/// The job columns that the table has, and the comment of the first.
 const OURS: &str = "SELECT count(*), max(CASE a.attname WHEN 'lk_state' THEN col_description(a.attrelid, a.attnum) END) \
     FROM pg_attribute a WHERE a.attrelid = $1 AND a.attnum > 0 AND NOT a.attisdropped AND a.attname = ANY ($2)";
 

@@ -44,7 +44,7 @@ impl fmt::Debug for TakenJob {
     }
 }
 
-/// What a change by the worker that has the job has met.
+/// The outcome of a change by the worker that has the job.
 enum RowBefore {
     Changed,
     /// The change was made before, by a request whose reply was lost.
@@ -186,7 +186,7 @@ impl TakenJob {
         }
     }
 
-    /// What a change has met.
+    /// The outcome of a change.
     fn met(&self, change: JobChange, rows: &[Row]) -> Result<RowBefore> {
         let row = rows.first().ok_or_else(|| unexpected("no row"))?;
         if get::<i64>(row, 0)? > 0 {

@@ -9,7 +9,7 @@ use tower_layer::Layer;
 use super::service::RateLimited;
 use crate::limit::RateLimit;
 
-/// What happens to requests while the store is unreachable.
+/// The treatment of requests while the store is unreachable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnStoreFailure {
     /// They pass without a limit (fail open): for a limit that protects from too much of a good thing.

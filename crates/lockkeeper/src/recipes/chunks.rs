@@ -20,7 +20,7 @@ pub(crate) const CHUNKED_BYTES_MAX: usize = 64 << 20;
 pub(crate) struct Chunks<'a> {
     /// The record that refers to the chunks.
     pub cas_record: &'a CasRecord,
-    /// What the names of this recipe's chunks begin with.
+    /// The beginning of the names of this recipe's chunks.
     pub prefix: &'static str,
     pub key: &'a str,
     pub fence: Fence,

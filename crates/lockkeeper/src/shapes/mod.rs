@@ -57,7 +57,7 @@ macro_rules! hold_options {
             self
         }
 
-        /// What `list` and `inspect` show beside the host and the pid. By default the name of the process,
+        /// The text that `list` and `inspect` show beside the host and the pid. By default the name of the process,
         /// as `ps` shows it.
         pub fn label(mut self, label: impl Into<String>) -> Self {
             self.options.label = Some(label.into());

@@ -212,7 +212,7 @@ fn check(permits: u32) -> Result<()> {
     }
 }
 
-/// What is left of a wait. A request needs some time to be answered at all.
+/// The rest of a wait. A request needs some time to be answered at all.
 fn rest(give_up: BootInstant, now: BootInstant) -> Duration {
     give_up.since(now).max(Duration::from_millis(1))
 }

@@ -60,7 +60,7 @@ async fn a_claim_whose_reply_is_lost_returns_after_the_lease() {
     job.complete().await.unwrap();
 }
 
-/// While the database is away a worker keeps trying to record what it has done, until its lease is over.
+/// While the database is unreachable a worker keeps trying to record what it has done, until its lease is over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_worker_whose_database_is_away_gives_up_with_its_lease() {
     let Some(db) = Database::start().await else { return };

@@ -14,7 +14,7 @@ use crate::text::{plain, quoted};
 pub struct JobsInstallArgs {
     #[command(flatten)]
     pub table: JobTableArgs,
-    /// What the rows count as that the table has now
+    /// The state of the rows that the table has now
     #[arg(long, value_enum, default_value_t = ExistingAs::Open)]
     pub existing: ExistingAs,
     /// Print the SQL instead of running it
@@ -22,7 +22,7 @@ pub struct JobsInstallArgs {
     pub sql: bool,
 }
 
-/// What existing rows count as.
+/// The state of existing rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ExistingAs {
     /// Jobs to do

@@ -105,7 +105,7 @@ pub enum ValueState {
 /// A refresh that failed a short time ago. No caller tries again before its back-off is over.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailedRefresh {
-    /// What the refresher reported.
+    /// The error of the refresher.
     pub error: String,
     /// The fence of the refresher.
     pub fence: Fence,

@@ -23,7 +23,7 @@ pub(super) struct CachedRecords {
     key: String,
 }
 
-/// What the records say at one moment.
+/// The state of the records at one moment.
 #[derive(Clone, Debug)]
 pub(super) struct CachedView {
     /// The record as it was read, for the write that replaces it.

@@ -1,4 +1,4 @@
-//! What an operator does with a group: counts, what failed for good, and another chance for it.
+//! The operator's calls for a group: counts, the items that failed for good, and another chance for them.
 
 use std::collections::HashSet;
 

@@ -32,7 +32,7 @@ pub struct ClaimedItem {
     pub(super) lease: Mutex<ItemLease>,
 }
 
-/// What a failed attempt leads to.
+/// The consequence of a failed attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AfterFailure {
     /// The item is tried again, not before this time is over.
@@ -107,7 +107,7 @@ impl ClaimedItem {
         let last = self.record.attempts >= self.group.max_attempts;
         let state = if last { ItemState::Failed } else { ItemState::Open };
         let record = ItemRecord { error: Some(cut_reason(reason.as_ref())), ..self.next(state) };
-        // What has failed for good stays until an operator decides.
+        // An item that has failed for good stays until an operator decides.
         let ttl = (!last).then(|| self.group.unsettled());
         self.write(&record, ttl).await?;
         let (lease, attempts) = (self.lease.into_inner(), self.record.attempts);

@@ -20,7 +20,7 @@ use crate::recipes::cas_record::{Retry, Tries};
 pub(super) struct ItemLease {
     keeper: Lockkeeper,
     key: LockName,
-    /// What the record holds: with a random mark, so that a write without a reply is found again.
+    /// The content of the record, with a random mark, so that a write without a reply is found again.
     value: Vec<u8>,
     version: Version,
     ttl: Duration,

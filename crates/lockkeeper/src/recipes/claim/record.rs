@@ -10,7 +10,7 @@ use crate::recipes::format;
 /// As much of a reason as a record keeps.
 const REASON_BYTES: usize = 1000;
 
-/// What is known of an item.
+/// The state of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum ItemState {

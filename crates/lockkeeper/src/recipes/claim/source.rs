@@ -173,7 +173,7 @@ impl ClaimSource {
     }
 }
 
-/// What was claimed before an error is not lost over it: the next call meets the error again.
+/// An item that was claimed before an error is not lost: the next call meets the error again.
 fn keep(claimed: Vec<ClaimedItem>, error: Error) -> Result<Vec<ClaimedItem>> {
     if claimed.is_empty() {
         return Err(error);
@@ -267,7 +267,7 @@ impl ClaimGroup {
     }
 }
 
-/// What became of the write of an attempt.
+/// The outcome of the write of an attempt.
 enum Attempted {
     Written(Snapshot, ItemRecord),
     Settled,

@@ -1,7 +1,7 @@
 //! Rate limits: how often the processes of a fleet may do something together. [`Lockkeeper::limit`].
 //!
 //! A limit is a token bucket in the store. The store decides in one step by its own clock, so the limit is exact however many processes share
-//! it. What a store without such a step does instead, [`LimitSupport`](crate::LimitSupport) says.
+//! it. [`LimitSupport`](crate::LimitSupport) describes the stores without such a step.
 
 mod outcome;
 mod permits;

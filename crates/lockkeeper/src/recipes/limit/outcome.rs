@@ -1,4 +1,4 @@
-//! What a take returns, and how tokens are given back.
+//! The result of a take, and the refund of its tokens.
 
 use std::time::Duration;
 
@@ -133,7 +133,7 @@ impl TakeOutcome {
         let mut buckets = self.request.buckets.clone();
         for (bucket, state) in buckets.iter_mut().zip(&mut self.outcome.buckets) {
             (bucket.tokens, bucket.taken) = (n, state.full_at);
-            // What is left of this take was taken that much earlier.
+            // The rest of this take was taken that much earlier.
             state.full_at = state.full_at.saturating_sub(bucket.spec.cost_nanos(n));
         }
         Ok(LimitRequest { operation: LimitOperation::Refund, buckets })

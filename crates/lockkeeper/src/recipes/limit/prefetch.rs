@@ -24,7 +24,7 @@ pub struct PrefetchedLimit {
     local: Arc<Mutex<LocalTokens>>,
 }
 
-/// What this process has.
+/// The tokens that this process has.
 #[derive(Debug, Default)]
 struct LocalTokens {
     tokens: u64,

@@ -13,11 +13,11 @@ use lockkeeper_host::sleep_until;
 use tokio::sync::{Notify, watch};
 
 use super::record::{GroupRecord, MemberRecord};
-use super::{GroupNames, Partitions};
+use super::{PartitionNames, Partitions};
 use crate::recipes::backoff::{JitteredBackoff, random_part};
 use crate::recipes::cas_record::{CasRecord, Retry, Snapshot};
 
-/// What the heartbeat task knows, for the task that owns the partitions.
+/// The view of the heartbeat task, for the task that owns the partitions.
 #[derive(Clone, Debug)]
 pub(super) enum GroupView {
     /// The newest record, and this member is in it.
@@ -26,7 +26,7 @@ pub(super) enum GroupView {
     Replaced,
 }
 
-/// What the task that owns the partitions wants to be written.
+/// The changes that the task with the partitions requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Presence {
     Joined,
@@ -40,7 +40,7 @@ pub(super) enum Presence {
 pub(super) struct Heartbeat {
     options: Partitions,
     cas_record: CasRecord,
-    names: GroupNames,
+    names: PartitionNames,
     me: MemberRecord,
     /// When the last heartbeat was sent that was written.
     beat_at: BootInstant,
@@ -62,7 +62,7 @@ impl Heartbeat {
     /// Writes the member into the record, which is the join. The count is checked against every record that is read.
     pub async fn join(
         options: Partitions,
-        names: GroupNames,
+        names: PartitionNames,
         me: MemberRecord,
         presence: watch::Receiver<Presence>,
     ) -> Result<Heartbeat> {
@@ -207,7 +207,7 @@ enum StepOutcome {
     Replaced,
 }
 
-fn parse(names: &GroupNames, count: u32, old: Option<&Snapshot>) -> Result<GroupRecord> {
+fn parse(names: &PartitionNames, count: u32, old: Option<&Snapshot>) -> Result<GroupRecord> {
     let Some(snapshot) = old else { return Ok(GroupRecord::new(count)) };
     let record = GroupRecord::parse(&names.group, &snapshot.value)?;
     match names.check_count(&record, count) {

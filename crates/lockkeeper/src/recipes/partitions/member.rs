@@ -13,7 +13,7 @@ use super::heartbeat::{GroupView, Heartbeat, Presence};
 use super::ownership::PartitionOwnership;
 use super::partition::Partition;
 use super::record::MemberRecord;
-use super::{GroupNames, Partitions};
+use super::{PartitionNames, Partitions};
 
 /// A change of the partitions of this member.
 #[derive(Debug)]
@@ -49,7 +49,7 @@ impl fmt::Debug for PartitionMember {
 /// Writes the member into the group's record, and starts its task.
 pub(super) async fn join(
     options: Partitions,
-    names: GroupNames,
+    names: PartitionNames,
     me: MemberRecord,
 ) -> Result<PartitionMember> {
     // A keeper that cannot renew must not join.
@@ -66,7 +66,7 @@ pub(super) async fn join(
 async fn run(
     heartbeat: Heartbeat,
     options: Partitions,
-    names: GroupNames,
+    names: PartitionNames,
     me: MemberRecord,
     presence: watch::Sender<Presence>,
     changes: mpsc::UnboundedSender<Result<PartitionChange>>,

@@ -87,7 +87,7 @@ impl Lockkeeper {
 
     /// The members and partitions of a group as they are now. `None`: no member has joined it, or all have left.
     pub async fn partition_status(&self, group: impl AsRef<str>) -> Result<Option<GroupStatus>> {
-        let names = GroupNames::new(self, group.as_ref())?;
+        let names = PartitionNames::new(self, group.as_ref())?;
         status::read(self, &names).await
     }
 }
@@ -145,8 +145,8 @@ impl Partitions {
         member::join(self, names, record).await
     }
 
-    fn check(&self) -> Result<GroupNames> {
-        let names = GroupNames::new(&self.keeper, &self.group)?;
+    fn check(&self) -> Result<PartitionNames> {
+        let names = PartitionNames::new(&self.keeper, &self.group)?;
         self.keeper.profile().allows(self.purpose)?;
         check_count(self.count)?;
         if !(1..=WEIGHT_MAX).contains(&self.weight) {
@@ -216,18 +216,18 @@ fn check_count(count: u32) -> Result<()> {
 
 /// The record and the locks of a group.
 #[derive(Clone, Debug)]
-struct GroupNames {
+struct PartitionNames {
     group: String,
     record: LockName,
 }
 
-impl GroupNames {
-    fn new(keeper: &Lockkeeper, group: &str) -> Result<GroupNames> {
+impl PartitionNames {
+    fn new(keeper: &Lockkeeper, group: &str) -> Result<PartitionNames> {
         need_records(keeper, "a group of partitions")?;
-        Ok(GroupNames { group: group.to_owned(), record: name_of("partition-group/", group)? })
+        Ok(PartitionNames { group: group.to_owned(), record: name_of("partition-group/", group)? })
     }
 
-    /// What the names of the partitions' locks begin with. The rest is a number without a slash, so no two groups share a lock.
+    /// The beginning of the names of the partitions' locks. The rest is a number without a slash, so no two groups share a lock.
     fn prefix(&self) -> String {
         format!("partition/{}/", self.group)
     }

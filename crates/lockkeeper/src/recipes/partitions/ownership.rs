@@ -16,7 +16,7 @@ use super::heartbeat::{GroupView, Presence};
 use super::member::PartitionChange;
 use super::partition::{Dropped, DroppedPartition, Partition};
 use super::record::{GroupRecord, MemberRecord};
-use super::{GroupNames, Partitions};
+use super::{PartitionNames, Partitions};
 use crate::guard::{Guard, GuardRevoker};
 
 /// How long the old owner may take to end its work after its grace, at most, before it is revoked.
@@ -40,7 +40,7 @@ struct RequestedPartition {
     since: BootInstant,
 }
 
-/// What a background task of the owner has done.
+/// The result of a background task of the owner.
 enum TaskResult {
     Acquired(u32, Result<Guard>),
     Revoked(u32, Result<Fence>),
@@ -49,7 +49,7 @@ enum TaskResult {
 /// The task that requests, hands out and takes back the partitions of one member.
 pub(super) struct PartitionOwnership {
     options: Partitions,
-    names: GroupNames,
+    names: PartitionNames,
     me: MemberRecord,
     clock: Arc<dyn Clock>,
     owned: BTreeMap<u32, OwnedPartition>,
@@ -68,7 +68,7 @@ pub(super) struct PartitionOwnership {
 impl PartitionOwnership {
     pub fn new(
         options: Partitions,
-        names: GroupNames,
+        names: PartitionNames,
         me: MemberRecord,
         changes: mpsc::UnboundedSender<Result<PartitionChange>>,
     ) -> Self {
@@ -280,7 +280,7 @@ struct LockEvents {
 }
 
 impl LockEvents {
-    fn new(options: &Partitions, names: &GroupNames) -> Self {
+    fn new(options: &Partitions, names: &PartitionNames) -> Self {
         LockEvents {
             options: options.clone(),
             prefix: names.prefix(),

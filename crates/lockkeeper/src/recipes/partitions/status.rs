@@ -1,4 +1,4 @@
-//! What a group looks like from outside: its members, the owner of each partition, and what is moving.
+//! The view of a group from outside: its members, the owner of each partition, and what is moving.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use lockkeeper_core::{Fence, Page, Result, WallTime};
 use serde::Serialize;
 
 use super::record::GroupRecord;
-use super::{GroupNames, partition_of};
+use super::{PartitionNames, partition_of};
 use crate::keeper::Lockkeeper;
 
 /// A group of members and their partitions at one moment.
@@ -99,7 +99,7 @@ impl MemberStatus {
 
 /// Reads the record and the locks. They are read one after the other, so a partition that changes its owner meanwhile may look as if it
 /// were moving.
-pub(super) async fn read(keeper: &Lockkeeper, names: &GroupNames) -> Result<Option<GroupStatus>> {
+pub(super) async fn read(keeper: &Lockkeeper, names: &PartitionNames) -> Result<Option<GroupStatus>> {
     let Some(snapshot) = names.cas_record(keeper).read().await? else { return Ok(None) };
     let record = GroupRecord::parse(&names.group, &snapshot.value)?;
     if record.members.is_empty() {
@@ -134,7 +134,7 @@ pub(super) async fn read(keeper: &Lockkeeper, names: &GroupNames) -> Result<Opti
 }
 
 /// The holders of the partitions' locks.
-async fn owners(keeper: &Lockkeeper, names: &GroupNames) -> Result<BTreeMap<u32, PartitionOwner>> {
+async fn owners(keeper: &Lockkeeper, names: &PartitionNames) -> Result<BTreeMap<u32, PartitionOwner>> {
     let (prefix, mut page, mut owners) = (names.prefix(), Page::FIRST, BTreeMap::new());
     loop {
         let found = keeper.list(&prefix, &page).await?;

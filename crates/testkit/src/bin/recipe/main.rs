@@ -397,7 +397,7 @@ impl Clock for Off {
 async fn open(store: &str) -> Result<Lockkeeper, RecipeFailure> {
     loop {
         match Lockkeeper::open(store).await {
-            // Started while the store is away: that is part of the test.
+            // Started while the store is unreachable: that is part of the test.
             Err(Error::Unavailable(_) | Error::Unknown(_)) => {
                 tokio::time::sleep(Duration::from_millis(100)).await
             }
