@@ -44,11 +44,11 @@ async fn the_rows_of_full_buckets_are_removed_by_later_takes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_for_several_limits_in_any_order_do_not_deadlock() {
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
-    let mut takes = Vec::new();
     let mut keepers = Vec::new();
     for _ in 0..4 {
         keepers.push(keeper(&client_of(&server).await));
     }
+    let mut takes = Vec::new();
     for round in 0..200_usize {
         let keeper = &keepers[round % 4];
         let mut limits: Vec<_> =
