@@ -72,7 +72,7 @@ fn one_of_fifty_pages_asks_the_source() {
     let out = run("rates", &shell_blocks()[3]);
     let lines: Vec<&str> = out.lines().collect();
     assert_eq!(lines[0], "50 pages show 0.92 euros, and the source was asked 1 time", "{out}");
-    let old = "0.92 euros from before, because the source is down; asked 2 times";
+    let old = "0.92 euros from before, because the source is down; asked 3 times";
     assert_eq!(lines[1..], [old; 3], "{out}");
 }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use lockkeeper_core::lease::{Lease, LeaseEffect, LeaseState, LossReason};
-use lockkeeper_core::limit::LimitRequest;
+use lockkeeper_core::limit::{LimitOutcome, LimitRequest};
 use lockkeeper_core::{BootInstant, Grant, RenewOutcome, RequestKey, Store};
 use lockkeeper_host::{Clock, Timer, log_elsewhere, sleep_until};
 use tokio::sync::{Notify, mpsc, oneshot};
@@ -43,6 +43,7 @@ enum DriverCommand {
     Remove(u64),
     Release(BackgroundRelease),
     Refund(LimitRequest),
+    Reserve(LimitRequest, oneshot::Sender<lockkeeper_core::Result<LimitOutcome>>),
     FlushReleases(oneshot::Sender<()>),
     Quiesce(oneshot::Sender<()>),
 }
@@ -140,6 +141,13 @@ impl RenewalDriver {
     /// Gives tokens of a rate limit back in the background, once.
     pub fn refund_later(&self, request: LimitRequest) {
         self.command(DriverCommand::Refund(request));
+    }
+
+    /// Sends a take that may wait. If the caller drops the receiver before the reply, the driver gives the tokens back.
+    pub fn reserve(&self, request: LimitRequest) -> oneshot::Receiver<lockkeeper_core::Result<LimitOutcome>> {
+        let (reply, outcome) = oneshot::channel();
+        self.command(DriverCommand::Reserve(request, reply));
+        outcome
     }
 
     /// Waits until every background release is done, or has failed for a ttl.
@@ -241,6 +249,19 @@ impl RenewalLoop {
                 let store = self.store.clone();
                 // Once: a refund that may have happened must not happen twice.
                 self.releases.push(Box::pin(async move { store.limit(&request).await.err().and(None) }));
+            }
+            DriverCommand::Reserve(request, reply) => {
+                let store = self.store.clone();
+                self.releases.push(Box::pin(async move {
+                    // A caller that is gone before the request is sent needs nothing.
+                    if !reply.is_closed()
+                        && let Err(Ok(outcome)) = reply.send(store.limit(&request).await)
+                        && outcome.allowed
+                    {
+                        let _ = store.limit(&request.refund(&outcome)).await;
+                    }
+                    None
+                }));
             }
             DriverCommand::FlushReleases(reply) => self.flushing.push(reply),
             // Commands come last, so all that could be done at this moment is done.

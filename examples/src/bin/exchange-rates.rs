@@ -21,7 +21,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut pages = tokio::task::JoinSet::new();
     for _ in 0..50 {
         let (keeper, key) = (keeper.clone(), key.clone());
-        pages.spawn(async move { rates(&keeper, &key).ttl(Duration::from_millis(200)).get(|_| ask()).await });
+        pages.spawn(async move { rates(&keeper, &key).get(|_| ask()).await });
     }
     let shown = pages.join_all().await.into_iter().collect::<Result<Vec<_>, _>>()?;
     assert!(shown.iter().all(|page| page.value == shown[0].value));
@@ -32,7 +32,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         asked()
     );
 
-    // The rates are old now, and the source is down: the old ones are shown, and no other page asks for a while.
+    // Other rates get old, and then the source is down: the old ones are shown, and no other page asks for a while.
+    let key = format!("{key}/old");
+    let brief = rates(&keeper, &key).ttl(Duration::from_millis(200)).early_refresh(0.0);
+    brief.get(|_| ask()).await?;
     while rates(&keeper, &key).current().await?.is_some_and(|found| found.state == ValueState::Fresh) {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }

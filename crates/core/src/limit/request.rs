@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use crate::limit::BucketSpec;
+use crate::limit::{BucketSpec, LimitOutcome};
 use crate::{Error, Result, limits};
 
 /// One bucket of a request, and how many tokens the request is about.
@@ -46,6 +46,15 @@ pub struct LimitRequest {
 }
 
 impl LimitRequest {
+    /// The request that gives all tokens of this take back. `outcome` is the answer to the take.
+    pub fn refund(&self, outcome: &LimitOutcome) -> LimitRequest {
+        let mut buckets = self.buckets.clone();
+        for (bucket, state) in buckets.iter_mut().zip(&outcome.buckets) {
+            bucket.taken = state.full_at;
+        }
+        LimitRequest { operation: LimitOperation::Refund, buckets }
+    }
+
     /// Checks the request. Every store calls this before it sends anything.
     pub fn check(&self) -> Result<()> {
         let count = self.buckets.len();

@@ -130,7 +130,10 @@ impl RateLimit {
     /// Dropping the future before its turn gives the place back, in the background, if no other place is reserved behind it. Otherwise the tokens of
     /// that place are lost: to move the others up could let two of them through at one instant.
     pub async fn wait_for(&self, n: u64, up_to: Duration) -> Result<TakeOutcome> {
-        let outcome = self.send(LimitOperation::Take { wait: up_to }, n).await?;
+        let operation = LimitOperation::Take { wait: up_to };
+        let request = LimitRequest { operation, buckets: vec![self.bucket(n)?] };
+        check(&self.keeper, &request)?;
+        let outcome = reserved::reserve(&self.keeper, request, self.key.clone()).await?;
         reserved::sleep_until_usable(outcome).await
     }
 
@@ -164,6 +167,13 @@ async fn send(
     keys: Vec<String>,
     tokens: u64,
 ) -> Result<TakeOutcome> {
+    check(keeper, &request)?;
+    let outcome = keeper.0.store.limit(&request).await?;
+    Ok(TakeOutcome::new(keeper.clone(), request, outcome, keys, tokens))
+}
+
+/// Checks the request, and that the store has rate limits.
+fn check(keeper: &Lockkeeper, request: &LimitRequest) -> Result<()> {
     request.check()?;
     let profile = keeper.profile();
     if profile.limits == LimitSupport::No {
@@ -172,6 +182,5 @@ async fn send(
             profile.store
         )));
     }
-    let outcome = keeper.0.store.limit(&request).await?;
-    Ok(TakeOutcome::new(keeper.clone(), request, outcome, keys, tokens))
+    Ok(())
 }
