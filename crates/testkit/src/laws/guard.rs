@@ -106,9 +106,9 @@ pub async fn a_cancelled_acquire_leaves_nothing<H: Harness>(h: H) {
         give_back(&other, &held.key).await;
         // Aborted or served: what it leaves is looked at when it is over, wherever it was. Before that the lock may look free while
         // what it has asked for is still under way.
-        let _ = soon("orders/42 is free, so the waiter ends", waiter).await;
+        let _ = soon("orders/42 is free after a cancelled acquire, so the waiter ends", waiter).await;
         keeper.settle().await;
-        is_free(&other, "orders/42").await;
+        is_free_after(&other, "orders/42", "a cancelled acquire").await;
     }
 }
 
