@@ -112,7 +112,7 @@ async fn a_wait_ends_though_the_queue_changes_at_every_read() {
     match outcome {
         Ok(AcquireOutcome::Busy(_)) => {}
         // On a busy machine a write may come before the read that it was to follow.
-        Ok(AcquireOutcome::Granted(grant)) => give_back(&store, &grant.key).await,
+        Ok(AcquireOutcome::Granted(grant)) => _ = give_back(&other, &grant.key).await,
         other => panic!("{other:?}"),
     }
     is_free(&other, "x").await;
