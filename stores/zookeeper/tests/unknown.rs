@@ -1,5 +1,7 @@
 //! Requests with an unknown outcome. A proxy breaks the connection of one client at the first message, at the second,
 //! and so on; another client checks what is left.
+//!
+//! The tests that poll a call once run on one thread: no reply is read between the request and the end of the poll.
 
 mod common;
 
@@ -180,7 +182,7 @@ async fn a_failed_release_is_completed_later() {
 }
 
 /// A release is dropped after the same attempt was granted again. The cleanup of the release ended the new grant.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test]
 async fn a_dropped_release_does_not_end_a_later_grant() {
     let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
     let (store, other) = (open(server.addr()).await, open(server.addr()).await);
@@ -202,7 +204,7 @@ async fn a_dropped_release_does_not_end_a_later_grant() {
 
 /// A release cancels a call of `acquire` that has not enqueued its request yet, and finds nothing. The call enqueues
 /// the request afterwards, and its caller drops it. The lock stayed held for as long as the process lived.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test]
 async fn a_call_that_is_dropped_after_its_release_leaves_nothing() {
     let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
     let other = open(server.addr()).await;
@@ -238,7 +240,7 @@ async fn a_retry_does_not_extend_the_minimum_hold() {
 
 /// The registry removes the nodes of a dropped release while another release of the attempt removes them too. The
 /// attempt is then granted again. The registry looked again, found the new grant, and ended it.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test]
 async fn a_cleanup_does_not_end_a_later_grant() {
     let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
     let store = open(server.addr()).await;
