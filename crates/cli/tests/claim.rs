@@ -116,7 +116,7 @@ fn the_command_of_a_stopped_worker_is_ended_with_its_lease() {
     let script = "echo \"$$\" >> runs; test $LOCKKEEPER_ATTEMPT -gt 1 || sleep 60";
     let first = Running::new(claim(&place, &["--from", "ids", "--lease", "2s"], script));
     let began = until_lines(&place, "runs", 1);
-    first.signal(Signal::STOP);
+    first.stop(&place);
     until_gone(&began[0]);
     let second = claim(&place, &["--from", "ids", "--quiet"], script).output().unwrap();
     assert_eq!(code(second.status), 0, "{}", errors(&second));

@@ -241,7 +241,7 @@ fn stopped_past_its_deadline_the_command_is_ended_all_the_same() {
     assert_eq!(running.line(), "up");
     // Long enough for the watchdog to be there: it is told the deadline once it is.
     std::thread::sleep(Duration::from_millis(400));
-    running.signal(Signal::STOP);
+    running.stop(&place);
     let expiry = expiry(&place, "x");
     // The watchdog acts while `run` cannot.
     place.read("pids").lines().for_each(until_gone);
@@ -284,7 +284,7 @@ fn the_next_one_starts_after_the_last_one_is_gone() {
     place.until("x", |seen| seen["lock"]["waiting"] == 1);
     // A stopped `run` loses its lock to the next waiter.
     std::thread::sleep(Duration::from_millis(200));
-    running.signal(Signal::STOP);
+    running.stop(&place);
     let started = seconds(&next.line());
     assert!(last_beat(&place) < started, "{} {started}", last_beat(&place));
     running.signal(Signal::CONT);

@@ -15,6 +15,7 @@ use axum::{Extension, Router};
 use lockkeeper::idempotency::IdempotencyLayer;
 use lockkeeper::{Fence, Lockkeeper};
 use lockkeeper_testkit::servers::{self, RedisOptions, TempDir, require};
+use lockkeeper_testkit::stop;
 use rustix::process::{Pid, Signal, kill_process};
 
 // The server.
@@ -119,19 +120,6 @@ impl Running {
 
     fn signal(&self, signal: Signal) {
         kill_process(Pid::from_raw(self.child.id() as i32).unwrap(), signal).unwrap();
-    }
-
-    /// Stops it, and returns when each of its threads has: the signal alone may take a moment.
-    fn stop(&self) {
-        self.signal(Signal::STOP);
-        let tasks = format!("/proc/{}/task", self.child.id());
-        let stopped = |task: std::io::Result<std::fs::DirEntry>| {
-            let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).unwrap_or_default();
-            stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
-        };
-        while !std::fs::read_dir(&tasks).unwrap().all(stopped) {
-            std::thread::sleep(Duration::from_millis(1));
-        }
     }
 
     fn kill9(&mut self) {
@@ -445,7 +433,7 @@ fn a_server_that_was_stopped_past_its_lease_answers_what_its_successor_did() {
     let (a, b) = (Running::start(&store, &dir), Running::start(&store, &dir));
     let late = a.send("/slow", b"10", &["-H", "Idempotency-Key: k"]);
     wait_for_effects(&dir, 1);
-    a.stop();
+    stop::stop(a.child.id());
     let_go(&dir);
     let done = when_it_is_over(&b, "/slow");
     assert_eq!((done.status, done.replayed()), (201, false));

@@ -6,7 +6,7 @@
 //! - [`history`]: a recorder, and checkers that find two holders, a fence that went back, a stale write.
 //! - [`proxy`]: a TCP proxy that cuts, holds, resets, duplicates and throttles at message boundaries.
 //! - [`ratio`]: measures a store beside a peer, for the benchmarks; [`lock_table`]: drives a store beside the lock table of `core`.
-//! - [`servers`]: starters for real servers; [`resource`]: things for a lock to protect, fenced and not.
+//! - [`servers`]: starters for real servers; [`resource`]: things for a lock to protect, fenced and not; [`stop`]: stops a process.
 
 pub mod bugs;
 pub mod fenced;
@@ -18,5 +18,6 @@ pub mod ratio;
 pub mod resource;
 pub mod servers;
 mod simulated_keeper;
+pub mod stop;
 
 pub use simulated_keeper::SimulatedKeeper;

@@ -8,6 +8,7 @@ use lockkeeper::{Lockkeeper, Page};
 use lockkeeper_testkit::history::{self, Demand, History, HistoryEvent, HistoryRecorder, Operation};
 use lockkeeper_testkit::resource::{Accepted, CheckedFile, CounterFile, UncheckedFile};
 use lockkeeper_testkit::servers::TempDir;
+use lockkeeper_testkit::stop::stop_between_transactions;
 use rustix::process::{Pid, Signal, kill_process};
 
 struct ServerSite {
@@ -142,7 +143,7 @@ async fn a_killed_holder_frees_its_lock_at_once() {
 async fn a_holder_stopped_past_its_ttl_knows_it_and_its_write_is_refused() {
     let place = ServerSite::new();
     let mut late = Late::start(&place, Duration::from_secs(2));
-    late.signal(Signal::STOP);
+    stop_between_transactions(late.child.id(), &place.dir.join("locks.db"));
 
     // Another process gets the lock once the ttl is over, and writes.
     let keeper = Lockkeeper::open(&place.store()).await.unwrap();

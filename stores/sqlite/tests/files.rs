@@ -174,7 +174,7 @@ async fn a_deleted_log_of_a_stopped_process_is_reported() {
     let dir = Dir::new();
     let mut stopped = Contender::start(&dir.db());
     let fence = Contender::fence(&stopped.request("take jobs"));
-    stopped.signal(rustix::process::Signal::STOP);
+    stopped.stop(&dir.db());
     fs::remove_file(beside(&dir, "-wal")).unwrap();
     let told = lockkeeper_sqlite::SqliteStore::open(lockkeeper_sqlite::Options::new(dir.db())).unwrap_err();
     assert!(told.to_string().contains("was deleted") && told.to_string().contains("-wal"), "{told}");

@@ -138,7 +138,7 @@ async fn a_stopped_first_waiter_is_skipped_and_granted_the_lock_when_it_continue
     wait_for_waiters(&store, "jobs", 1).await;
     second.tell("wait jobs");
     wait_for_waiters(&store, "jobs", 2).await;
-    first.signal(Signal::STOP);
+    first.stop(&dir.db());
     store.release(&held.key).await.unwrap();
     Contender::fence(&second.hear());
     assert_eq!(store.inspect(&name("jobs")).await.unwrap().unwrap().waiting, 1, "it lost its position");
@@ -210,7 +210,10 @@ async fn wait_behind_dead(
         wait_for_waiters(store, jobs, i + 1).await;
     }
     let live = all.pop().unwrap();
-    all.iter().for_each(|dead| dead.signal(signal));
+    all.iter().for_each(|dead| match signal {
+        Signal::STOP => dead.stop(&dir.db()),
+        _ => dead.signal(signal),
+    });
     let freed = Instant::now();
     assert_eq!(store.release(&held.key).await.unwrap(), ReleaseOutcome::Released);
     Contender::fence(&live.hear());
@@ -233,8 +236,7 @@ async fn a_lost_wake_up_costs_no_more_than_declared() {
         let mut waiter = Contender::start(&dir.db());
         waiter.tell(&format!("wait {jobs}"));
         wait_for_waiters(&store, &jobs, 1).await;
-        waiter.signal(Signal::STOP);
-        until_stopped(&waiter);
+        waiter.stop(&dir.db());
         assert_eq!(store.release(&held.key).await.unwrap(), ReleaseOutcome::Released);
         let lost = read_wake_pipes(&dir);
         waiter.signal(Signal::CONT);
@@ -249,14 +251,6 @@ async fn a_lost_wake_up_costs_no_more_than_declared() {
         }
     }
     panic!("nothing is shown: no wake-up was sent");
-}
-
-fn until_stopped(contender: &Contender) {
-    let stat = format!("/proc/{}/stat", contender.pid);
-    common::until("it is stopped", || {
-        let stat = std::fs::read_to_string(&stat).unwrap();
-        stat[stat.rfind(')').unwrap()..].starts_with(") T")
-    });
 }
 
 /// Reads what is in the wake pipes of all processes, which then do not get it. Returns how many bytes that was.
@@ -279,7 +273,7 @@ async fn a_process_stops_outside_of_its_transactions() {
     other.tell("churn");
     for i in 0..20 {
         other.tell("stop");
-        until_stopped(&other);
+        lockkeeper_testkit::stop::until_stopped(other.pid);
         let grant = take(&store, &request(&format!("mine/{i}"))).await;
         store.release(&grant.key).await.unwrap();
         other.signal(Signal::CONT);

@@ -130,6 +130,11 @@ impl Running {
         kill_process(self.pid(), signal).unwrap();
     }
 
+    /// Stops it, between two transactions on the store of `place`: no other process could use the store before it continues.
+    pub fn stop(&self, place: &Place) {
+        lockkeeper_testkit::stop::stop_between_transactions(self.child.id(), &place.db());
+    }
+
     pub fn say(&mut self, text: &str) {
         self.child.stdin.as_mut().unwrap().write_all(text.as_bytes()).unwrap();
     }

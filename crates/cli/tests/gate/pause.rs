@@ -55,7 +55,7 @@ fn play(place: &Place, url: &str) -> (String, String) {
     let go = |value: &str| std::fs::write(place.dir.join(format!("go-{value}")), "").unwrap();
     let mut a = start(place, url, "a");
     let first: u64 = says(&mut a, "holds ").parse().unwrap();
-    a.signal(Signal::STOP);
+    a.stop(place);
     // The lease of A runs out while it is stopped.
     let mut b = start(place, url, "b");
     let second: u64 = says(&mut b, "holds ").parse().unwrap();

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use lockkeeper::Lockkeeper;
 use lockkeeper_fenced::Fenced;
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::FencedHarness;
 use crate::servers::TempDir;
+use crate::stop::stop_between_transactions;
 
 const ADDRESS: &str = "LOCKKEEPER_STORY_ADDRESS";
 const STORE: &str = "LOCKKEEPER_STORY_STORE";
@@ -27,7 +28,7 @@ pub async fn tell<H: FencedHarness>(harness: &H, writer: &str) {
     let start = || Writer::start(writer, &store, &harness.address());
     let mut a = start();
     let first = a.held();
-    a.stop();
+    stop_between_transactions(a.child.id(), &dir.join("locks.db"));
     let mut b = start();
     let second = b.held();
     assert!(second > first, "the lock's fence went back");
@@ -137,13 +138,6 @@ impl Writer {
 
     fn signal(&self, signal: Signal) {
         kill_process(self.pid(), signal).expect("it lives");
-    }
-
-    /// Stops it, and waits until it really stands still.
-    fn stop(&self) {
-        self.signal(Signal::STOP);
-        let stopped = waitpid(Some(self.pid()), WaitOptions::UNTRACED).expect("it is our child");
-        assert!(stopped.is_some_and(|(_, status)| status.stopped()), "it ended instead");
     }
 }
 

@@ -13,6 +13,7 @@ use lockkeeper_testkit::resource::CheckedFile;
 use lockkeeper_testkit::servers::{
     self, AppendOnly, EtcdOptions, PostgresOptions, RedisOptions, Server, TempDir,
 };
+use lockkeeper_testkit::stop;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::control::Control;
@@ -90,8 +91,16 @@ impl Workers {
         self.running.remove(at)
     }
 
-    fn signal(&self, pid: u32, signal: Signal) {
-        kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+    /// Stops one, between two transactions on a file: the others could not take over before it continues.
+    fn stop(&self, pid: u32) {
+        match self.args.iter().find_map(|arg| arg.strip_prefix("store=sqlite:")) {
+            Some(file) => stop::stop_between_transactions(pid, file.as_ref()),
+            None => stop::stop(pid),
+        }
+    }
+
+    fn proceed(&self, pid: u32) {
+        kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::CONT).unwrap();
     }
 
     fn kill(&mut self, pid: u32) {
@@ -284,7 +293,7 @@ async fn five_workers(ground: Ground) {
             }
             1 => {
                 stops += 1;
-                workers.signal(victim, Signal::STOP);
+                workers.stop(victim);
                 ("a stop", bound(keeper.profile(), lasts))
             }
             _ => {
@@ -304,7 +313,7 @@ async fn five_workers(ground: Ground) {
         );
         slowest = slowest.max(took);
         match fault {
-            "a stop" => workers.signal(victim, Signal::CONT),
+            "a stop" => workers.proceed(victim),
             _ => workers.start(),
         }
         if let Some(mut child) = leaving {

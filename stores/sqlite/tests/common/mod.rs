@@ -208,6 +208,11 @@ impl Contender {
         said.strip_prefix("granted ").unwrap_or_else(|| panic!("{said}")).parse().unwrap()
     }
 
+    /// Stops it while it has no transaction.
+    pub fn stop(&self, db: &Path) {
+        lockkeeper_testkit::stop::stop_between_transactions(self.pid, db);
+    }
+
     pub fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_raw(i32::try_from(self.pid).unwrap()).unwrap();
         rustix::process::kill_process(pid, signal).unwrap();
