@@ -50,15 +50,25 @@ async fn a_request_that_arrives_after_its_release_takes_nothing() {
     fleet.nothing_left("late", "after the release").await;
 }
 
+/// The network delays the request to every node. No waiter has a queue entry in this store.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_arrives_everywhere_after_its_release_takes_nothing() {
+    let Some(fleet) = tokio::task::spawn_blocking(Fleet::start).await.unwrap() else { return };
+    let options = "young_node=0s&node_timeout=100ms&timeout=300ms&max_ttl=15m";
+    let other = fleet.past_the_proxies(options).await;
+    let store: Arc<dyn Store> = Arc::new(fleet.open(options).await);
+    let at = Fault::at_request(1);
+    let arrived =
+        laws::unknown::late_request_takes_nothing(&fleet.proxies[..], (&store, &other), at, false).await;
+    assert!(arrived, "nothing is shown: a node did not answer the late request");
+}
+
 /// No waiter has a queue entry here, and a request that was given up leaves nothing else either.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_release_that_was_given_up_leaves_nothing() {
     let Some(fleet) = tokio::task::spawn_blocking(Fleet::start).await.unwrap() else { return };
     let options = "young_node=0s&node_timeout=100ms&timeout=300ms&max_ttl=15m";
-    let hosts: Vec<String> = fleet.servers.iter().map(|server| server.addr().to_string()).collect();
-    let past = format!("redlock://{}?{options}", hosts.join(","));
-    let other: Arc<dyn Store> =
-        Arc::new(RedlockStore::open(Options::from_url(&past).unwrap()).await.unwrap());
+    let other = fleet.past_the_proxies(options).await;
     let store: Arc<dyn Store> = Arc::new(fleet.open(options).await);
     laws::unknown::a_release_that_was_given_up_leaves_nothing(&fleet.proxies[..], &store, &other).await;
 }

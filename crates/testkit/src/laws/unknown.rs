@@ -11,7 +11,7 @@ use super::{
     LONG, SHORT, eventually, give_back, granted, is_free, join_queue, name, polls, queue_reaches, refused,
     request, soon, take, with,
 };
-use crate::proxy::{Direction, Fault, Proxy};
+use crate::proxy::{At, Direction, Fault, Proxy};
 
 /// How long a request waits that is to end within a law.
 const TTL: Duration = Duration::from_secs(2);
@@ -170,29 +170,44 @@ pub async fn a_request_that_arrives_after_its_release_takes_nothing(
 ) -> bool {
     let mut arrived = true;
     for queued in [false, true] {
-        let text = format!("late/{queued}");
-        let held = if queued { Some(take(other, &request(&text)).await) } else { None };
-        let asked =
-            with(request(&text), |request| request.wait = if queued { Wait::Forever } else { Wait::No });
-        let late = proxy.inject(Fault::at_request(1).hold());
-        let told = soon("an answer", store.acquire(&asked)).await;
-        assert!(matches!(told, Err(Error::Unknown(_))) && late.fired(), "{told:?}");
-        soon("the request is released", async {
-            while let Err(error) = store.release(&asked.key).await {
-                assert!(matches!(error, Error::Unknown(_) | Error::Unavailable(_)), "{error}");
-            }
-        })
-        .await;
-        let before = proxy.count().replies;
-        late.release();
-        let answered = eventually("it is answered", || async { proxy.count().replies > before });
-        arrived &= tokio::time::timeout(TTL, answered).await.is_ok();
-        if let Some(held) = held {
-            eventually("no queue entry stays", || async { waiting(other, &name(&text)).await == 0 }).await;
-            give_back(other, &held.key).await;
-        }
-        is_free(other, &text).await;
+        let proxies = std::slice::from_ref(proxy);
+        arrived &= late_request_takes_nothing(proxies, (store, other), Fault::at_request(1), queued).await;
     }
+    arrived
+}
+
+/// The same for one request, which the network delays `at` this point on its way to every server: queued, or for a free lock. A store
+/// that reads before it writes names its write.
+pub async fn late_request_takes_nothing(
+    proxies: &[Proxy],
+    (store, other): (&Arc<dyn Store>, &Arc<dyn Store>),
+    at: At,
+    queued: bool,
+) -> bool {
+    let text = format!("late/{queued}");
+    let held = if queued { Some(take(other, &request(&text)).await) } else { None };
+    let asked = with(request(&text), |request| request.wait = if queued { Wait::Forever } else { Wait::No });
+    let late: Vec<_> = proxies.iter().map(|proxy| proxy.inject(at.clone().hold())).collect();
+    let told = soon("an answer", store.acquire(&asked)).await;
+    assert!(matches!(told, Err(Error::Unknown(_))) && late.iter().all(|late| late.fired()), "{told:?}");
+    soon("the request is released", async {
+        while let Err(error) = store.release(&asked.key).await {
+            assert!(matches!(error, Error::Unknown(_) | Error::Unavailable(_)), "{error}");
+        }
+    })
+    .await;
+    let replies = || proxies.iter().map(|proxy| proxy.count().replies).collect::<Vec<_>>();
+    let before = replies();
+    late.iter().for_each(|late| late.release());
+    let answered = eventually("each server has answered it", || async {
+        replies().iter().zip(&before).all(|(now, before)| now > before)
+    });
+    let arrived = tokio::time::timeout(TTL, answered).await.is_ok();
+    if let Some(held) = held {
+        eventually("no queue entry stays", || async { waiting(other, &name(&text)).await == 0 }).await;
+        give_back(other, &held.key).await;
+    }
+    is_free(other, &text).await;
     arrived
 }
 

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{AcquireOutcome, Attempt, Grant, Holder, LockName, LockRequest, Locks, Result};
+use lockkeeper_core::{AcquireOutcome, Attempt, Grant, Holder, LockName, LockRequest, Locks, Result, Store};
 use lockkeeper_host::random_128;
 use lockkeeper_redlock::{Options, RedlockStore};
 use lockkeeper_testkit::proxy::{Framing, Proxy};
@@ -37,6 +37,13 @@ impl Fleet {
 
     pub async fn open(&self, options: &str) -> RedlockStore {
         RedlockStore::open(Options::from_url(&self.url(options)).unwrap()).await.unwrap()
+    }
+
+    /// A client that no fault of the proxies touches.
+    pub async fn past_the_proxies(&self, options: &str) -> Arc<dyn Store> {
+        let hosts: Vec<String> = self.servers.iter().map(|server| server.addr().to_string()).collect();
+        let url = format!("redlock://{}?{options}", hosts.join(","));
+        Arc::new(RedlockStore::open(Options::from_url(&url).unwrap()).await.unwrap())
     }
 
     /// The nodes that have the key of a lock. All of them must run.
