@@ -124,17 +124,20 @@ async fn an_abandoned_release_leaves_nothing() {
 }
 
 /// A release cancels a request before the request has enqueued itself: without a check it would enqueue afterwards and
-/// stay. The test has one thread, so that the call reads no reply while it is polled once.
-#[tokio::test]
+/// stay.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cancelled_request_does_not_enqueue() {
     let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
-    let (store, other) = (open(server.addr()).await, open(server.addr()).await);
+    let proxy = Proxy::start(server.addr(), Framing::Http2);
+    let (store, other) = (open(proxy.addr()).await, open(server.addr()).await);
     let held = take(&other, &request("x")).await;
     // The store knows that the lock is contended; the lease of queue entries does not exist yet.
     refused(&store, &request("x")).await;
     let waits = with(request("x"), |request| request.wait = Wait::Forever);
     let mut asked = std::pin::pin!(store.acquire(&waits));
+    proxy.hold(Direction::Replies);
     assert!(futures_util::poll!(&mut asked).is_pending());
+    proxy.heal();
     assert_eq!(give_back(&store, &waits.key).await, ReleaseOutcome::AlreadyGone);
     let outcome = soon("the cancelled call ends", asked).await;
     assert!(matches!(outcome, Err(Error::Unavailable(_))), "{outcome:?}");
