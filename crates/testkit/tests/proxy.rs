@@ -193,6 +193,23 @@ async fn what_is_held_goes_on_when_released_and_what_is_delayed_comes_late() {
     assert_eq!(client.ping(4).await, Some(4));
 }
 
+/// A server that noticed that the client had left would not answer the request.
+#[tokio::test]
+async fn what_is_delivered_late_arrives_after_its_client_has_left() {
+    let (server, proxy, mut client) = world().await;
+    let late = proxy.inject(Fault::at_request(1).deliver_late());
+    client.send(1).await;
+    late.until_fired().await;
+    client.send(2).await;
+    drop(client);
+    assert_eq!(server.seen(), 0);
+    late.release();
+    while proxy.count().replies < 2 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(server.seen(), 2);
+}
+
 #[tokio::test]
 async fn one_way_is_cut_and_the_other_is_not() {
     let (server, proxy, mut client) = world().await;

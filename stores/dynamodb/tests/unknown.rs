@@ -166,7 +166,7 @@ async fn a_request_that_arrives_after_its_release_takes_nothing() {
     let proxy = Proxy::start(server.addr(), Framing::Http1);
     let address = url(proxy.addr(), &table).replace("timeout=10s", "timeout=1s");
     let (store, other) = (open(&address).await, open(&url(server.addr(), &table)).await);
-    let write = Fault::at_request(1).on(Pick::sent("PutItem"));
+    let write = Fault::at_request(1).on(Pick::sent("PutItem")).hold();
     let proxies = std::slice::from_ref(&proxy);
     let arrived = laws::unknown::late_request_takes_nothing(proxies, (&store, &other), write, false).await;
     assert!(arrived, "nothing is shown: the server did not answer the late write");

@@ -57,9 +57,9 @@ async fn a_request_that_arrives_everywhere_after_its_release_takes_nothing() {
     let options = "young_node=0s&node_timeout=100ms&timeout=300ms&max_ttl=15m";
     let other = fleet.past_the_proxies(options).await;
     let store: Arc<dyn Store> = Arc::new(fleet.open(options).await);
-    let at = Fault::at_request(1);
+    let late = Fault::at_request(1).hold();
     let arrived =
-        laws::unknown::late_request_takes_nothing(&fleet.proxies[..], (&store, &other), at, false).await;
+        laws::unknown::late_request_takes_nothing(&fleet.proxies[..], (&store, &other), late, false).await;
     assert!(arrived, "nothing is shown: a node did not answer the late request");
 }
 

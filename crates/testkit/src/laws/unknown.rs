@@ -11,7 +11,7 @@ use super::{
     LONG, SHORT, eventually, give_back, granted, is_free, join_queue, name, polls, queue_reaches, refused,
     request, soon, take, with,
 };
-use crate::proxy::{At, Direction, Fault, Proxy};
+use crate::proxy::{Direction, Fault, Proxy};
 
 /// How long a request waits that is to end within a law.
 const TTL: Duration = Duration::from_secs(2);
@@ -171,23 +171,24 @@ pub async fn a_request_that_arrives_after_its_release_takes_nothing(
     let mut arrived = true;
     for queued in [false, true] {
         let proxies = std::slice::from_ref(proxy);
-        arrived &= late_request_takes_nothing(proxies, (store, other), Fault::at_request(1), queued).await;
+        let late = Fault::at_request(1).hold();
+        arrived &= late_request_takes_nothing(proxies, (store, other), late, queued).await;
     }
     arrived
 }
 
-/// The same for one request, which the network delays `at` this point on its way to every server: queued, or for a free lock. A store
-/// that reads before it writes names its write.
+/// The same for one request, queued or for a free lock, which this `fault` delays on its way to every server. A store that reads before
+/// it writes names its write.
 pub async fn late_request_takes_nothing(
     proxies: &[Proxy],
     (store, other): (&Arc<dyn Store>, &Arc<dyn Store>),
-    at: At,
+    fault: Fault,
     queued: bool,
 ) -> bool {
     let text = format!("late/{queued}");
     let held = if queued { Some(take(other, &request(&text)).await) } else { None };
     let asked = with(request(&text), |request| request.wait = if queued { Wait::Forever } else { Wait::No });
-    let late: Vec<_> = proxies.iter().map(|proxy| proxy.inject(at.clone().hold())).collect();
+    let late: Vec<_> = proxies.iter().map(|proxy| proxy.inject(fault.clone())).collect();
     let told = soon("an answer", store.acquire(&asked)).await;
     assert!(matches!(told, Err(Error::Unknown(_))) && late.iter().all(|late| late.fired()), "{told:?}");
     soon("the request is released", async {

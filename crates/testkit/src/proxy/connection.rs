@@ -1,5 +1,6 @@
 //! One connection: two pumps, and the script between them.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -111,9 +112,17 @@ impl<'a> Pump<'a> {
             buf.drain(..used);
             buf.reserve(READ);
             let known = buf.len();
-            if from.read_buf(&mut buf).await.map_err(|_| ConnectionEnd::Close)? == 0 {
-                let _ = to.shutdown().await;
-                return Ok(());
+            match from.read_buf(&mut buf).await {
+                // The server's end, or the test's, ends the connection.
+                Ok(0) | Err(_) if self.direction == Direction::Requests && self.outlives_client() => {
+                    std::future::pending::<()>().await;
+                }
+                Ok(0) => {
+                    let _ = to.shutdown().await;
+                    return Ok(());
+                }
+                Ok(_) => {}
+                Err(_) => return Err(ConnectionEnd::Close),
             }
             self.remember(&buf[known..]);
         }
@@ -130,6 +139,10 @@ impl<'a> Pump<'a> {
         })
     }
 
+    fn outlives_client(&self) -> bool {
+        self.line.outlives_client.load(Ordering::Relaxed)
+    }
+
     fn remember(&self, bytes: &[u8]) {
         if self.direction == Direction::Requests {
             let mut sent = locked(&self.line.sent);
@@ -140,6 +153,9 @@ impl<'a> Pump<'a> {
 
     /// Asks the script about the message that begins, and waits if it says so.
     async fn begin(&mut self, piece: Piece) -> Result<Way, ConnectionEnd> {
+        if piece.mark.gives_up && self.outlives_client() {
+            return Ok(Way::Drop);
+        }
         match self.script.plan(self.line, self.direction, piece.mark) {
             Plan::Pass => Ok(Way::Pass),
             Plan::PassThenEnd(end) => Ok(Way::PassThenEnd(end)),
@@ -150,6 +166,11 @@ impl<'a> Pump<'a> {
                 let released = released.wait_for(|released| *released);
                 // A sender that is gone can release nothing any more: that is a release too.
                 let _ = tokio::time::timeout(span.unwrap_or(Duration::MAX), released).await;
+                Ok(Way::Pass)
+            }
+            Plan::DeliverLate(mut released) => {
+                self.line.outlives_client.store(true, Ordering::Relaxed);
+                let _ = released.wait_for(|released| *released).await;
                 Ok(Way::Pass)
             }
         }
@@ -195,7 +216,11 @@ impl<'a> Pump<'a> {
             if let Some(rate) = rate {
                 tokio::time::sleep(Duration::from_secs_f64(len as f64 / f64::from(rate.max(1)))).await;
             }
-            to.write_all(&rest[..len]).await.map_err(|_| ConnectionEnd::Close)?;
+            if to.write_all(&rest[..len]).await.is_err()
+                && (self.direction == Direction::Requests || !self.outlives_client())
+            {
+                return Err(ConnectionEnd::Close);
+            }
             rest = &rest[len..];
         }
         Ok(())

@@ -68,6 +68,8 @@ pub(super) enum FaultAction {
     EndAtReply(ConnectionEnd),
     /// The message and everything behind it stands still; for ever without a duration.
     Hold(Option<Duration>),
+    /// Like [`FaultAction::Hold`], and the other side does not learn that the client has left.
+    DeliverLate,
     /// The message vanishes.
     Drop,
     /// The message is sent twice.
@@ -153,6 +155,12 @@ impl At {
     /// The message and everything behind it, in this direction of this connection, stands still until it is released.
     pub fn hold(self) -> Fault {
         self.is(FaultAction::Hold(None))
+    }
+
+    /// The message and everything behind it stands still until it is released. The server gets it then although the client has
+    /// given the request up: the proxy drops what would say so, and keeps the server's side of a closed connection open.
+    pub fn deliver_late(self) -> Fault {
+        self.is(FaultAction::DeliverLate)
     }
 
     /// The message, and so everything behind it, comes this much later.

@@ -1,7 +1,7 @@
 //! FaultAction is to go wrong: shared by the test, which writes it, and the connections, which follow it.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ pub(super) enum Plan {
     Drop,
     Duplicate,
     Hold(Option<Duration>, watch::Receiver<bool>),
+    DeliverLate(watch::Receiver<bool>),
 }
 
 /// FaultAction holds for all connections at once.
@@ -35,6 +36,8 @@ pub(super) struct ProxiedConnection {
     pub index: u64,
     pub sent: Mutex<Vec<u8>>,
     pub told: watch::Sender<Option<ConnectionEnd>>,
+    /// The server's side stays open when the client closes its own.
+    pub outlives_client: AtomicBool,
     counts: [AtomicU64; 2],
 }
 
@@ -105,8 +108,13 @@ impl FaultPlan {
     pub fn open_line(&self) -> Arc<ProxiedConnection> {
         let index = self.connections.fetch_add(1, Ordering::Relaxed);
         let told = watch::Sender::new(None);
-        let line =
-            Arc::new(ProxiedConnection { index, sent: Mutex::default(), told, counts: Default::default() });
+        let line = Arc::new(ProxiedConnection {
+            index,
+            sent: Mutex::default(),
+            told,
+            outlives_client: AtomicBool::default(),
+            counts: Default::default(),
+        });
         locked(&self.lines).insert(index, line.clone());
         line
     }
@@ -206,6 +214,7 @@ impl Armed {
             FaultAction::EndBefore(end) | FaultAction::EndAtReply(end) => Plan::End(end),
             FaultAction::EndAfter(end) => Plan::PassThenEnd(end),
             FaultAction::Hold(span) => Plan::Hold(span, self.handle.released()),
+            FaultAction::DeliverLate => Plan::DeliverLate(self.handle.released()),
             FaultAction::Drop => Plan::Drop,
             FaultAction::Duplicate => Plan::Duplicate,
         })

@@ -7,6 +7,8 @@ use crate::proxy::Direction;
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const GOAWAY: u8 = 7;
 const END_STREAM: u8 = 1;
 
 /// The client's preface, then frames with a header of nine bytes.
@@ -31,7 +33,7 @@ impl Http2 {
                 return Ok(false);
             }
             self.preface = false;
-            self.rest.begin(PREFACE.len(), MessageMark { aside: true, stream: None })?;
+            self.rest.begin(PREFACE.len(), MessageMark { aside: true, ..Default::default() })?;
             return Ok(true);
         }
         let Some((&[a, b, c, kind, flags, stream @ ..], _)) = buf.split_first_chunk::<9>() else {
@@ -44,7 +46,8 @@ impl Http2 {
             Direction::Replies => matches!(kind, DATA | HEADERS),
         };
         let stream = u32::from_be_bytes(stream) & 0x7fff_ffff;
-        self.rest.begin(9 + length, MessageMark { aside: !counted, stream: Some(stream) })?;
+        let gives_up = matches!(kind, RST_STREAM | GOAWAY);
+        self.rest.begin(9 + length, MessageMark { aside: !counted, stream: Some(stream), gives_up })?;
         Ok(true)
     }
 }
@@ -66,12 +69,14 @@ mod tests {
 
     #[test]
     fn frames_are_found_after_the_preface_and_only_the_ones_that_ask_or_answer_count() {
-        let on = |stream, aside| MessageMark { aside, stream: Some(stream) };
+        let on = |stream, aside| MessageMark { aside, stream: Some(stream), gives_up: false };
         let settings = b"\0\0\x06\x04\0\0\0\0\0\0\x03\0\0\0\x64";
         let headers = b"\0\0\x03\x01\x04\0\0\0\x01abc";
         let data = b"\0\0\x02\0\0\0\0\0\x01hi";
         let end = b"\0\0\0\0\x01\0\0\0\x01";
         let whole = b"\0\0\x01\x01\x05\0\0\0\x03x";
+        let cancel = b"\0\0\x04\x03\0\0\0\0\x03\0\0\0\x08";
+        let cancelled = MessageMark { gives_up: true, ..on(3, true) };
         let requests: &[(&[u8], MessageMark)] = &[
             (PREFACE, ASIDE),
             (settings, on(0, true)),
@@ -79,6 +84,7 @@ mod tests {
             (data, on(1, false)),
             (end, on(1, true)),
             (whole, on(3, false)),
+            (cancel, cancelled),
         ];
         assert_split(Framing::Http2, Direction::Requests, requests);
         let replies: &[(&[u8], MessageMark)] =

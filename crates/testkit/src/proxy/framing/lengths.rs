@@ -48,7 +48,7 @@ impl Splitter for ZooKeeperFraming {
         // No frame is so long that its first byte is a letter.
         self.words |= !self.rest.is_open() && buf.first().is_some_and(u8::is_ascii_alphabetic);
         if self.words {
-            let mark = MessageMark { aside: true, stream: None };
+            let mark = MessageMark { aside: true, ..Default::default() };
             return Ok((!buf.is_empty()).then_some(Piece { len: buf.len(), last: true, mark }));
         }
         if !self.rest.is_open() {
@@ -57,7 +57,8 @@ impl Splitter for ZooKeeperFraming {
             let length = usize::try_from(length).ok().filter(|n| *n >= 4);
             let length = length.ok_or_else(|| "a ZooKeeperFraming frame without an xid".to_owned())?;
             // A watch event has xid -1 and a ping -2: both come when they like.
-            self.rest.begin(4 + length, MessageMark { aside: matches!(xid, -1 | -2), stream: None })?;
+            self.rest
+                .begin(4 + length, MessageMark { aside: matches!(xid, -1 | -2), ..Default::default() })?;
         }
         Ok(self.rest.piece(buf))
     }

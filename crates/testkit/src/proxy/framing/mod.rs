@@ -48,6 +48,8 @@ pub(super) struct MessageMark {
     pub aside: bool,
     /// The stream it belongs to, where one connection carries several.
     pub stream: Option<u32>,
+    /// A client says by it that it no longer waits for a reply.
+    pub gives_up: bool,
 }
 
 /// Finds the boundaries of messages in one direction of one connection.
@@ -115,6 +117,6 @@ pub(super) mod tests {
         }
     }
 
-    pub const PLAIN: MessageMark = MessageMark { aside: false, stream: None };
-    pub const ASIDE: MessageMark = MessageMark { aside: true, stream: None };
+    pub const PLAIN: MessageMark = MessageMark { aside: false, stream: None, gives_up: false };
+    pub const ASIDE: MessageMark = MessageMark { aside: true, ..PLAIN };
 }

@@ -94,7 +94,7 @@ impl PostgresFraming {
 
     fn open(&mut self, len: usize, ends: bool, aside: bool) -> Result<bool, String> {
         self.ends = ends;
-        self.rest.begin(len, MessageMark { aside, stream: None })?;
+        self.rest.begin(len, MessageMark { aside, ..Default::default() })?;
         Ok(true)
     }
 }

@@ -23,8 +23,10 @@ impl Resp {
 
     fn begin(&mut self, first: u8) {
         self.values = 1;
-        self.mark =
-            MessageMark { aside: first == b'>' && self.direction == Direction::Replies, stream: None };
+        self.mark = MessageMark {
+            aside: first == b'>' && self.direction == Direction::Replies,
+            ..Default::default()
+        };
     }
 
     /// Takes one line: a whole value, or the header of one.
