@@ -53,6 +53,16 @@ pub fn stop_between_transactions() {
     }
 }
 
+/// Unblocks the signals that this program may have blocked in this thread, which a command would inherit. Called right before this
+/// process becomes the command. A signal that the caller of this program has blocked otherwise stays blocked, as with `env`.
+pub fn unblock_for_command() {
+    let mut ours = SigSet::empty();
+    ours.add(nix::sys::signal::Signal::SIGTSTP);
+    // A thread with a terminal blocks it, so that no write to the terminal stops it.
+    ours.add(nix::sys::signal::Signal::SIGTTOU);
+    let _ = ours.thread_unblock();
+}
+
 /// Runs `work` for a subcommand that runs a command. Until that takes Ctrl-Z itself, to pass it on, the signal stops this process where
 /// that harms no other process.
 pub async fn stoppable<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {

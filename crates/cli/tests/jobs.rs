@@ -56,6 +56,16 @@ fn a_table_is_made_worked_through_looked_at_and_let_go() {
     assert!(errors(&early).contains("jobs install"), "{}", errors(&early));
     // What it prints does the same as what it does.
     psql(&server, &text(&run(&place, &server, &["install", "--sql"])));
+    // A command starts with no signal blocked: Ctrl-Z did nothing to it.
+    psql(&server, "CREATE TABLE other AS SELECT 1 AS id; ALTER TABLE other ADD PRIMARY KEY (id)");
+    let other = |words: &[&str]| {
+        let mut command = place.lk([&["jobs", words[0], "--table", "other"], &words[1..]].concat());
+        let url = format!("postgres://postgres@{}/postgres", server.addr());
+        command.env("LOCKKEEPER_POSTGRES", url).output().unwrap()
+    };
+    assert_eq!(code(other(&["install"]).status), 0);
+    let blocked = other(&["run", "--drain", "--", "grep", "SigBlk", "/proc/self/status"]);
+    assert_eq!(text(&blocked).trim(), "SigBlk:\t0000000000000000", "{}", errors(&blocked));
     let again = run(&place, &server, &["install"]);
     assert_eq!((code(again.status), text(&again).contains("already")), (0, true), "{}", errors(&again));
     assert_eq!(status(&place, &server)["due"], 6);

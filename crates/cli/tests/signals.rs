@@ -255,3 +255,25 @@ fn a_signal_ends_what_opens_a_store_that_does_not_answer() {
         assert_eq!(ended(child), -Signal::TERM.as_raw(), "{words:?}");
     }
 }
+
+/// Ctrl-Z did nothing to the command of `limit`, `cached`, `claim`, `jobs run` and `partitions`: it was started with SIGTSTP blocked.
+/// `cron` has no schedule that is due at once: it starts its command as `run` does.
+#[test]
+fn a_command_starts_with_no_signal_blocked() {
+    let place = Place::new("blocked");
+    std::fs::write(place.dir.join("ids"), "item\n").unwrap();
+    for line in [
+        "run x --",
+        "run x --window 1h --",
+        "elect e --",
+        "once k --",
+        "cached c --ttl 1h --",
+        "claim g --from ids --",
+        "partitions g --count 1 --",
+        "limit l --rate 1/s --",
+    ] {
+        let words = line.split(' ').chain(["grep", "SigBlk", "/proc/self/status"]);
+        let done = place.lk(words).output().unwrap();
+        assert_eq!(text(&done).trim(), "SigBlk:\t0000000000000000", "{line}: {}", errors(&done));
+    }
+}

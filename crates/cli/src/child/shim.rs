@@ -13,7 +13,7 @@ use lockkeeper::Outcome;
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 
 use crate::exit::{self, Failure};
-use crate::message_writer;
+use crate::{message_writer, signals};
 
 /// The first word on its command line.
 pub const WORD: &str = "__exec";
@@ -42,6 +42,7 @@ pub fn main(mut words: impl Iterator<Item = OsString>) -> i32 {
     if getppid().is_none_or(|pid| pid.as_raw_pid() != parent) {
         return exit::by_signal(Signal::KILL.as_raw());
     }
+    signals::unblock_for_command();
     let error = Command::new(&program).args(words).exec();
     let code = if error.kind() == ErrorKind::NotFound { exit::NOT_FOUND } else { exit::CANNOT_START };
     let message = format!("{} cannot be started: {error}", program.display());

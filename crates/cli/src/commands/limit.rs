@@ -17,7 +17,7 @@ use crate::duration;
 use crate::exit::{self, Failure, OK};
 use crate::output;
 use crate::report::millis;
-use crate::signals::SignalStream;
+use crate::signals::{self, SignalStream};
 use crate::text::plain;
 
 /// Take tokens of a rate limit that all processes share, and run a command with them.
@@ -188,6 +188,7 @@ impl LimitArgs {
 
     /// Runs the command in place of this process: nothing is left to do here.
     fn become_command(&self) -> Failure {
+        signals::unblock_for_command();
         let error = Command::new(&self.command[0]).args(&self.command[1..]).exec();
         let message = format!("{} cannot be started: {error}", plain(&self.command[0].to_string_lossy()));
         Failure::new(Outcome::Unavailable, message).with_code(exit::CANNOT_START)

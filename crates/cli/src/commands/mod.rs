@@ -127,11 +127,16 @@ impl CliCommand {
         }
     }
 
-    /// Whether it runs a command, to which it passes Ctrl-Z on.
+    /// Whether it runs a command, which must not start with a signal blocked.
     fn runs_command(&self) -> bool {
         match self {
-            CliCommand::Run(_) | CliCommand::Cron(_) | CliCommand::Once(_) => true,
+            CliCommand::Run(_) | CliCommand::Cron(_) | CliCommand::Once(_) | CliCommand::Cached(_) => true,
             CliCommand::Elect(elect) => !elect.observe,
+            CliCommand::Claim(claim) => !claim.job.command.is_empty(),
+            #[cfg(feature = "postgres")]
+            CliCommand::Jobs(jobs) => jobs.runs_command(),
+            CliCommand::Partitions(partitions) => !partitions.job.command.is_empty(),
+            CliCommand::Limit(limit) => !limit.command.is_empty(),
             _ => false,
         }
     }

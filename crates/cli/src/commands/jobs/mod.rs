@@ -83,6 +83,10 @@ impl JobsArgs {
         matches!(&self.what, JobsAction::Run(run) if run.quiet)
     }
 
+    pub fn runs_command(&self) -> bool {
+        matches!(self.what, JobsAction::Run(_))
+    }
+
     fn table(&self) -> &JobTableArgs {
         match &self.what {
             JobsAction::Install(install) => &install.table,

@@ -2,7 +2,9 @@
 //!
 //! All members write one record by compare-and-swap, so each change of the members and the assignment that follows from it are one
 //! step. No two clocks are compared: a member is silent if a reader has seen no new heartbeat for the member's ttl, by the reader's own
-//! boot-time clock. A reader that was paused in between may judge by an old read; its write conflicts with every heartbeat that came since.
+//! boot-time clock. A reader that was paused, or could not reach the store, has not looked meanwhile, and the others may have been unable to
+//! write a heartbeat: for this reader every silence begins anew. Otherwise the first member that reaches the store after an outage would
+//! remove all others.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -44,6 +46,8 @@ pub(super) struct Heartbeat {
     me: MemberRecord,
     /// When the last heartbeat was sent that was written.
     beat_at: BootInstant,
+    /// When the store last answered all calls of a step.
+    answered_at: BootInstant,
     seen: HashMap<String, SeenMember>,
     pub wake: Arc<Notify>,
     pub presence: watch::Receiver<Presence>,
@@ -83,8 +87,8 @@ impl Heartbeat {
             backoff.wait().await;
         };
         let view = watch::Sender::new(GroupView::Joined(Arc::new(record)));
-        let (wake, seen) = (Arc::new(Notify::new()), HashMap::new());
-        Ok(Heartbeat { options, cas_record, names, me, beat_at, seen, wake, presence, view })
+        let (wake, seen, answered_at) = (Arc::new(Notify::new()), HashMap::new(), clock.now());
+        Ok(Heartbeat { options, cas_record, names, me, beat_at, answered_at, seen, wake, presence, view })
     }
 
     /// Runs until the member is removed from the record, or replaced in it.
@@ -94,7 +98,11 @@ impl Heartbeat {
         let mut backoff = JitteredBackoff::new(&*clock);
         loop {
             let presence = *self.presence.borrow_and_update();
-            match self.step(presence).await {
+            let step = self.step(presence).await;
+            if step.is_ok() {
+                self.answered_at = clock.now();
+            }
+            match step {
                 Ok(StepOutcome::Written) if presence == Presence::Gone => return,
                 Ok(StepOutcome::Written) => backoff = JitteredBackoff::new(&*clock),
                 Ok(StepOutcome::Replaced) => {
@@ -119,7 +127,9 @@ impl Heartbeat {
             }
             let poll = self.options.poll;
             let next = clock.now() + poll * 3 / 4 + random_part(poll / 2);
-            let due = (self.beat_at + self.options.ttl / 3).max(clock.now() + poll / 8).min(next);
+            let due = (self.beat_at + self.options.ttl / 3)
+                .max(clock.now() + (poll / 8).min(self.options.ttl / 8))
+                .min(next);
             tokio::select! {
                 () = sleep_until(&*clock, due) => {}
                 // Locks change together: one read for all of them.
@@ -180,15 +190,17 @@ impl Heartbeat {
         Ok(StepOutcome::Written)
     }
 
-    /// The names of the members whose last heartbeat was first read a ttl before this read was sent.
+    /// The names of the members whose last heartbeat was first read a ttl before this read was sent, and who could have been heard since.
     fn silent(&mut self, record: &GroupRecord, asked: BootInstant, now: BootInstant) -> Vec<String> {
+        // How long this member has not looked, beyond a poll. A heartbeat is written every third of a ttl, so a quarter more hides none.
+        let blind_for = asked.since(self.answered_at + self.options.poll * 5 / 4);
         self.seen.retain(|name, _| record.member(name).is_some());
         let others = record.members.iter().filter(|member| member.name != self.me.name);
         let mut silent = Vec::new();
         for member in others {
             let fresh = || SeenMember { id: member.id.clone(), beat: member.beat, since: now };
             let seen = self.seen.entry(member.name.clone()).or_insert_with(fresh);
-            if (&seen.id, seen.beat) != (&member.id, member.beat) {
+            if (&seen.id, seen.beat) != (&member.id, member.beat) || blind_for >= member.ttl() / 4 {
                 *seen = fresh();
             } else if asked.since(seen.since) >= member.ttl() + member.ttl() / 50 + LEAST_SLACK {
                 silent.push(member.name.clone());

@@ -1,0 +1,219 @@
+//! What the members of a group do when the store was unreachable for longer than their ttl.
+#![cfg(feature = "memory")]
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lockkeeper::partitions::{PartitionChange, PartitionMember};
+use lockkeeper::{Clock, Error, Lockkeeper, Result, Store};
+use lockkeeper_core::{
+    AcquireOutcome, DeleteOutcome, Expect, Grant, LockName, LockRequest, Page, Record, RecordPage, Records,
+    ReleaseOutcome, RenewOutcome, RequestKey, WriteOutcome,
+};
+use lockkeeper_host::VirtualClock;
+use lockkeeper_memory::MemoryStore;
+
+const TTL: Duration = Duration::from_secs(30);
+const POLL: Duration = Duration::from_secs(1);
+const COUNT: u32 = 8;
+
+/// The client of one member, which cannot reach the store, or cannot write to it, for a while.
+struct FailingClient {
+    store: Arc<dyn Store>,
+    unreachable: AtomicBool,
+    read_only: AtomicBool,
+}
+
+impl FailingClient {
+    fn reach(&self, writes: bool) -> Result<()> {
+        if self.unreachable.load(SeqCst) || writes && self.read_only.load(SeqCst) {
+            return Err(Error::Unavailable("an outage".into()));
+        }
+        Ok(())
+    }
+}
+
+lockkeeper_testkit::forward_locks!(FailingClient, {
+    async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
+        self.reach(true)?;
+        self.store.acquire(request).await
+    }
+    async fn renew(&self, grants: &[Grant]) -> Result<Vec<RenewOutcome>> {
+        self.reach(true)?;
+        self.store.renew(grants).await
+    }
+    async fn release(&self, key: &RequestKey) -> Result<ReleaseOutcome> {
+        self.reach(true)?;
+        self.store.release(key).await
+    }
+});
+
+#[async_trait]
+impl Records for FailingClient {
+    async fn read(&self, key: &LockName) -> Result<Option<Record>> {
+        self.reach(false)?;
+        self.store.read(key).await
+    }
+    async fn write(
+        &self,
+        key: &LockName,
+        value: &[u8],
+        expect: Expect,
+        ttl: Option<Duration>,
+    ) -> Result<WriteOutcome> {
+        self.reach(true)?;
+        self.store.write(key, value, expect, ttl).await
+    }
+    async fn delete(&self, key: &LockName, expect: Expect) -> Result<DeleteOutcome> {
+        self.reach(true)?;
+        self.store.delete(key, expect).await
+    }
+    async fn scan(&self, prefix: &str, page: &Page) -> Result<RecordPage> {
+        self.reach(false)?;
+        self.store.scan(prefix, page).await
+    }
+}
+
+/// A group of two members, which give up what is revoked.
+struct Group {
+    clock: VirtualClock,
+    clients: [Arc<FailingClient>; 2],
+    keepers: [Lockkeeper; 2],
+    owned: [Arc<Mutex<BTreeSet<u32>>>; 2],
+    /// A client without faults.
+    looks: Lockkeeper,
+}
+
+impl Group {
+    async fn start(ttl: Duration, poll: Duration) -> Group {
+        let clock = VirtualClock::default();
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new(Arc::new(clock.clone())));
+        let client = || {
+            let (unreachable, read_only) = (AtomicBool::new(false), AtomicBool::new(false));
+            Arc::new(FailingClient { store: store.clone(), unreachable, read_only })
+        };
+        let clients = [client(), client()];
+        let keeper = |client: &Arc<FailingClient>| {
+            Lockkeeper::with_store(client.clone(), Arc::new(clock.clone()) as Arc<dyn Clock>)
+        };
+        let keepers = [keeper(&clients[0]), keeper(&clients[1])];
+        let looks = Lockkeeper::with_store(store, Arc::new(clock.clone()) as Arc<dyn Clock>);
+        let group = Group { clock, clients, keepers, owned: Default::default(), looks };
+        for (i, name) in ["a", "b"].into_iter().enumerate() {
+            let partitions = group.keepers[i].partitions("g", COUNT).member(name).ttl(ttl).poll(poll);
+            let member = partitions.join().await.unwrap();
+            tokio::spawn(work(member, group.owned[i].clone()));
+        }
+        group.until(|group| group.shares() == [4, 4]).await;
+        // Each has read the heartbeats of the other.
+        group.pass(ttl).await;
+        group
+    }
+
+    fn shares(&self) -> [usize; 2] {
+        [0, 1].map(|i| self.owned[i].lock().unwrap().len())
+    }
+
+    /// Time goes on, in steps that are short beside a poll.
+    async fn pass(&self, time: Duration) {
+        let mut left = time;
+        while !left.is_zero() {
+            left = self.clock.step(left);
+            for keeper in &self.keepers {
+                keeper.quiesce().await;
+            }
+            // A turn for every task that a reply wakes, and for those that it wakes.
+            for _ in 0..32 {
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    async fn until(&self, is: impl Fn(&Group) -> bool) {
+        for _ in 0..1000 {
+            if is(self) {
+                return;
+            }
+            self.pass(Duration::from_millis(100)).await;
+        }
+        panic!("it did not happen: {:?}", self.owned);
+    }
+
+    fn fail(&self, fault: impl Fn(&FailingClient) -> &AtomicBool, on: bool) {
+        self.clients.iter().for_each(|client| fault(client).store(on, SeqCst));
+    }
+
+    /// The number of changes of the assignment, and the names of the members.
+    async fn assignment(&self) -> (u64, Vec<String>) {
+        let status = self.looks.partition_status("g").await.unwrap().expect("there is a group");
+        (status.generation, status.members.into_iter().map(|member| member.name).collect())
+    }
+}
+
+async fn work(mut member: PartitionMember, owned: Arc<Mutex<BTreeSet<u32>>>) {
+    while let Some(change) = member.next().await {
+        let Ok(PartitionChange::Owned(partition)) = change else { continue };
+        let owned = owned.clone();
+        tokio::spawn(async move {
+            let number = partition.number();
+            owned.lock().unwrap().insert(number);
+            partition.revoked().await;
+            owned.lock().unwrap().remove(&number);
+        });
+    }
+}
+
+/// The first member that reached the store again took the others for dead, because it had read no heartbeat for a ttl: it removed them
+/// all, and each partition moved twice.
+#[tokio::test]
+async fn an_outage_longer_than_a_ttl_moves_no_partition() {
+    let faults: [fn(&FailingClient) -> &AtomicBool; 2] = [|c| &c.unreachable, |c| &c.read_only];
+    for (kind, fault) in faults.into_iter().enumerate() {
+        // The record of the group lasts for three ttls.
+        for lasts in [TTL * 2, TTL * 4] {
+            let group = Group::start(TTL, POLL).await;
+            let (before, had) =
+                (group.assignment().await, group.owned.clone().map(|o| o.lock().unwrap().clone()));
+            group.fail(fault, true);
+            group.pass(lasts).await;
+            assert_eq!(group.shares(), [0, 0], "the leases are over");
+            group.fail(fault, false);
+            group.until(|group| group.shares() == [4, 4]).await;
+            group.pass(TTL * 2).await;
+            assert_eq!(
+                group.assignment().await,
+                before,
+                "fault {kind}, {lasts:?}: a living member was removed"
+            );
+            assert_eq!(group.owned.clone().map(|o| o.lock().unwrap().clone()), had);
+        }
+    }
+}
+
+/// A member that could not look for as long as a ttl must still find the dead ones, a ttl later.
+#[tokio::test]
+async fn a_member_that_died_in_an_outage_is_removed_a_ttl_later() {
+    let group = Group::start(TTL, POLL).await;
+    group.fail(|client| &client.unreachable, true);
+    group.pass(TTL * 2).await;
+    group.clients[0].unreachable.store(false, SeqCst);
+    group.pass(TTL / 2).await;
+    assert_eq!(group.assignment().await.1, ["a", "b"], "the silence of before the outage was counted");
+    group.pass(TTL).await;
+    assert_eq!(group.assignment().await.1, ["a"], "the dead member is still there");
+    assert_eq!(group.shares()[0], 8);
+}
+
+/// A heartbeat left an eighth of a poll after the last step at the earliest, however short the ttl was: the members removed each other.
+#[tokio::test]
+async fn a_ttl_far_below_the_poll_keeps_the_living() {
+    let group = Group::start(Duration::from_millis(100), POLL * 4).await;
+    let before = group.assignment().await;
+    for _ in 0..30 {
+        group.pass(Duration::from_secs(1)).await;
+        assert_eq!(group.assignment().await, before, "a living member was removed");
+    }
+}
