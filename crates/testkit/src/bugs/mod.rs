@@ -88,6 +88,7 @@ pub enum Bug {
     LeaseUnchecked,
     LeaseRevived,
     LateCompletionKept,
+    AttemptUnchecked,
     AttemptsUncounted,
     FailureForgotten,
     DurationForgotten,

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use lockkeeper::Error;
 use lockkeeper::claim::{AfterFailure, ClaimGroup, ClaimSource, ClaimedItem};
 
+use super::interposed::{Fate, Interposed};
 use super::lossy::{self, LossyStore};
 use super::register::has_records;
 use super::*;
@@ -112,6 +113,35 @@ pub async fn a_late_completion_is_refused<H: Harness>(h: H) {
         item.complete().await.unwrap();
     }
     assert_eq!(group(&a, LONG).counts().await.unwrap().done, 3);
+}
+
+/// A worker is paused while it claims, until its lease is over and another worker has the item: once after its lease was written, and once
+/// while its attempt is on its way. Its attempt is not written over that of the other worker, which still holds its lease.
+pub async fn a_claimer_that_was_paused_spares_the_next_worker<H: Harness>(h: H) {
+    let h = Arc::new(h);
+    if !has(&h.keeper().await).await {
+        return;
+    }
+    for (id, fate, writes_before) in [("a", Fate::AnsweredLate, 0), ("b", Fate::Late, 1)] {
+        let (next_worker, (claimed, mut taken_over)) = (h.keeper().await, tokio::sync::mpsc::channel(1));
+        let others = {
+            let h = h.clone();
+            async move {
+                h.pass(SHORT * 2).await;
+                claimed.send(free(&*h, &group(&next_worker, LONG), id).await).await.unwrap();
+            }
+        };
+        let store = Interposed::new(h.client().await, fate, others).after(writes_before);
+        let paused = Lockkeeper::with_store(Arc::new(store), h.clock());
+        let mut source = group(&paused, SHORT).from([id]).unwrap();
+        let late = soon("the paused worker goes on", source.try_take(1)).await.unwrap();
+        let item = taken_over.recv().await.expect("the next worker has claimed it");
+        assert!(late.is_empty(), "two workers have one item: {late:?} {item:?}");
+        let done = item.complete().await;
+        assert!(done.is_ok(), "a paused claimer wrote over the attempt of the next worker: {done:?}");
+    }
+    let counts = group(&h.keeper().await, LONG).counts().await.unwrap();
+    assert_eq!((counts.done, counts.waiting), (2, 0), "an item was lost: {counts:?}");
 }
 
 /// The record decides: what was done in time is not done again because its completion came late.

@@ -1,5 +1,6 @@
 //! A client whose next write meets what others do at that moment.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -14,6 +15,8 @@ use lockkeeper_core::{
 pub enum Fate {
     /// It comes after what the others do, and is answered.
     Late,
+    /// The store applies it before what the others do, and the client gets the answer after that.
+    AnsweredLate,
     /// The store applies it before what the others do, and its reply is lost.
     AppliedUnheard,
     /// It does not reach the store, and the client cannot tell.
@@ -27,12 +30,21 @@ type Others = BoxFuture<'static, ()>;
 pub struct Interposed {
     store: Arc<dyn Store>,
     next: Mutex<Option<(Fate, Others)>>,
+    /// How many writes pass before that one.
+    writes_before: AtomicU32,
 }
 
 impl Interposed {
     /// A client of `store` whose next write has this fate.
     pub fn new(store: Arc<dyn Store>, fate: Fate, others: impl Future<Output = ()> + Send + 'static) -> Self {
-        Interposed { store, next: Mutex::new(Some((fate, Box::pin(others)))) }
+        let next = Mutex::new(Some((fate, Box::pin(others) as Others)));
+        Interposed { store, next, writes_before: AtomicU32::new(0) }
+    }
+
+    /// The same after so many writes that nothing happens to.
+    pub fn after(self, writes: u32) -> Self {
+        self.writes_before.store(writes, Ordering::Relaxed);
+        self
     }
 }
 
@@ -56,15 +68,23 @@ crate::forward_records!(Interposed, {
         expect: Expect,
         ttl: Option<Duration>,
     ) -> Result<WriteOutcome> {
+        let less = |count: u32| count.checked_sub(1);
+        if self.writes_before.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
+            return self.store.write(key, value, expect, ttl).await;
+        }
         let next = self.next.lock().unwrap().take();
         let Some((fate, others)) = next else { return self.store.write(key, value, expect, ttl).await };
-        if fate == Fate::AppliedUnheard {
-            self.store.write(key, value, expect, ttl).await?;
-        }
+        let applied = match fate {
+            Fate::AnsweredLate | Fate::AppliedUnheard => {
+                Some(self.store.write(key, value, expect, ttl).await?)
+            }
+            Fate::Late | Fate::LostUnheard => None,
+        };
         others.await;
-        match fate {
-            Fate::Late => self.store.write(key, value, expect, ttl).await,
-            Fate::AppliedUnheard | Fate::LostUnheard => Err(Error::Unknown("the reply was lost".into())),
+        match (fate, applied) {
+            (Fate::AnsweredLate, Some(outcome)) => Ok(outcome),
+            (Fate::Late, _) => self.store.write(key, value, expect, ttl).await,
+            _ => Err(Error::Unknown("the reply was lost".into())),
         }
     }
 });

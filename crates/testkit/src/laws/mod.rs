@@ -211,6 +211,7 @@ macro_rules! every_recipe_law {
             claim::an_item_is_claimed_by_one_at_a_time => ExpectIgnored: "two workers have one item",
             claim::a_dead_workers_items_return_with_a_higher_fence => RecordsNeverExpire: "a dead worker's item returns",
             claim::a_late_completion_is_refused => ExpectIgnored: "a late completion was to be refused: Ok",
+            claim::a_claimer_that_was_paused_spares_the_next_worker => AttemptUnchecked: "a paused claimer wrote over the attempt of the next worker: Err",
             claim::a_late_completion_counts_if_no_worker_took_over => WritesAreLost: "what is done was claimed again",
             claim::what_failed_too_often_is_kept_apart => WritesAreLost: "it was tried more often than it may",
             claim::what_failed_is_not_tried_again_at_once => WritesAreLost: "it was tried again before its back-off was over",

@@ -209,12 +209,16 @@ impl ClaimGroup {
     }
 
     /// Takes the lease, then writes the attempt into the state record. Only that write decides: a worker that was paused
-    /// between the two finds another record there.
+    /// between the two finds another record there, and writes over it only while it holds the lease. Without the lease
+    /// the other record may be the attempt of the worker that has the item now.
     async fn claim_one(&self, candidate: Candidate) -> Result<ClaimOutcome> {
         let Candidate { id, mut seen } = candidate;
         let lease = ItemLease::create(&self.keeper, self.names.lease(&id)?, self.lease).await?;
         let Some(lease) = lease else { return Ok(ClaimOutcome::Taken) };
         for _ in 0..ROUNDS {
+            if !lease.is_held() {
+                break;
+            }
             match self.write_attempt(&id, seen).await {
                 Ok(Attempted::Written(taken, record)) => {
                     let cas_record = self.state_record(&id)?;
