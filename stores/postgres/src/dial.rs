@@ -1,4 +1,4 @@
-//! Connecting to the server: sockets, login, and the cancellation of a statement.
+//! Connecting to the server: sockets and login.
 
 use std::io;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::net::{TcpStream, UnixStream};
 use tokio_postgres::config::SslMode;
-use tokio_postgres::{CancelToken, Client, Config, NoTls};
+use tokio_postgres::{Client, Config, NoTls};
 
 use crate::config::{Options, ServerAddr};
 use crate::error::Failure;
@@ -59,13 +59,13 @@ async fn log_in(options: &Options) -> Result<(Client, Arc<SharedConnection>), Fa
     }
 }
 
-enum PgSocket {
+pub(crate) enum PgSocket {
     Unix(UnixStream),
     Tcp(TcpStream),
 }
 
 impl PgSocket {
-    async fn connect(server: &ServerAddr) -> Result<PgSocket, Failure> {
+    pub async fn connect(server: &ServerAddr) -> Result<PgSocket, Failure> {
         let unreachable = |error: io::Error| Failure::NotSent(format!("no PostgreSQL at {server}: {error}"));
         match server {
             ServerAddr::Unix(..) => {
@@ -82,29 +82,5 @@ impl PgSocket {
                 Ok(PgSocket::Tcp(stream))
             }
         }
-    }
-}
-
-/// Requests that the server cancel the statement of a connection. PostgreSQL does not notice that a client is gone while its statement
-/// waits for a lock, so the server process of a closed connection would stay for as long.
-pub(crate) async fn cancel(options: Arc<Options>, token: CancelToken) {
-    let cancelled = async {
-        match (PgSocket::connect(&options.server).await?, &options.tls, &options.server) {
-            (PgSocket::Unix(stream), ..) => Ok(token.cancel_query_raw(stream, NoTls).await),
-            (PgSocket::Tcp(stream), Some(tls), ServerAddr::Tcp(host, _)) => {
-                Ok(token.cancel_query_raw(stream, tls.handshake(host)).await)
-            }
-            (PgSocket::Tcp(stream), ..) => Ok(token.cancel_query_raw(stream, NoTls).await),
-        }
-    };
-    let cancelled: Result<Result<(), Failure>, _> = tokio::time::timeout(options.timeout, async {
-        cancelled.await?.map_err(|error| Failure::while_connecting(&error, &options.server.to_string()))
-    })
-    .await;
-    if !matches!(cancelled, Ok(Ok(()))) {
-        tracing::debug!(
-            ?cancelled,
-            "an abandoned statement was not cancelled; its statement_timeout ends it"
-        );
     }
 }

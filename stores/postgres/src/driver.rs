@@ -7,8 +7,9 @@ use lockkeeper_store_kit::InFlight;
 use tokio::sync::Notify;
 use tokio_postgres::{AsyncMessage, CancelToken};
 
+use crate::cancel::cancel;
 use crate::config::Options;
-use crate::dial::{cancel, log_in_within_timeout};
+use crate::dial::log_in_within_timeout;
 use crate::error::Failure;
 use crate::session::{PgSession, SessionState, WeakSession};
 use crate::shared_connection::SharedConnection;
@@ -36,7 +37,8 @@ pub(crate) async fn connect(
 ) -> Result<PgSession, Failure> {
     let (client, connection) = log_in_within_timeout(&options).await?;
     let token = client.cancel_token();
-    let (in_flight, abandoned) = (Arc::<InFlight>::default(), Arc::<Notify>::default());
+    let in_flight = Arc::<InFlight>::default();
+    let (abandoned, given_up) = (Arc::<Notify>::default(), Arc::<Notify>::default());
     let session = PgSession::new(SessionState {
         client,
         connection: connection.clone(),
@@ -45,11 +47,19 @@ pub(crate) async fn connect(
         prepared: OnceLock::new(),
         exclusive: tokio::sync::Mutex::new(()),
         abandoned: abandoned.clone(),
+        given_up: given_up.clone(),
         options: options.clone(),
     });
-    let session_ref = session.downgrade();
-    let driver =
-        ConnectionDriver { connection, in_flight, abandoned, options, token, callback, session: session_ref };
+    let driver = ConnectionDriver {
+        connection,
+        in_flight,
+        abandoned,
+        given_up,
+        options,
+        token,
+        callback,
+        session: session.downgrade(),
+    };
     tokio::spawn(driver.run());
     Ok(session)
 }
@@ -58,6 +68,7 @@ struct ConnectionDriver {
     connection: Arc<SharedConnection>,
     in_flight: Arc<InFlight>,
     abandoned: Arc<Notify>,
+    given_up: Arc<Notify>,
     options: Arc<Options>,
     token: CancelToken,
     callback: Option<ListenCallback>,
@@ -66,9 +77,19 @@ struct ConnectionDriver {
 }
 
 impl ConnectionDriver {
-    /// Runs the connection until it ends, or the server sends no more replies.
+    /// Runs the connection until it ends, or the server sends no more replies. Where a pooler may be in between, the statement is
+    /// cancelled before the connection is closed: a pooler knows the statement only while the client is connected.
     async fn run(self) {
-        let ConnectionDriver { connection, in_flight, abandoned, options, token, callback, session } = self;
+        let ConnectionDriver {
+            connection,
+            in_flight,
+            abandoned,
+            given_up,
+            options,
+            token,
+            callback,
+            session,
+        } = self;
         let (messages, timeout) = (deliver(&connection, callback.as_ref()), options.timeout);
         let _end =
             DisconnectGuard { connection: &connection, in_flight: &in_flight, callback: callback.as_ref() };
@@ -76,11 +97,17 @@ impl ConnectionDriver {
             () = messages => {}
             () = in_flight.silence(timeout, || session.clone().probe()) => {
                 tracing::warn!(server = %options.server, "no reply for {timeout:?}: closing the connection; the next request dials");
-                // In a task of its own, so that callers do not wait for it.
-                tokio::spawn(cancel(options.clone(), token));
+                if session.upgrade().is_some_and(|session| session.is_prepared()) {
+                    // In a task of its own, so that callers do not wait for it.
+                    tokio::spawn(cancel(options.clone(), token));
+                } else {
+                    // The next caller dials, and the caller that waits for a reply gets its error, before the connection is closed.
+                    in_flight.close();
+                    given_up.notify_one();
+                    cancel(options.clone(), token).await;
+                }
             }
             () = keep_alive(session.clone()), if callback.is_some() => {}
-            // A pooler knows the statement to cancel only while the client is connected.
             () = abandoned.notified() => cancel(options.clone(), token).await,
         }
     }

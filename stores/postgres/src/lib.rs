@@ -11,6 +11,7 @@
 mod acquire;
 mod batch;
 mod break_lock;
+mod cancel;
 mod codec;
 mod config;
 mod connection;

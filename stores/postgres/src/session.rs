@@ -1,6 +1,7 @@
 //! One open connection: running statements on it, prepared or not.
 
 use std::collections::HashMap;
+use std::future::Future;
 use std::sync::{Arc, OnceLock, Weak};
 
 use futures_util::future::try_join_all;
@@ -31,6 +32,8 @@ pub(crate) struct SessionState {
     pub exclusive: tokio::sync::Mutex<()>,
     /// Notified when a caller abandoned a statement behind which no other may be sent: the connection has to end.
     pub abandoned: Arc<Notify>,
+    /// Notified when the driver gives up a silent connection that has to stay open until its statement is cancelled.
+    pub given_up: Arc<Notify>,
     pub options: Arc<Options>,
 }
 
@@ -62,15 +65,32 @@ impl PgSession {
         let SessionState { client, prepared, options, connection, .. } = &*self.0;
         let in_flight = self.begin().await?;
         let reply = match prepared.get().and_then(|all| all.get(sql.text)) {
-            Some(statement) => connection.send_now(client.query(statement, params)).await,
+            Some(statement) => {
+                let reply = connection.send_now(client.query(statement, params)).await;
+                reply.map_err(|error| self.failure(&error))
+            }
             None => {
                 let text = sql.text.replace("@S", &options.schema);
                 let typed: Vec<_> = params.iter().copied().zip(sql.types.iter().cloned()).collect();
-                client.query_typed(&text, &typed).await
+                self.reply(client.query_typed(&text, &typed)).await
             }
         };
         in_flight.answered();
-        reply.map_err(|error| self.failure(&error))
+        reply
+    }
+
+    /// The reply, or an error as soon as the driver gives up the connection.
+    async fn reply<T>(
+        &self,
+        reply: impl Future<Output = Result<T, tokio_postgres::Error>>,
+    ) -> Result<T, Failure> {
+        tokio::select! {
+            biased;
+            reply = reply => reply.map_err(|error| self.failure(&error)),
+            () = self.0.given_up.notified() => {
+                Err(Failure::NoReply(format!("{} sent no reply", self.0.options.server)))
+            }
+        }
     }
 
     fn failure(&self, error: &tokio_postgres::Error) -> Failure {
@@ -93,9 +113,9 @@ impl PgSession {
     /// Runs statements that return no rows.
     pub async fn run(&self, text: &str) -> Result<(), Failure> {
         let in_flight = self.begin().await?;
-        let done = self.0.client.batch_execute(text).await;
+        let done = self.reply(self.0.client.batch_execute(text)).await;
         in_flight.answered();
-        done.map_err(|error| self.failure(&error))
+        done
     }
 
     /// Prepares the frequent statements, on a connection to the server itself. `statement_timeout` ends an abandoned statement that could
@@ -111,10 +131,9 @@ impl PgSession {
             self.0.client.batch_execute(&format!("SET statement_timeout = {timeout_ms}")).await?;
             try_join_all(each).await
         };
-        let all = all.await;
+        let all = self.reply(all).await;
         in_flight.answered();
-        let all = all.map_err(|error| self.failure(&error))?;
-        _ = self.0.prepared.set(all.into_iter().collect());
+        _ = self.0.prepared.set(all?.into_iter().collect());
         Ok(())
     }
 }

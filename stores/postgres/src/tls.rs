@@ -1,19 +1,20 @@
 //! TLS for connections, on rustls.
 
-use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use futures_util::TryFutureExt;
+use futures_util::future::{Either, MapOk, Ready, ready};
 use lockkeeper_core::Result;
 use lockkeeper_store_kit::tls_config;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
-use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream as ClientStream;
+use tokio_rustls::{Connect, TlsConnector};
 
 /// The TLS configuration: which certificates the client trusts, and which it presents. There is no way to skip the check.
 #[derive(Clone)]
@@ -37,7 +38,7 @@ impl PostgresTls {
 
     /// The TLS handshake of a connection to this host.
     pub(crate) fn handshake(&self, host: &str) -> Handshake {
-        Handshake { connector: TlsConnector::from(self.0.clone()), host: host.to_owned() }
+        Handshake { connector: TlsConnector::from(self.0.clone()), host: host.to_owned(), keep_open: false }
     }
 }
 
@@ -45,49 +46,68 @@ impl PostgresTls {
 pub(crate) struct Handshake {
     connector: TlsConnector,
     host: String,
+    keep_open: bool,
 }
 
-impl TlsConnect<TcpStream> for Handshake {
-    type Stream = Encrypted;
-    type Error = io::Error;
-    type Future = Pin<Box<dyn Future<Output = io::Result<Encrypted>> + Send>>;
-
-    fn connect(self, stream: TcpStream) -> Self::Future {
-        Box::pin(async move {
-            let name = ServerName::try_from(self.host).map_err(io::Error::other)?;
-            self.connector.connect(name, stream).await.map(Encrypted)
-        })
+impl Handshake {
+    /// The stream is not shut down: it ends when the server closes it.
+    pub fn keep_open(self) -> Self {
+        Handshake { keep_open: true, ..self }
     }
 }
 
-pub(crate) struct Encrypted(tokio_rustls::client::TlsStream<TcpStream>);
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> TlsConnect<S> for Handshake {
+    type Stream = Encrypted<S>;
+    type Error = io::Error;
+    type Future =
+        Either<Ready<io::Result<Encrypted<S>>>, MapOk<Connect<S>, fn(ClientStream<S>) -> Encrypted<S>>>;
 
-impl TlsStream for Encrypted {
+    fn connect(self, stream: S) -> Self::Future {
+        let encrypted: fn(ClientStream<S>) -> Encrypted<S> = match self.keep_open {
+            true => |stream| Encrypted { stream, keep_open: true },
+            false => |stream| Encrypted { stream, keep_open: false },
+        };
+        match ServerName::try_from(self.host) {
+            Ok(name) => Either::Right(self.connector.connect(name, stream).map_ok(encrypted)),
+            Err(error) => Either::Left(ready(Err(io::Error::other(error)))),
+        }
+    }
+}
+
+pub(crate) struct Encrypted<S> {
+    stream: ClientStream<S>,
+    keep_open: bool,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> TlsStream for Encrypted<S> {
     fn channel_binding(&self) -> ChannelBinding {
         ChannelBinding::none()
     }
 }
 
-impl AsyncRead for Encrypted {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Encrypted<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_read(cx, buf)
+        Pin::new(&mut self.stream).poll_read(cx, buf)
     }
 }
 
-impl AsyncWrite for Encrypted {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Encrypted<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write(cx, buf)
+        Pin::new(&mut self.stream).poll_write(cx, buf)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(cx)
+        Pin::new(&mut self.stream).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(cx)
+        match self.keep_open {
+            true => self.poll_flush(cx),
+            false => Pin::new(&mut self.stream).poll_shutdown(cx),
+        }
     }
 }

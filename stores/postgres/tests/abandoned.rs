@@ -111,3 +111,26 @@ async fn behind_a_pooler_nothing_is_sent_behind_an_abandoned_statement() {
     soon("the next has another connection", second).await.unwrap().unwrap();
     assert!(held.fired());
 }
+
+/// A pooler knows the statement to cancel only while its client is connected. A client that closed a silent connection first left the
+/// server process of each request behind, until there were as many as the server allows.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn behind_a_pooler_a_closed_connection_leaves_no_server_process_behind() {
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    let Ok(pooler) = servers::pgbouncer(server.addr()) else { return };
+    let proxy = Proxy::start(pooler.addr(), Framing::Postgres);
+    let store = open(&format!("{}?timeout=200ms", url(proxy.addr()))).await;
+    let other = connect_to(&Options::from_url(&url(server.addr())).unwrap()).await.unwrap();
+    other.batch_execute("BEGIN; LOCK TABLE lockkeeper.lock IN ACCESS EXCLUSIVE MODE").await.unwrap();
+    let blocked = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+    let before = proxy.count().connections;
+    eventually("many connections are closed", || async {
+        store.inspect(&name("x")).await.expect_err("the table is locked");
+        proxy.count().connections >= before + 24
+    })
+    .await;
+    // A cancellation of the last request may be on its way.
+    eventually("their server processes have ended", || async { number(&server, blocked) <= 1 }).await;
+    other.batch_execute("COMMIT").await.unwrap();
+    eventually("the store works again", || async { store.inspect(&name("x")).await.is_ok() }).await;
+}
