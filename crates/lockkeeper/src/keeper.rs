@@ -27,7 +27,6 @@ pub struct Lockkeeper(pub(crate) Arc<KeeperState>);
 pub(crate) struct KeeperState {
     pub store: Arc<dyn Store>,
     pub clock: Arc<dyn Clock>,
-    pub profile: Profile,
     pub host: String,
     /// The label of holders that were given none: the name that `ps` shows for this process.
     pub process_name: Option<String>,
@@ -76,7 +75,7 @@ fn no_timers(error: std::io::Error) -> Error {
 
 impl fmt::Debug for Lockkeeper {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Lockkeeper({})", self.0.profile.store)
+        write!(f, "Lockkeeper({})", self.profile().store)
     }
 }
 
@@ -116,7 +115,6 @@ impl KeeperState {
         KeeperState {
             store: Arc::new(OwnProcess::new(store)),
             clock,
-            profile,
             host: host_name(),
             process_name: process_name(std::env::args_os().next().as_deref()),
             #[cfg(feature = "postgres")]
@@ -128,9 +126,10 @@ impl KeeperState {
 }
 
 impl Lockkeeper {
-    /// The guarantees that the store declares.
-    pub fn profile(&self) -> &Profile {
-        &self.0.profile
+    /// The guarantees that the store declares now. They may change while the store is open: a Redis server gets a replica, or
+    /// another setting.
+    pub fn profile(&self) -> Profile {
+        self.0.store.profile()
     }
 
     /// The store that this keeper uses.
@@ -174,8 +173,8 @@ impl Lockkeeper {
 
     /// The events, from now on, of locks whose names begin with `prefix`.
     pub async fn watch(&self, prefix: &str) -> Result<EventStream> {
-        if !self.0.profile.watch {
-            return Err(Error::Unsupported(format!("the {} store cannot be watched", self.0.profile.store)));
+        if !self.profile().watch {
+            return Err(Error::Unsupported(format!("the {} store cannot be watched", self.profile().store)));
         }
         self.0.store.watch(prefix).await
     }

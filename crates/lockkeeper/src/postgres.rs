@@ -42,7 +42,7 @@ impl Lockkeeper {
             Some(store) => store.in_transaction(tx, name).await,
             None => Err(Error::Unsupported(format!(
                 "the {} store has no transactions: postgres://HOST/DATABASE has",
-                self.0.profile.store
+                self.profile().store
             ))),
         }
     }

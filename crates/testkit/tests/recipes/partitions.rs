@@ -289,12 +289,12 @@ async fn five_workers(ground: Ground) {
             0 => {
                 kills += 1;
                 workers.kill(victim);
-                ("a kill", bound(keeper.profile(), lasts))
+                ("a kill", bound(&keeper.profile(), lasts))
             }
             1 => {
                 stops += 1;
                 workers.stop(victim);
-                ("a stop", bound(keeper.profile(), lasts))
+                ("a stop", bound(&keeper.profile(), lasts))
             }
             _ => {
                 leaves += 1;

@@ -83,23 +83,28 @@ async fn a_server_that_does_not_sync_while_it_rewrites_is_not_for_correctness() 
 async fn settings_that_change_while_the_store_is_open_change_its_profile() {
     let Some(server) = server_with(AppendOnly::Always, &[]) else { return };
     let store = open(&format!("{}?poll=50ms", url(&server))).await;
-    let kept = || store.profile().allows(Purpose::Correctness).is_ok();
+    // One keeper for the whole of the test: a service opens its store once.
+    let keeper = keeper(&store);
+    let kept = || keeper.profile().allows(Purpose::Correctness).is_ok();
     assert!(kept());
     for (setting, bad, good) in
         [("appendfsync", "everysec", "always"), ("no-appendfsync-on-rewrite", "yes", "no")]
     {
         tell(server.addr(), &["CONFIG", "SET", setting, bad]);
         eventually("the change is noticed", || async { !kept() }).await;
-        let refusal = keeper(&store).lock("jobs").for_correctness().acquire().await.unwrap_err();
+        let refusal = keeper.lock("jobs").for_correctness().acquire().await.unwrap_err();
         says(&refusal, Outcome::Unsupported, &[setting]);
         tell(server.addr(), &["CONFIG", "SET", setting, good]);
         eventually("it is as good as before", || async { kept() }).await;
+        keeper.lock("jobs").for_correctness().acquire().await.unwrap().release().await.unwrap();
     }
     // A replica comes: from now on there may be a fail-over.
     let options = RedisOptions { replica_of: Some(server.addr()), ..RedisOptions::default() };
     let Ok(replica) = servers::redis(options) else { return };
     eventually("the replica is noticed", || async { !kept() }).await;
     not_for_correctness(&store, &["fail-over"]);
+    let refusal = keeper.lock("jobs").for_correctness().acquire().await.unwrap_err();
+    says(&refusal, Outcome::Unsupported, &["fail-over"]);
     // Its link is cut: it may be promoted at any time, and has no grant from now on.
     drop(replica);
     let replication = || tell(server.addr(), &["INFO", "replication"]);

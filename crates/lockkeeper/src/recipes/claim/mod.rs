@@ -140,12 +140,15 @@ impl ClaimGroup {
         Ok(ClaimSource::new(self.clone(), all))
     }
 
+    /// Whether the store, as it is now, may be used for the purpose.
+    fn check_purpose(&self) -> Result<()> {
+        if self.for_correctness { self.keeper.profile().allows(Purpose::Correctness) } else { Ok(()) }
+    }
+
     /// Checks the rules and the store.
     fn check(&self) -> Result<()> {
         need_records(&self.keeper, "a claim")?;
-        if self.for_correctness {
-            self.keeper.profile().allows(Purpose::Correctness)?;
-        }
+        self.check_purpose()?;
         if self.lease < limits::TTL_MIN || self.lease > limits::TTL_MAX {
             return Err(Error::invalid(format!("the lease is {:?}: 100ms to 24h are possible", self.lease)));
         }

@@ -93,6 +93,7 @@ impl ClaimSource {
         if most == 0 || most > BATCH_MAX {
             return Err(Error::invalid(format!("a batch of {most} items: 1 to {BATCH_MAX} are possible")));
         }
+        self.group.check_purpose()?;
         let (mut claimed, mut conflicts, mut refreshes) = (Vec::new(), 0, 0);
         while claimed.len() < most {
             if self.candidates.is_empty() || conflicts >= CONFLICTS {
