@@ -143,17 +143,52 @@ fn no_text_block_hides_a_command() {
     }
 }
 
+/// The pages with the decisions behind a crate.
+fn design_pages(root: &Path) -> Vec<PathBuf> {
+    let crates = ["crates", "stores"].map(|folder| fs::read_dir(root.join(folder)).unwrap());
+    let pages = crates.into_iter().flatten().map(|dir| dir.unwrap().path().join("DESIGN.md"));
+    let pages: Vec<_> = pages.filter(|page| page.exists()).collect();
+    assert!(pages.len() >= 12, "only {pages:?}");
+    pages
+}
+
+/// A reader who looks up a term must not have to search the whole page.
+#[test]
+fn the_glossary_is_in_order() {
+    let text =
+        fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/GLOSSARY.md")).unwrap();
+    let terms = text.lines().filter_map(|line| line.strip_prefix("| **")?.split("**").next());
+    let terms: Vec<String> = terms.map(str::to_lowercase).collect();
+    assert!(terms.len() >= 30, "only {terms:?}");
+    assert!(terms.is_sorted(), "{terms:?}");
+}
+
+/// Markdown takes the rows of a table right below a list or a paragraph as the text of that paragraph.
+#[test]
+fn every_table_follows_an_empty_line() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    for page in pages(&root).into_iter().chain(design_pages(&root)) {
+        let text = fs::read_to_string(&page).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        for (number, pair) in lines.windows(2).enumerate() {
+            let swallowed = pair[0].starts_with(['-', '*']) || pair[0].starts_with("  ");
+            assert!(!(swallowed && pair[1].starts_with('|')), "{}:{}", page.display(), number + 2);
+        }
+    }
+}
+
 /// Every page can be reached, and leads on: relative links name files that are there.
 #[test]
 fn the_links_in_the_documents_lead_somewhere() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut pages = pages(&root);
     pages.push(root.join("examples/README.md"));
+    pages.extend(design_pages(&root));
     for page in pages {
         let text = fs::read_to_string(&page).unwrap();
         let explains = text.contains("GLOSSARY.md)") || page.ends_with("GLOSSARY.md");
-        let below_docs = page.strip_prefix(&root).unwrap().starts_with("docs");
-        assert!(explains || !below_docs, "{}: no link to the glossary", page.display());
+        let is_front_page = page.parent() == Some(root.as_path()) && !page.ends_with("CHANGELOG.md");
+        assert!(explains || is_front_page, "{}: no link to the glossary", page.display());
         let texts = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
         let images = ["src=\"", "srcset=\""]
             .map(|mark| text.split(mark).skip(1).filter_map(|rest| rest.split('"').next()));

@@ -45,7 +45,7 @@ pub struct GateMetrics {
 #[derive(Clone, Debug, Default)]
 pub struct Gauge(Arc<AtomicU64>);
 
-/// GaugeGuard that a [`Gauge`] counts, until this is dropped.
+/// One thing that a [`Gauge`] counts, until this guard is dropped.
 #[derive(Debug)]
 pub struct GaugeGuard(Arc<AtomicU64>);
 

@@ -1,4 +1,4 @@
-//! The registry of stores: which URL opens which store, and which feature brings it. Only this file names the store crates.
+//! The registry of stores: which URL opens which store, and which feature brings it. All other code that opens a store by its URL calls this.
 
 use std::sync::Arc;
 

@@ -94,7 +94,7 @@ impl FenceLayer {
         self
     }
 
-    /// HttpMarks of its own, for services that share a store and have resources of the same name: 1 to 64 letters, digits, `-`, `_`
+    /// Marks of its own, for services that share a store and have resources of the same name: 1 to 64 letters, digits, `-`, `_`
     /// and `.`; `http` by default. [`Error::Invalid`] if it is something else.
     pub fn space(mut self, space: impl Into<String>) -> Result<Self> {
         let space = space.into();
@@ -214,7 +214,7 @@ impl FenceRules {
             // Much may have happened meanwhile.
             under = self.raise(key, fence).await?;
         }
-        // GrantId another grant of the lock, another process may have raised the mark in between.
+        // Under another grant of the lock, another process may have raised the mark in between.
         if self.marks.still_under(under) { Ok(()) } else { Err(Problem::Unavailable) }
     }
 

@@ -128,8 +128,8 @@ impl<'a> Pump<'a> {
         }
     }
 
-    /// FaultAction is not the protocol ends the connection: a fault that cannot count messages must not look like one that
-    /// did not fire.
+    /// Ends the connection on bytes that are not the protocol: a fault that cannot count messages must not look like one
+    /// that did not fire.
     fn understood<T>(&self, piece: Result<T, String>) -> Result<T, ConnectionEnd> {
         piece.map_err(|why| {
             let text = format!("connection {}, {:?}: {why}", self.line.index, self.direction);

@@ -115,7 +115,7 @@ impl Proxy {
         self.script.fired.load(Ordering::Relaxed)
     }
 
-    /// FaultAction the proxy could not understand, if anything: a connection that does not speak the protocol is closed.
+    /// Returns the bytes that the proxy could not understand, if any: a connection that does not speak the protocol is closed.
     pub fn trouble(&self) -> Option<String> {
         locked(&self.script.trouble).clone()
     }

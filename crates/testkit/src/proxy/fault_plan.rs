@@ -1,4 +1,4 @@
-//! FaultAction is to go wrong: shared by the test, which writes it, and the connections, which follow it.
+//! The plan of faults: the test writes it, and the connections of the proxy follow it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use super::fault::{ConnectionEnd, Fault, FaultAction, Pick};
 use super::framing::{Framing, MessageMark};
 use super::{Direction, Injected};
 
-/// FaultAction a connection has to do with a message.
+/// The actions that a connection takes on one message.
 #[derive(Debug)]
 pub(super) enum Plan {
     Pass,
@@ -23,7 +23,7 @@ pub(super) enum Plan {
     DeliverLate(watch::Receiver<bool>),
 }
 
-/// FaultAction holds for all connections at once.
+/// The faults that hold for all connections at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Conditions {
     pub refusing: bool,
@@ -135,7 +135,7 @@ impl FaultPlan {
         meant.len()
     }
 
-    /// FaultAction is to be done with the message that begins now.
+    /// Returns the actions for the message that begins now, and counts the message.
     pub fn plan(&self, line: &ProxiedConnection, direction: Direction, mark: MessageMark) -> Plan {
         if mark.aside {
             return Plan::Pass;

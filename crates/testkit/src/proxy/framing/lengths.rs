@@ -1,11 +1,11 @@
-//! Finds messages that begin with their length, as ZooKeeperFraming's do.
+//! Finds messages that begin with their length, as the messages of ZooKeeper do.
 
 use super::{MessageMark, Piece, Splitter};
 
 /// More than any message of a test: a longer one means that this is another protocol.
 const LONGEST: usize = 64 << 20;
 
-/// FaultAction is left of a message whose length is known.
+/// The rest of a message whose length is known.
 #[derive(Default)]
 pub(super) struct Rest {
     left: usize,

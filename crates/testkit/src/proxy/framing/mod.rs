@@ -22,7 +22,7 @@ pub enum Framing {
     /// the nth reply answers the nth request; notifications and notices pass uncounted. After a change to TLS every
     /// read is a message.
     Postgres,
-    /// ZooKeeperFraming. Frames with four bytes of length; pings, watch events and four-letter words pass uncounted.
+    /// ZooKeeper. A frame with four bytes of length is a message; pings, watch events and four-letter words pass uncounted.
     ZooKeeper,
     /// HTTP/1.1 with bodies of a known length. A request or an answer is a message.
     Http1,
@@ -38,7 +38,7 @@ pub(super) struct Piece {
     pub len: usize,
     /// Whether they end their message.
     pub last: bool,
-    /// FaultAction kind of message it is; the same for all its pieces.
+    /// The kind of the message; the same for all its pieces.
     pub mark: MessageMark,
 }
 
@@ -54,7 +54,7 @@ pub(super) struct MessageMark {
 
 /// Finds the boundaries of messages in one direction of one connection.
 pub(super) trait Splitter: Send {
-    /// FaultAction the front of `buf` is. `None`: that cannot be said before more bytes come. An error: this is not the
+    /// Returns the piece at the front of `buf`. `None`: more bytes are needed to know it. An error: this is not the
     /// protocol, and nothing more can be said about this connection.
     fn piece(&mut self, buf: &[u8]) -> Result<Option<Piece>, String>;
 }
