@@ -97,6 +97,7 @@ pub enum Bug {
     FirstClaimForgotten,
     LimitForgotten,
     OwnersForgotten,
+    JoinMovesOwners,
     BeatsForgotten,
     // Rate limits.
     LimitNeverRefuses,
