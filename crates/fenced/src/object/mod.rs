@@ -130,7 +130,8 @@ impl ObjectFenced {
                 Err(told @ (StoreError::Precondition { .. } | StoreError::AlreadyExists { .. })) => told,
                 // Some stores say so of an object that is gone; of one that was never there, it is the bucket.
                 Err(told @ StoreError::NotFound { .. }) if found.is_some() => told,
-                Err(told) => return Err(to_error(&told, true)),
+                // A try of an earlier round may have been done.
+                Err(told) => return Err(doubt.unwrap_or_else(|| to_error(&told, true))),
             };
             doubt = doubt.or(error::retried(&told));
             let now = match self.look(&path, usize::MAX).await {

@@ -201,6 +201,18 @@ async fn a_write_that_was_retried_and_cannot_be_found_is_unknown() {
     }
 }
 
+/// A try before the refused one was done, and a program that checks no fence has written over it. The next try is denied, and "denied" would
+/// say that nothing was written.
+#[tokio::test]
+async fn a_write_that_was_retried_and_is_then_denied_is_unknown() {
+    let (_, fenced) = troubled(Trouble::DoneThenOvertakenByALower, 1).await;
+    let told = fenced.put("x", fence(5), b"five").await;
+    assert!(matches!(told, Err(Error::Unknown(_))), "{told:?}");
+    let four = Some(GuardedValue { fence: fence(4), value: Some(b"four".to_vec()) });
+    assert_eq!(fenced.read("x").await.unwrap(), four);
+    fenced.put("x", fence(5), b"five").await.unwrap();
+}
+
 #[tokio::test]
 async fn an_answer_that_is_lost_is_unknown_and_the_repeat_is_harmless() {
     let (_, fenced) = troubled(Trouble::DoneThenNoReply, 1).await;

@@ -23,6 +23,9 @@ pub enum Trouble {
     DoneThenSilent,
     /// It is done, a writer with fence 6 follows, and the client, which sends it again, gets the answer that its condition is not met.
     DoneThenOvertaken,
+    /// It is done, a writer with fence 4 follows, and the client, which sends it again, gets the answer that its condition is not met; then the
+    /// next put is denied.
+    DoneThenOvertakenByALower,
     /// It is done, and the client, which sends it again, gets the answer that its condition is not met; then a read is denied.
     DoneThenDenied,
     /// It is done, the object is deleted, and the client, which sends it again, gets the answer that its condition is not met.
@@ -43,12 +46,19 @@ pub struct Shaky {
     pub next: Mutex<(Trouble, usize)>,
     silent: AtomicBool,
     denied: AtomicBool,
+    denied_put: AtomicBool,
 }
 
 impl Shaky {
     pub fn new(trouble: Trouble, times: usize) -> Shaky {
         let next = Mutex::new((trouble, times));
-        Shaky { inner: InMemory::new(), next, silent: AtomicBool::new(false), denied: AtomicBool::new(false) }
+        Shaky {
+            inner: InMemory::new(),
+            next,
+            silent: AtomicBool::new(false),
+            denied: AtomicBool::new(false),
+            denied_put: AtomicBool::new(false),
+        }
     }
 
     fn next(&self) -> Option<Trouble> {
@@ -68,6 +78,9 @@ impl std::fmt::Display for Shaky {
 impl ObjectStore for Shaky {
     async fn put_opts(&self, path: &Path, payload: PutPayload, mut options: PutOptions) -> Result<PutResult> {
         let (to, source) = (path.to_string(), "as told");
+        if self.denied_put.swap(false, Ordering::SeqCst) {
+            return Err(Told::PermissionDenied { path: to, source: source.into() });
+        }
         match self.next() {
             None => self.inner.put_opts(path, payload, options).await,
             Some(Trouble::Conflict) => Err(Told::AlreadyExists { path: to, source: source.into() }),
@@ -79,6 +92,12 @@ impl ObjectStore for Shaky {
             Some(Trouble::DoneThenOvertaken) => {
                 self.inner.put_opts(path, payload, options).await?;
                 self.inner.put(path, "lockkeeper-fence 6\nsix".into()).await?;
+                Err(Told::Precondition { path: to, source: RETRIED.into() })
+            }
+            Some(Trouble::DoneThenOvertakenByALower) => {
+                self.inner.put_opts(path, payload, options).await?;
+                self.inner.put(path, "lockkeeper-fence 4\nfour".into()).await?;
+                self.denied_put.store(true, Ordering::SeqCst);
                 Err(Told::Precondition { path: to, source: RETRIED.into() })
             }
             Some(told @ (Trouble::DoneThenDenied | Trouble::DoneThenDeleted)) => {

@@ -98,6 +98,7 @@ pub enum Bug {
     FirstClaimForgotten,
     LimitForgotten,
     OwnersForgotten,
+    JoinMovesOwners,
     BeatsForgotten,
     // Rate limits.
     LimitNeverRefuses,

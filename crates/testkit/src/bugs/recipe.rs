@@ -89,6 +89,18 @@ fn owners_from_nothing(page: &Value) -> Vec<Option<usize>> {
     assign(&members, &vec![None; page["count"].as_u64().unwrap_or(0) as usize])
 }
 
+/// The record of a group in which each partition has the owner of the one before it.
+pub(super) fn with_owners_moved(mut record: Record) -> Record {
+    if belongs(&record.key, "partition-group/") {
+        record.value = edit(&record.value, |page| {
+            if let Some(owners) = page["owners"].as_array_mut() {
+                owners.rotate_right(1);
+            }
+        });
+    }
+    record
+}
+
 /// What a client with the fence `own` is told of a record.
 pub(super) fn twist_read(bug: Bug, own: Option<Fence>, mut record: Record) -> Record {
     let value = match bug {

@@ -122,6 +122,9 @@ impl Bugged {
 
     /// A record as it is told, spoilt.
     fn twist_record(&self, record: Record) -> Record {
+        if self.bug == Bug::JoinMovesOwners && !self.written.lock().unwrap().contains(&record.key) {
+            return recipe::with_owners_moved(record);
+        }
         recipe::twist_read(self.bug, Fence::new(self.own_fence.load(Ordering::Relaxed)).ok(), record)
     }
 
@@ -499,6 +502,10 @@ impl Records for Bugged {
         match written {
             WriteOutcome::Written(_) if self.bug == Bug::VersionsStartAgain => {
                 Ok(WriteOutcome::Written(Version(1)))
+            }
+            WriteOutcome::Written(_) if self.bug == Bug::JoinMovesOwners => {
+                self.written.lock().unwrap().insert(key.clone());
+                Ok(written)
             }
             WriteOutcome::Conflict(found) => {
                 Ok(WriteOutcome::Conflict(found.map(|record| self.twist_record(record))))
