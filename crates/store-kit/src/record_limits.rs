@@ -50,10 +50,9 @@ impl StoredBucket {
         let mut number = || words.next().and_then(|word| word.parse().ok());
         match (format, number(), number()) {
             (Some(FORMAT), Some(full_at), Some(seen)) => Ok(StoredBucket { full_at, seen }),
-            (Some(format), ..) if format.starts_with("lkb") => Err(Error::Unsupported(format!(
-                "the record {} was written by a newer Lockkeeper: upgrade this one",
-                record.key
-            ))),
+            (Some(format), ..) if format.starts_with("lkb") && format != FORMAT => Err(Error::Unsupported(
+                format!("the record {} was written by a newer Lockkeeper: upgrade this one", record.key),
+            )),
             _ => Err(Error::invalid(format!("the record {} was not written by a rate limit", record.key))),
         }
     }
@@ -187,4 +186,36 @@ async fn pause(clock: &dyn Clock, attempt: u32) {
     let [a, b, ..] = random_128();
     let part = most.mul_f64(f64::from(u16::from_ne_bytes([a, b])) / f64::from(u16::MAX));
     sleep_until(clock, clock.now() + part).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use lockkeeper_core::{LockName, Version};
+
+    use super::*;
+
+    /// A bucket as the format of this version has it. If the bytes must change, raise [`FORMAT`], keep this file readable, and add one.
+    const GOLDEN: &[u8] = include_bytes!("../tests/golden/lkb1");
+
+    fn parse(value: &[u8]) -> Result<StoredBucket> {
+        let (key, version) = (LockName::new("mail").unwrap(), Version(1));
+        StoredBucket::parse(&Record { key, value: value.to_vec(), version })
+    }
+
+    #[test]
+    fn the_fixture_of_this_version_is_read_and_written() {
+        let bucket = StoredBucket { full_at: 1_795_018_859_013_721_000, seen: 1_795_018_800_000_000_000 };
+        assert_eq!(parse(GOLDEN).unwrap(), bucket);
+        assert_eq!(bucket.bytes(), GOLDEN);
+    }
+
+    #[test]
+    fn a_newer_format_is_unsupported_and_a_damaged_record_is_invalid() {
+        for newer in ["lkb2 1 2", "lkb2", "lkb10 1 2 3"] {
+            assert!(matches!(parse(newer.as_bytes()), Err(Error::Unsupported(_))), "{newer}");
+        }
+        for damaged in ["lkb1", "lkb1 x", "lkb1 1", "lkb1 1 -2", "", "{}", "\u{e9}"] {
+            assert!(matches!(parse(damaged.as_bytes()), Err(Error::Invalid(_))), "{damaged}");
+        }
+    }
 }

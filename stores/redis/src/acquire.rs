@@ -206,6 +206,7 @@ impl Acquirer {
                 "this attempt was released while one of its requests had no reply: use a new attempt".into(),
             )),
             [Value::Int(19)] => Err(as_server("TRYAGAIN")),
+            [Value::Int(20)] => refused(Failure::other_format().into()),
             [Value::Int(18), Value::BulkString(reason)] => {
                 let reason = String::from_utf8_lossy(reason);
                 refused(Error::Lost(LossReason::Revoked(reason.into()).to_string()))

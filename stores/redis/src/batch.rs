@@ -27,6 +27,8 @@ const MAX_IN_FLIGHT: usize = 2;
 const MAX_BATCH: usize = 64;
 /// The reply of the release script to a release whose keys it could not read.
 const KEYS_ARE_SPLIT: Value = Value::Int(2);
+/// The reply of the release script to the release of a hold that another version of Lockkeeper wrote.
+const OTHER_FORMAT: Value = Value::Int(3);
 
 /// What a batch does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -200,7 +202,11 @@ impl BatchWorker {
         };
         let migration = SlotMigration::new(&self.runner, group);
         let each = releases.iter().zip(replies).map(|(&(keys, release), reply)| async move {
-            if reply == KEYS_ARE_SPLIT { migration.release(keys, release).await } else { Ok(reply) }
+            match reply {
+                KEYS_ARE_SPLIT => migration.release(keys, release).await,
+                OTHER_FORMAT => Err(Failure::other_format()),
+                reply => Ok(reply),
+            }
         });
         join_all(each).await
     }

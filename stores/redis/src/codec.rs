@@ -25,8 +25,10 @@ pub struct StoredHold {
 const PENDING: u8 = 1;
 const LINGERING: u8 = 2;
 const DELAY: u8 = 4;
-/// The upper four bits of the flags are the number of the format, which is 0 so far.
-const FORMAT: u8 = 16;
+/// The version of the stored format. It is in the upper four bits of the flags, and in `lua/common.lua`.
+const FORMAT: u8 = 0;
+/// How far the version is shifted in the flags.
+const FORMAT_SHIFT: u8 = 4;
 /// Added to the flags of a revoked hold. The reason is at the end of the stored value.
 const REVOKED: u8 = 8;
 
@@ -84,11 +86,14 @@ impl<'a> ByteReader<'a> {
     }
 }
 
-/// Decodes a stored hold: `HOLD` in `lua/common.lua`. `None` for the value of another lock client, and for a hold of a newer
-/// format, which has a number in the upper four bits of the flags.
+/// Decodes a stored hold: `HOLD` in `lua/common.lua`. `None` for the value of another lock client, and for a hold of another
+/// format.
 pub fn decode_hold(packed: &[u8]) -> Option<StoredHold> {
     let mut reader = ByteReader(packed);
     let (_attempt, flags) = (reader.text()?, reader.take(1)?[0]);
+    if flags >> FORMAT_SHIFT != FORMAT {
+        return None;
+    }
     let (fence, expires_ms, since_us) = (reader.number()?, reader.number()?, reader.number()?);
     let (_stays, _owner) = (reader.number()?, reader.text()?);
     let (_ttl, delay_ms, mode) = (reader.small()?, reader.small()?, reader.small()?);
@@ -99,9 +104,6 @@ pub fn decode_hold(packed: &[u8]) -> Option<StoredHold> {
         _ => Some(String::from_utf8_lossy(reader.take(reader.0.len())?).into_owned()),
     };
     let flags = flags & !REVOKED;
-    if flags >= FORMAT {
-        return None;
-    }
     reader.0.is_empty().then_some(StoredHold {
         fence,
         expires_ms,

@@ -36,6 +36,11 @@ impl Failure {
         Failure::NoReply("Redis sent a reply of an unexpected shape".into())
     }
 
+    /// The failure for a hold that another version of Lockkeeper wrote, in a format that this one does not know.
+    pub(crate) fn other_format() -> Self {
+        Failure::Rejected { code: OTHER_FORMAT.into(), detail: String::new() }
+    }
+
     /// Whether the server may have carried out the request, in whole or in part.
     pub fn may_have_happened(&self) -> bool {
         matches!(Error::from(self.clone()), Error::Unknown(_))
@@ -64,6 +69,10 @@ impl From<ServerError> for Failure {
         // code before they change a lock; those that acquire or release many locks answer each request instead.
         let never_late = ["OOM", "READONLY", "MISCONF", "NOREPLICAS", "TRYAGAIN"];
         let whole = format!("{} {detail}", error.code());
+        // The scripts raise this before they change a lock; those that serve many requests answer each of them instead.
+        if detail.contains(IN_SCRIPT) && whole.contains("UNSUPPORTED ") {
+            return Failure::other_format();
+        }
         if detail.contains(IN_SCRIPT)
             && !first
             && !never_late.iter().any(|word| whole.contains(&format!("{word} ")))
@@ -87,6 +96,8 @@ impl From<ServerError> for Failure {
 
 /// What Redis appends to an error that was raised inside a script.
 const IN_SCRIPT: &str = "on @user_script";
+/// The code for a hold of another format.
+const OTHER_FORMAT: &str = "UNSUPPORTED";
 /// The code for an error inside a script that may have written before.
 const HALFWAY: &str = "HALFWAY";
 
@@ -126,6 +137,10 @@ impl From<Failure> for Error {
             "CROSSSLOT" => Error::Unavailable(format!(
                 "{text}. This server is part of a cluster: use redis+cluster:// to reach it"
             )),
+            OTHER_FORMAT => Error::Unsupported(
+                "another version of Lockkeeper wrote a hold of this lock in a format that this version does not know: upgrade this one"
+                    .into(),
+            ),
             HALFWAY => Error::Unknown(format!(
                 "a script ended with an error and may have done a part of its work. Redis says {detail}. A user with an ACL \
                  needs the rights in docs/stores/redis.md"

@@ -94,6 +94,12 @@ local function acquire(keys, attempt, terms)
   local mark, waits, _, min_hold, wanted = struct.unpack('>c1BBI4d', head)
   local owner, ttl, delay, mode, names, info = struct.unpack('>c32I4I4I4I4c0I2c0', terms)
   waits = waits > 0
+  -- A hold that this version cannot read ends the request here, before it has changed anything.
+  for _, key in ipairs(owner ~= NONE and keys or {}) do
+    local slot = load(key)
+    local list = not slot.foreign and get_field(slot, 'o' .. owner) or ''
+    for at = 1, #list, 32 do find(slot, string.sub(list, at, at + 31)) end
+  end
 
   local found = 0
   for _, key in ipairs(keys) do
@@ -146,7 +152,9 @@ for _, one in ipairs(rest) do
   local attempt, terms = ARGV[i + 7], common
   if #attempt > 32 then attempt, terms = string.sub(attempt, 1, 32), string.sub(attempt, 33) end
   -- Other requests of this script may have been granted already: one lock does not fail them.
-  answers[i] = known and acquire(names_at(start, count), attempt, terms) or { UNREADABLE }
+  local understood, answer = true, { UNREADABLE }
+  if known then understood, answer = guarded(acquire, names_at(start, count), attempt, terms) end
+  answers[i] = understood and answer or { OTHER_FORMAT }
 end
 flush()
 return answers

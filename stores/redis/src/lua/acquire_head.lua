@@ -6,7 +6,7 @@
 -- it if it has others.
 local COUNTER, WATCHED, WAITED, FORCED = KEYS[1], KEYS[2], KEYS[3], false
 local floor, BASE, client = tonumber(ARGV[1]), ARGV[3], ARGV[2]
-local answers, rest, RELEASED, UNREADABLE = {}, {}, 17, 19
+local answers, rest, RELEASED, UNREADABLE, OTHER_FORMAT = {}, {}, 17, 19, 20
 
 -- First those that find their one lock free, and no queue before it: the plain pattern, and the fence with it.
 local known = redis.call('MGET', COUNTER, WATCHED, WAITED, BASE .. 'released')

@@ -17,6 +17,8 @@ local HOLD = '>c32Bddddc32I4I4I4I4c0I2c0'
 local ENTRY = '>c1ddc32c32I4I4I4I4c0I2c0'
 -- Flags of a hold: not confirmed by its waiter yet; released, but within its minimum hold; a lock delay.
 local PENDING, LINGERING, DELAY, REVOKED = 1, 2, 4, 8
+-- The upper four bits of the flags are the version of the format: `FORMAT` in codec.rs.
+local FORMAT, FORMAT_STEP = 0, 16
 local FREE, REENTER, UPGRADE, BLOCKED, MIXED, ODD, FULL, TO_END = 0, 1, 2, 3, 4, 5, 6, 8
 -- How many arguments one command takes: Lua's stack is limited.
 local CHUNK = 1000
@@ -86,7 +88,13 @@ local function call_all(command, key, list)
   end
 end
 
+-- Whether another version of Lockkeeper, whose format this one does not know, wrote a stored hold.
+local function is_other_format(packed)
+  return math.floor(string.byte(packed, 33) / FORMAT_STEP) ~= FORMAT
+end
+
 local function read_hold(packed)
+  if is_other_format(packed) then error({ err = 'UNSUPPORTED a hold of another format' }) end
   local h, at = {}, nil
   h.attempt, h.flags, h.fence, h.expires, h.since, h.stays, h.owner, h.ttl, h.delay, h.mode, h.names, h.info, at =
     struct.unpack(HOLD, packed)
@@ -192,8 +200,26 @@ local function hold_back(slot, h, ends)
     ttl = h.delay, delay = 0, mode = 0, flags = DELAY, names = '', info = '' })
 end
 
+-- Whether a hold of the hash has a format of another version. It counts as held until a client of that version ends it, or until
+-- the lock key expires: only that version knows its lock-delay.
+local function is_left_alone(slot, id)
+  if slot.known[id] ~= nil or not slot.stored then return false end
+  local packed = redis.call('HGET', slot.holds, id)
+  return packed and is_other_format(packed)
+end
+
+-- Calls a function, and returns whether it met no hold of another format. Such a hold must not fail the other requests of a script.
+local function guarded(f, ...)
+  local done, one, two = pcall(f, ...)
+  if done then return true, one, two end
+  local text = type(one) == 'table' and one.err or tostring(one)
+  if string.find(text, 'UNSUPPORTED', 1, true) then return false end
+  error(one, 0)
+end
+
 -- Ends a hold whose time is over. The server need not have heard of a waiter that was let in by message: it may have worked.
 local function expire(slot, id)
+  if is_left_alone(slot, id) then return end
   local h = find(slot, id)
   if not h then
     -- Its hold was released while the slot moved between nodes: only its end was left.
@@ -208,6 +234,7 @@ end
 
 -- The clock was set back: nothing stays for longer than it was given in the first place.
 local function clamp(slot, id)
+  if is_left_alone(slot, id) then return end
   local h = find(slot, id)
   if h and h.expires > now + h.ttl then h.expires, slot.changed[id] = now + h.ttl, true end
 end
@@ -249,7 +276,7 @@ end
 local function report_expired(slot)
   for _, id in ipairs(redis.call('ZRANGE', slot.ends, 0, -1)) do
     local packed = redis.call('HGET', slot.holds, id)
-    local h = packed and read_hold(packed)
+    local h = packed and not is_other_format(packed) and read_hold(packed)
     if h and h.flags <= PENDING then tell('expired', slot.key, h.fence, h.info) end
   end
   press_on()
@@ -278,8 +305,8 @@ local function load(key)
     return slot
   end
   if watched and redis.call('EXISTS', slot.ends) == 1 then report_expired(slot) end
-  -- A hold of a newer format has a number in the upper bits of its flags, and counts as another client's.
-  if value and #value > 114 and string.sub(value, 66, 97) == NONE and string.byte(value, 33) < 16 then
+  -- A hold of another format counts as another client's.
+  if value and #value > 114 and string.sub(value, 66, 97) == NONE and not is_other_format(value) then
     local h = read_hold(value)
     slot.known[h.attempt], slot.newest = h, h.attempt
     tally(slot, h, 1)
@@ -467,8 +494,9 @@ local function serve(keys)
     if member then
       local _, _, hold, _, owner, ttl, delay, mode, names, info = struct.unpack(ENTRY, packed)
       local all = names == '' and { keys[i] } or split(names)
-      local v, fence = BLOCKED, nil
-      if readable(all) then v, fence = verdict(all, owner, mode, member) end
+      local v, fence, known = BLOCKED, nil, readable(all)
+      if known then known, v, fence = guarded(verdict, all, owner, mode, member) end
+      if not known then v = BLOCKED end
       if v == FREE or v == REENTER then
         press_on()
         if v == FREE then fence = next_fence(0) end

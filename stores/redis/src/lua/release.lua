@@ -71,7 +71,9 @@ end
 
 for _, one in ipairs(rest) do
   local attempt, i, first, count, flags, generation, limit, here = unpack(one)
-  answers[i] = here and release(names_at(first, count), attempt, flags, generation, limit) or UNREADABLE
+  local understood, answer = true, UNREADABLE
+  if here then understood, answer = guarded(release, names_at(first, count), attempt, flags, generation, limit) end
+  answers[i] = understood and answer or OTHER_FORMAT
 end
 flush()
 return answers

@@ -1,9 +1,10 @@
 -- Releases many holds, or takes their requests out of the queue. KEYS: counter, watched, waited, then L of each name of each.
 -- ARGV: the client, the base, the claim, how long a tombstone stands; then for each its attempt, with these bytes behind it
 -- unless it has one name and nothing more is to be said: flags, the number of its names, its generation, and the highest fence
--- of what is meant (0: all). An answer is 1, 0 if nothing of it was there, or 2 if it is not known who holds the lock.
+-- of what is meant (0: all). An answer is 1, 0 if nothing of it was there, 2 if it is not known who holds the lock, or 3 if
+-- another version of Lockkeeper wrote the hold.
 local COUNTER, WATCHED, WAITED, FORCED = KEYS[1], KEYS[2], KEYS[3], false
-local answers, rest, UNREADABLE = {}, {}, 2
+local answers, rest, UNREADABLE, OTHER_FORMAT = {}, {}, 2, 3
 
 -- First the plain ones, whose key begins with their attempt: a single holder, and no client watches. While its key is there,
 -- its lease is not over.

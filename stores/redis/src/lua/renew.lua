@@ -3,7 +3,9 @@ for i = 4, #ARGV, 2 do
   local attempt, count = ARGV[i], tonumber(ARGV[i + 1])
   local good, reason = true, nil
   for k = at, at + count - 1 do
-    local h = find(load(KEYS[k]), attempt)
+    -- A hold that another version has written since cannot be renewed by this one: it is lost.
+    local understood, h = guarded(find, load(KEYS[k]), attempt)
+    h = understood and h or nil
     good, reason = good and h ~= nil, reason or h and h.reason
   end
   for k = at, at + count - 1 do
