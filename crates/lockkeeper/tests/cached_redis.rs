@@ -3,9 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper::cached::{Cached, CachedStart, PutOutcome, RedisCache, ValueCache, ValueState};
+use async_trait::async_trait;
+use lockkeeper::cached::{Cached, CachedStart, FencedValue, PutOutcome, RedisCache, ValueCache, ValueState};
 use lockkeeper::{Error, Fence, Lockkeeper};
+use lockkeeper_testkit::laws::soon;
 use lockkeeper_testkit::servers::{self, RedisOptions, Server, redis_call};
+use tokio::sync::Notify;
 
 async fn cache(url: &str) -> Arc<RedisCache> {
     Arc::new(RedisCache::open(url, "page:").await.unwrap())
@@ -66,6 +69,64 @@ async fn a_late_refresher_replaces_nothing_in_the_cache() {
     let told = late.finish(b"late").await;
     assert!(matches!(told, Err(Error::Stale { .. })), "{told:?}");
     assert_eq!(call(&server, &["GET", "page:home"]), "new");
+}
+
+/// A cache that stores a value, says so, and never returns: the refresher ends between the write of the value and that of the record.
+#[derive(Debug)]
+struct NeverReturns(Arc<RedisCache>, Notify);
+
+#[async_trait]
+impl ValueCache for NeverReturns {
+    async fn get(&self, key: &str) -> Result<Option<FencedValue>, Error> {
+        self.0.get(key).await
+    }
+
+    async fn put(&self, key: &str, value: &[u8], fence: Fence, ttl: Duration) -> Result<PutOutcome, Error> {
+        assert_eq!(self.0.put(key, value, fence, ttl).await?, PutOutcome::Stored);
+        self.1.notify_one();
+        std::future::pending().await
+    }
+}
+
+/// The cache has one value per key. A reader that wanted the value of exactly the record's fence had none from the moment the refresher
+/// put the new value there, and if the refresher died then, all callers waited for its lease although there was an old value and a new one.
+#[tokio::test]
+async fn a_refresher_that_dies_after_its_put_takes_no_value_away() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let keeper = Lockkeeper::open("memory:").await.unwrap();
+    let cache = cache(&format!("redis://{}", server.addr())).await;
+    let brief = |cached: Cached| cached.ttl(Duration::from_millis(100));
+    let current = async || brief(home(&keeper, &cache)).current().await.unwrap();
+    let first = brief(home(&keeper, &cache)).get_bytes(async |_| Ok::<_, String>(b"old".to_vec())).await;
+    let first = first.unwrap();
+    while current().await.expect("an old value is kept").state == ValueState::Fresh {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let dying = Arc::new(NeverReturns(cache.clone(), Notify::new()));
+    let CachedStart::Refresh(permit) =
+        brief(home(&keeper, &cache)).in_cache(dying.clone()).claim().await.unwrap()
+    else {
+        panic!("an old value is to be refreshed")
+    };
+    let fence = permit.fence();
+    let refresh = tokio::spawn(permit.finish(b"a newer one"));
+    dying.1.notified().await;
+
+    // Another caller gets a value at once, and waits for nothing.
+    let found = soon("no caller waits for the lease", brief(home(&keeper, &cache)).claim()).await.unwrap();
+    assert!(matches!(&found, CachedStart::Value(found) if found.value == b"a newer one"), "{found:?}");
+    refresh.abort();
+    assert!(refresh.await.unwrap_err().is_cancelled());
+    let found = current().await.expect("the refresher has taken the value away");
+    assert_eq!((&found.value[..], found.state), (&b"a newer one"[..], ValueState::Stale));
+    assert!(found.fence == fence && fence > first.fence, "{found:?}");
+
+    // The record refers to the next value again, of any size.
+    let next = home(&keeper, &cache).wait(Duration::from_secs(60));
+    let next = next.get_bytes(async |_| Ok::<_, String>(b"next".to_vec())).await.unwrap();
+    assert_eq!((next.state, next.not_stored), (ValueState::Computed, None));
+    let found = current().await.expect("it was stored");
+    assert_eq!((&found.value[..], found.fence), (&b"next"[..], next.fence));
 }
 
 async fn puts_and_gets(cache: &RedisCache) {

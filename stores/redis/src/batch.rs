@@ -15,6 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::codec::release_flags;
 use crate::error::Failure;
 use crate::keys::KeyGroup;
+use crate::limits::take_call;
 use crate::router::OnSplitKeys;
 use crate::runner::ScriptRunner;
 use crate::slot_migration::SlotMigration;
@@ -39,10 +40,12 @@ pub enum BatchKind {
     Release,
     /// Confirms waiters to which a lock was handed off.
     Confirm,
+    /// Takes from the buckets of rate limits.
+    Take,
 }
 
 /// One request: the lock keys and the arguments. The arguments of a lock request are the attempt, the time to live of its key, its
-/// head and its terms; a release has one argument, and so has a confirmation.
+/// head and its terms; a release, a confirmation and a take have one argument each.
 struct BatchItem {
     group: KeyGroup,
     keys: Vec<String>,
@@ -167,13 +170,19 @@ impl BatchWorker {
                     Err(failure) => (Err(failure), Ok(())),
                 }
             }
-            _ if kind == BatchKind::Release => (runner.run_or_report(group, &call).await, Ok(())),
+            _ if matches!(kind, BatchKind::Release | BatchKind::Take) => {
+                (runner.run_or_report(group, &call).await, Ok(()))
+            }
             _ => (runner.run(group, &call).await, Ok(())),
         };
         let mut replies = match reply {
             reply if kind == BatchKind::Release => {
                 let releases = batch.iter().map(|item| (&item.keys[..], &item.args[0][..]));
                 self.release_split_keys(group, &releases.collect::<Vec<_>>(), reply).await
+            }
+            Err(failure) if kind == BatchKind::Take && (failure.keys_are_split() || failure.is("NOPERM")) => {
+                let takes = batch.iter().map(|item| (&item.keys[..], &item.args[0][..]));
+                runner.take_one_by_one(group, &takes.collect::<Vec<_>>()).await
             }
             Ok(Value::Array(replies)) if replies.len() == batch.len() => {
                 replies.into_iter().map(Ok).collect()
@@ -284,7 +293,11 @@ impl BatchWorker {
 
     fn build_call(&self, kind: BatchKind, group: KeyGroup, batch: &[BatchItem]) -> ScriptCall {
         let runner = &*self.runner;
-        let keys = runner.script_keys(group, batch.iter().flat_map(|item| &item.keys));
+        let keys = batch.iter().flat_map(|item| &item.keys);
+        let keys = match kind {
+            BatchKind::Take => keys.cloned().collect(),
+            _ => runner.script_keys(group, keys),
+        };
         let prefix = runner.keys.group_prefix(group);
         match kind {
             BatchKind::Acquire => {
@@ -308,6 +321,7 @@ impl BatchWorker {
                     |call: ScriptCall, item: &BatchItem| call.arg(&item.args[0][..]).arg(item.keys.len());
                 batch.iter().fold(call, each)
             }
+            BatchKind::Take => take_call(&keys, batch.iter().map(|item| &item.args[0][..])),
             BatchKind::Release => self.release_call(group, &keys, batch.iter().map(|item| &item.args[0])),
         }
     }

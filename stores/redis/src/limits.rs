@@ -1,11 +1,16 @@
-//! Rate limits: one script with the server's clock. A bucket is a key that ends when the bucket is full.
+//! Rate limits: one script with the server's clock. A bucket is a key that ends when the bucket is full. Takes of many tasks share a script.
+
+use std::fmt::Write;
 
 use async_trait::async_trait;
+use futures_util::future::join_all;
 use lockkeeper_core::limit::{LimitOperation, LimitOutcome, LimitRequest};
 use lockkeeper_core::{Error, Limits, LockName, Result};
 use redis::Value;
 
-use crate::error::unexpected_reply;
+use crate::batch::KeepFlag;
+use crate::error::{Failure, unexpected_reply};
+use crate::keys::KeyGroup;
 use crate::runner::ScriptRunner;
 use crate::statements::{LIMIT, ScriptCall};
 use crate::store::RedisStore;
@@ -15,9 +20,67 @@ impl ScriptRunner {
         format!("{}limit:{}", self.keys.group_prefix(self.keys.group(key)), self.keys.lock_key(key))
     }
 
+    /// Decides takes one by one, because the server refused a script of several: some keys are on another node, or are none of this user's.
+    pub async fn take_one_by_one(
+        &self,
+        group: KeyGroup,
+        takes: &[(&[String], &[u8])],
+    ) -> Vec<Result<Value, Failure>> {
+        let each = takes.iter().map(|&(keys, numbers)| async move {
+            match self.run(group, &take_call(keys, [numbers])).await? {
+                Value::Array(mut replies) if replies.len() == 1 => Ok(replies.remove(0)),
+                _ => Err(Failure::unexpected_reply()),
+            }
+        });
+        join_all(each).await
+    }
+}
+
+/// A script of the takes of many tasks. `numbers` are those of each take, `keys` the buckets of all.
+pub(crate) fn take_call<'r>(keys: &[String], numbers: impl IntoIterator<Item = &'r [u8]>) -> ScriptCall {
+    numbers.into_iter().fold(ScriptCall::new(&LIMIT, keys).arg("take"), |call, numbers| call.arg(numbers))
+}
+
+/// What the script has to know of a request, but for its keys.
+fn numbers_of(request: &LimitRequest) -> String {
+    let wait = match request.operation {
+        LimitOperation::Take { wait } => wait.as_nanos(),
+        _ => 0,
+    };
+    let mut numbers = wait.to_string();
+    for bucket in &request.buckets {
+        let spec = &bucket.spec;
+        // Takes that are the same to the last digit are parsed once.
+        let taken = if request.operation == LimitOperation::Refund { bucket.taken } else { 0 };
+        let _ = write!(numbers, " {} {} {taken}", spec.cost_nanos(bucket.tokens), spec.fill_nanos());
+    }
+    numbers
+}
+
+/// Reads the reply to one request.
+fn outcome(request: &LimitRequest, reply: &Value) -> Result<LimitOutcome> {
+    let Value::BulkString(text) = reply else { return Err(unexpected_reply()) };
+    let text = std::str::from_utf8(text).map_err(|_| unexpected_reply())?;
+    if let Some(error) = text.strip_prefix('-') {
+        let (code, detail) = error.split_once(' ').unwrap_or((error, ""));
+        return Err(Failure::Rejected { code: code.into(), detail: detail.into() }.into());
+    }
+    let numbers: Option<Vec<u64>> = text.split(' ').map(|number| number.parse().ok()).collect();
+    match numbers.as_deref() {
+        Some([allowed @ (0 | 1), now, full_at @ ..]) if full_at.len() == request.buckets.len() => {
+            Ok(LimitOutcome::observed(request, *allowed == 1, *now, full_at))
+        }
+        _ => Err(unexpected_reply()),
+    }
+}
+
+#[async_trait]
+impl Limits for RedisStore {
     async fn limit(&self, request: &LimitRequest) -> Result<LimitOutcome> {
-        let group = self.keys.group(request.buckets[0].spec.key());
-        if request.buckets.iter().any(|bucket| self.keys.group(bucket.spec.key()) != group) {
+        request.check()?;
+        let runner = self.runner();
+        let group = runner.keys.group(request.buckets[0].spec.key());
+        if request.buckets.iter().any(|bucket| runner.keys.group(bucket.spec.key()) != group) {
             return Err(Error::Unsupported(
                 "these limits are in different hash slots of the cluster, and no step of Redis reaches two of them: give their keys one \
                  hash tag, as in user/{acme}/alice and tenant/{acme}, or take from one after the other"
@@ -25,41 +88,22 @@ impl ScriptRunner {
             ));
         }
         let keys: Vec<String> =
-            request.buckets.iter().map(|bucket| self.bucket_key(bucket.spec.key())).collect();
-        let (operation, wait) = match request.operation {
-            LimitOperation::Take { wait } => ("take", wait.as_nanos() as u64),
-            LimitOperation::Peek => ("peek", 0),
-            LimitOperation::Reset => ("reset", 0),
-            LimitOperation::Refund => ("refund", 0),
-        };
-        let call = ScriptCall::new(&LIMIT, &keys).arg(operation).arg(wait);
-        let call = request.buckets.iter().fold(call, |call, bucket| {
-            let spec = &bucket.spec;
-            call.arg(spec.cost_nanos(bucket.tokens)).arg(spec.fill_nanos()).arg(bucket.taken)
-        });
-        let Value::Array(reply) = self.run(group, &call).await? else { return Err(unexpected_reply()) };
-        let [Value::Int(allowed @ (0 | 1)), now, full_at @ ..] = &reply[..] else {
-            return Err(unexpected_reply());
-        };
-        let full_at: Result<Vec<u64>> = full_at.iter().map(nanos).collect();
-        match full_at? {
-            full_at if full_at.len() == keys.len() => {
-                Ok(LimitOutcome::observed(request, *allowed == 1, nanos(now)?, &full_at))
+            request.buckets.iter().map(|bucket| runner.bucket_key(bucket.spec.key())).collect();
+        let numbers = numbers_of(request);
+        let operation = match request.operation {
+            LimitOperation::Take { .. } => {
+                let args = vec![numbers.into_bytes()];
+                let reply = self.takes().send(group, keys, args, KeepFlag::default()).await?;
+                return outcome(request, &reply);
             }
+            LimitOperation::Peek => "peek",
+            LimitOperation::Reset => "reset",
+            LimitOperation::Refund => "refund",
+        };
+        let call = ScriptCall::new(&LIMIT, &keys).arg(operation).arg(numbers);
+        match &runner.run(group, &call).await? {
+            Value::Array(replies) if replies.len() == 1 => outcome(request, &replies[0]),
             _ => Err(unexpected_reply()),
         }
-    }
-}
-
-fn nanos(value: &Value) -> Result<u64> {
-    let Value::BulkString(text) = value else { return Err(unexpected_reply()) };
-    std::str::from_utf8(text).ok().and_then(|digits| digits.parse().ok()).ok_or_else(unexpected_reply)
-}
-
-#[async_trait]
-impl Limits for RedisStore {
-    async fn limit(&self, request: &LimitRequest) -> Result<LimitOutcome> {
-        request.check()?;
-        self.runner().limit(request).await
     }
 }

@@ -10,7 +10,7 @@ use lockkeeper_core::{
 use lockkeeper_store_kit::{IoThread, Task};
 
 use crate::acquire::Acquirer;
-use crate::batch::{self, BatchKind, BatchWorker};
+use crate::batch::{self, BatchKind, BatchSender, BatchWorker};
 use crate::config::Options;
 use crate::connection::{Listener, PushEvent};
 use crate::events::{self, Watchers};
@@ -29,7 +29,7 @@ use crate::{break_lock, renew, revoke};
 pub struct RedisStore {
     inner: Arc<RedisStoreInner>,
     // Last, because dropping it ends the thread and the tasks on it.
-    _io: Arc<(IoThread, [Task<()>; 7])>,
+    _io: Arc<(IoThread, [Task<()>; 8])>,
 }
 
 /// The parts of a store, each with its own state.
@@ -37,6 +37,7 @@ struct RedisStoreInner {
     runner: Arc<ScriptRunner>,
     acquirer: Acquirer,
     releaser: Releaser,
+    takes: BatchSender,
     waiters: Arc<Waiters>,
     watchers: Arc<Watchers>,
     unknown: Arc<UnknownOutcomes>,
@@ -62,6 +63,7 @@ impl RedisStore {
         let (requests, request_items) = batch::channel(BatchKind::Acquire);
         let (releases, release_items) = batch::channel(BatchKind::Release);
         let (confirms, confirm_items) = batch::channel(BatchKind::Confirm);
+        let (takes, take_items) = batch::channel(BatchKind::Take);
         let inner = Arc::new_cyclic(|weak: &Weak<RedisStoreInner>| {
             let settings = Arc::new(KnownSettings::default());
             let runner = new_runner(options, &io, listener(weak.clone()), &settings);
@@ -81,6 +83,7 @@ impl RedisStore {
                     unknown: unknown.clone(),
                 },
                 watchers: Arc::new(Watchers::new(runner.clone())),
+                takes,
                 runner,
                 waiters,
                 unknown,
@@ -92,7 +95,8 @@ impl RedisStore {
         let tasks = [
             io.spawn(worker.clone().run(request_items)),
             io.spawn(worker.clone().run(release_items)),
-            io.spawn(worker.run(confirm_items)),
+            io.spawn(worker.clone().run(confirm_items)),
+            io.spawn(worker.run(take_items)),
             io.spawn(waiters::run(inner.waiters.clone())),
             io.spawn(events::run(inner.watchers.clone())),
             io.spawn(inner.releaser.clone().run()),
@@ -105,6 +109,10 @@ impl RedisStore {
 
     pub(crate) fn runner(&self) -> &ScriptRunner {
         &self.inner.runner
+    }
+
+    pub(crate) fn takes(&self) -> &BatchSender {
+        &self.inner.takes
     }
 
     fn multi_slot(&self) -> MultiSlot<'_> {

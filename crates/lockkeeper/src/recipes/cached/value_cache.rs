@@ -27,7 +27,8 @@ pub enum PutOutcome {
 /// A cache that keeps values and their fences (fencing tokens).
 ///
 /// The locks, and whether a value is fresh, stay in the keeper's store. A value counts only if its fence is
-/// the one that the store names, so a cache may forget a value at any time: then a caller computes it anew.
+/// not older than the one that the store names, so a cache may forget a value at any time: then a caller
+/// computes it anew.
 #[async_trait]
 pub trait ValueCache: Send + Sync + Debug {
     /// The value of a key and its fence, read in one step. `None`: there is no such value.

@@ -90,6 +90,9 @@ impl CachedRecords {
 
     /// The value that the record refers to. `None`: there is none, or it is damaged or was evicted, and has
     /// to be computed again.
+    ///
+    /// A cache of the user's has one value per key, and gets the new one before the record refers to it. A
+    /// refresher that dies between the two has replaced the old value, so a newer value counts as well.
     pub async fn load(
         &self,
         cached: &Cached,
@@ -97,20 +100,21 @@ impl CachedRecords {
         state: ValueState,
     ) -> Result<Option<CachedValue<Vec<u8>>>> {
         let Some(CachedRecord { fence, value: Some(stored) }) = &view.record else { return Ok(None) };
-        let bytes = if stored.external {
+        let (bytes, fence) = if stored.external {
             let Some(cache) = &cached.cache else { return Err(self.elsewhere()) };
             match cache.get(&self.key).await? {
-                Some(found) if found.fence == *fence => found.bytes,
+                Some(found) if found.fence >= *fence => (found.bytes, found.fence),
                 _ => return Ok(None),
             }
         } else {
-            self.chunks(*fence).read(stored.parts, &view.body).await?
+            (self.chunks(*fence).read(stored.parts, &view.body).await?, *fence)
         };
-        if bytes.len() != stored.size {
+        // The record has the size of its own value only.
+        if view.fence() == Some(fence) && bytes.len() != stored.size {
             tracing::debug!(key = self.key, "a part of a cached value is missing; it is computed again");
             return Ok(None);
         }
-        let value = CachedValue { value: bytes, fence: *fence, state, refresh_error: None, not_stored: None };
+        let value = CachedValue { value: bytes, fence, state, refresh_error: None, not_stored: None };
         Ok(Some(value))
     }
 
