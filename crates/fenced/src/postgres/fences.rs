@@ -34,26 +34,40 @@ impl Fences {
         self.table.name()
     }
 
-    /// Makes the table if it is missing.
+    /// Makes the table if it is missing. Several sessions may do so at once, each in a transaction or not.
     ///
     /// # Errors
     /// [`Error::Denied`] with the SQL that a role with the rights has to run.
     pub async fn install(&self, client: &impl GenericClient) -> Result<()> {
-        let sql = self.table_sql();
-        let there = "SELECT to_regclass($1) IS NOT NULL";
-        let row = client
-            .query_typed(there, &[(&self.name(), Type::TEXT)])
-            .await
-            .map_err(|e| to_error(&e, false))?;
-        if row.first().and_then(|row| row.try_get(0).ok()) == Some(true) {
+        if self.is_installed(client).await? {
             return Ok(());
         }
-        client.batch_execute(&sql).await.map_err(|e| match to_error(&e, false) {
-            Error::Denied(text) => {
-                Error::Denied(format!("{text}. A role with the rights must run this SQL: {sql};"))
-            }
+        let sql = self.table_sql();
+        self.create(client, &unless_made_meanwhile(&sql)).await?;
+        if self.is_installed(client).await? {
+            return Ok(());
+        }
+        // The name belongs to something else, such as a type: PostgreSQL says to what.
+        self.create(client, &sql).await
+    }
+
+    async fn create(&self, client: &impl GenericClient, sql: &str) -> Result<()> {
+        client.batch_execute(sql).await.map_err(|e| match to_error(&e, false) {
+            Error::Denied(text) => Error::Denied(format!(
+                "{text}. A role with the rights must run this SQL: {};",
+                self.table_sql()
+            )),
             other => other,
         })
+    }
+
+    async fn is_installed(&self, client: &impl GenericClient) -> Result<bool> {
+        let exists = "SELECT to_regclass($1) IS NOT NULL";
+        let row = client
+            .query_typed(exists, &[(&self.name(), Type::TEXT)])
+            .await
+            .map_err(|e| to_error(&e, false))?;
+        Ok(row.first().and_then(|row| row.try_get(0).ok()) == Some(true))
     }
 
     /// The same, with its statement prepared on this connection: quicker, for transactions of this connection only. Not behind a
@@ -98,6 +112,19 @@ impl Fences {
             other => other,
         }
     }
+}
+
+/// `CREATE TABLE IF NOT EXISTS` fails if another session makes the table at the same time: in a unique index of the catalogue, or because the
+/// type of the table's rows is there. In a block with a handler the caller's transaction goes on.
+fn unless_made_meanwhile(create: &str) -> String {
+    let made = "unique_violation OR duplicate_object OR duplicate_table";
+    let block = format!("BEGIN {create}; EXCEPTION WHEN {made} THEN NULL; END");
+    // The name of the table may contain any tag.
+    let mut tag = "$do$".to_owned();
+    while block.contains(&tag) {
+        tag.insert(1, '_');
+    }
+    format!("DO {tag}{block}{tag}")
 }
 
 /// PostgreSQL has no text with a zero byte in it.

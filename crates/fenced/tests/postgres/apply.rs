@@ -1,5 +1,6 @@
 //! The guard row in transactions of the user's.
 
+use futures_util::future::join_all;
 use lockkeeper_core::{Error, Result};
 use lockkeeper_fenced::postgres::Fences;
 use tokio_postgres::{Client, IsolationLevel};
@@ -89,6 +90,58 @@ async fn who_comes_while_a_transaction_is_open_waits_and_is_then_measured_by_it(
         let (late, ()) = tokio::join!(late, commit);
         assert_eq!(late.unwrap_err().outcome().as_str(), wanted);
     }
+}
+
+/// `CREATE TABLE IF NOT EXISTS` fails for all but one of several sessions that begin at once (23505 in a catalogue). Each worker of a fleet
+/// that starts installs the table.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_table_that_several_install_first_is_made_once() {
+    let Some(place) = place().await else { return };
+    let mut clients = Vec::new();
+    for _ in 0..8 {
+        clients.push(place.client().await);
+    }
+    for round in 0..20 {
+        let fences = Fences::new(&format!("{}.first_{round}", place.schema)).unwrap();
+        for made in join_all(clients.iter().map(|client| fences.install(client))).await {
+            made.unwrap();
+        }
+    }
+}
+
+/// The table is made inside of the caller's transaction too, which goes on if another session has made it meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transaction_outlives_the_installation_by_another() {
+    let Some(place) = place().await else { return };
+    let (mut a, mut b) = (place.client().await, place.client().await);
+    let fences = Fences::new(&format!("{}.in $do$ $_do$ a transaction", place.schema)).unwrap();
+    let first = a.transaction().await.unwrap();
+    fences.install(&first).await.unwrap();
+    let second = b.transaction().await.unwrap();
+    let pid: i32 = second.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
+    let watcher = place.client().await;
+    let waits = async {
+        let waits = "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = $1";
+        while watcher.query_one(waits, &[&pid]).await.unwrap().get::<_, Option<bool>>(0) != Some(true) {
+            tokio::task::yield_now().await;
+        }
+        first.commit().await.unwrap();
+    };
+    let (installed, ()) = tokio::join!(fences.install(&second), waits);
+    installed.unwrap();
+    fences.apply(&second, "orders/42", fence(7)).await.unwrap();
+    second.commit().await.unwrap();
+}
+
+/// A name that is taken by something else is an error, and not a table that is there.
+#[tokio::test]
+async fn a_type_with_the_name_of_the_table_is_told() {
+    let Some(place) = place().await else { return };
+    let client = place.client().await;
+    place.sql(&format!("CREATE TYPE {}.taken AS ENUM ('a')", place.schema)).await;
+    let fences = Fences::new(&format!("{}.taken", place.schema)).unwrap();
+    let told = fences.install(&client).await.unwrap_err();
+    assert!(told.to_string().contains("already exists"), "{told}");
 }
 
 #[tokio::test]
