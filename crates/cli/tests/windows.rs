@@ -187,7 +187,9 @@ fn a_job_for_many_hosts_without_a_store_is_warned_of() {
     let machine = run(&["run", "nightly", "--json", "--window", "1d", "--", "true"]);
     let first: Value = serde_json::from_str(errors(&machine).lines().next().unwrap()).unwrap();
     assert_eq!(first["event"], "warning", "{first}");
-    for words in [&["cron", "c", "--every", "* * * * *"][..], &["elect", "e"]] {
+    let jobs: [&[&str]; 3] =
+        [&["cron", "c", "--every", "* * * * *"], &["elect", "e"], &["partitions", "p", "--count", "2"]];
+    for words in jobs {
         let mut running = Running::new(command(&[words, &["--", "sleep", "100"]].concat()));
         let mut told = String::new();
         let mut errors = std::io::BufReader::new(running.child.stderr.take().unwrap());
@@ -196,8 +198,23 @@ fn a_job_for_many_hosts_without_a_store_is_warned_of() {
         running.child.wait().unwrap();
         assert!(told.contains("every other host runs this, too"), "{words:?}: {told}");
     }
-    let quiet = run(&["run", "nightly", "--quiet", "--window", "1d", "--", "true"]);
-    assert_eq!(errors(&quiet), "");
+    // A crontab has --quiet, and would run the job on every host without a word: once a day it is told all the same.
+    let quiet = ["run", "nightly", "--quiet", "--window", "1d", "--", "true"];
+    let told = errors(&run(&quiet));
+    assert!(
+        told.contains("\"nightly\": warning") && told.contains("every other host runs this, too"),
+        "{told}"
+    );
+    assert_eq!(errors(&run(&quiet)), "");
+    let other = run(&["run", "other", "--quiet", "--window", "1d", "--", "true"]);
+    assert!(errors(&other).contains("every other host"), "{}", errors(&other));
+    // What the message says to do on a single host silences it.
+    let named = told.trim().rsplit("LOCKKEEPER_STORE=").next().unwrap();
+    for options in [&[][..], &["--quiet"]] {
+        let mut command = command(&[&["run", "third", "--window", "1d"], options, &["--", "true"]].concat());
+        let silenced = command.env("LOCKKEEPER_STORE", named).output().unwrap();
+        assert_eq!((code(silenced.status), errors(&silenced).as_str()), (0, ""));
+    }
 }
 
 /// A run that ended between the two reads of `status`, or began between those of `show`, counted as one whose host had died.
