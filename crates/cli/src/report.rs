@@ -57,7 +57,14 @@ impl Report {
 
     /// One line for a person, on stderr.
     pub fn say(&self, line: &str) {
-        if self.json.is_none() && !self.quiet {
+        if !self.quiet {
+            self.say_though_quiet(line);
+        }
+    }
+
+    /// The same, also for a user who wants errors only.
+    pub fn say_though_quiet(&self, line: &str) {
+        if self.json.is_none() {
             // The line may quote text of other users.
             message_writer::STDERR.enqueue(format!("lockkeeper: {}\n", plain(line)));
         }

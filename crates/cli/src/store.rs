@@ -10,6 +10,7 @@ use lockkeeper::{BootInstant, Clock, Lockkeeper, Outcome, SystemClock};
 use lockkeeper_core::Secret;
 
 use crate::args::SecretUrl;
+use crate::daily_warnings;
 use crate::exit::Failure;
 use crate::report::Report;
 use crate::text::plain;
@@ -31,6 +32,8 @@ pub struct StoreSource {
     pub url: Secret,
     /// The file that it is written in.
     file: Option<PathBuf>,
+    /// Whether the user named it; if not, it is the default.
+    named: bool,
 }
 
 impl StoreSource {
@@ -46,19 +49,31 @@ impl StoreSource {
     }
 }
 
-/// Warns of a job for many hosts that names no store: the default is a file that each host has for itself.
-pub fn warn_of_one_host(url: &str, report: &Report) {
-    if lockkeeper::default_url().is_ok_and(|default| default == url) {
-        let why = "no store is named, and the default is a file of this host: every other host runs this, too. Name one \
-                   store for all, with --store or LOCKKEEPER_STORE";
-        report.say(&format!("warning: {why}"));
-        report.event("warning", serde_json::json!({ "why": why }));
+/// Warns of a job for many hosts that names no store: the default is a file that each host has for itself, so each host runs the job.
+/// With --quiet once a day on each host, because a crontab has that option and nothing else would tell.
+pub fn warn_of_one_host(source: &StoreSource, report: &Report) {
+    if source.named {
+        return;
     }
+    let why = format!(
+        "no store is named, and the default is a file of this host: every other host runs this, too. Name one store for all, with \
+         --store or LOCKKEEPER_STORE; if this is the only host, name its file: LOCKKEEPER_STORE={}",
+        source.url.expose()
+    );
+    let warning = format!("warning: {why}");
+    if !report.is_quiet() {
+        report.say(&warning);
+    } else if !daily_warnings::dir()
+        .is_some_and(|dir| daily_warnings::was_printed_today(&dir, &(&why, report.what())))
+    {
+        report.say_though_quiet(&format!("{}: {warning}", report.what()));
+    }
+    report.event("warning", serde_json::json!({ "why": why }));
 }
 
 /// The store of the command line, else that of the environment, else the default.
 pub fn find_source(url: Option<&SecretUrl>, file: Option<&Path>) -> Result<StoreSource, Failure> {
-    let named = |url: &str| Ok(StoreSource { url: url.into(), file: None });
+    let named = |url: &str| Ok(StoreSource { url: url.into(), file: None, named: true });
     match (url, file) {
         (Some(url), _) => return named(url.expose()?),
         (None, Some(file)) => return read(file),
@@ -75,7 +90,9 @@ pub fn find_source(url: Option<&SecretUrl>, file: Option<&Path>) -> Result<Store
             named(url.to_str().ok_or_else(|| bad(format!("the store URL in {URL} is not UTF-8")))?)
         }
         (None, Some(file)) => read(Path::new(&file)),
-        (None, None) => named(&lockkeeper::default_url()?),
+        (None, None) => {
+            Ok(StoreSource { url: lockkeeper::default_url()?.as_str().into(), file: None, named: false })
+        }
     }
 }
 
@@ -98,7 +115,7 @@ fn read(path: &Path) -> Result<StoreSource, Failure> {
     file.take(URL_BYTES).read_to_string(&mut text).map_err(cannot)?;
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     match (lines.next(), lines.next()) {
-        (Some(url), None) => Ok(StoreSource { url: url.into(), file: Some(path) }),
+        (Some(url), None) => Ok(StoreSource { url: url.into(), file: Some(path), named: true }),
         (None, _) => Err(bad(format!("--store-file {shown}: there is no URL in it"))),
         (_, Some(_)) => Err(bad(format!("--store-file {shown}: there is more than one line in it"))),
     }
@@ -133,7 +150,7 @@ pub async fn open(
 }
 
 /// A store is asked for at least this long, however late it was opened.
-const LEAST: Duration = Duration::from_millis(1);
+pub const LEAST: Duration = Duration::from_millis(1);
 
 /// The rest of a wait.
 pub fn left(end: BootInstant) -> Duration {

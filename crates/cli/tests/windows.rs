@@ -187,7 +187,9 @@ fn a_job_for_many_hosts_without_a_store_is_warned_of() {
     let machine = run(&["run", "nightly", "--json", "--window", "1d", "--", "true"]);
     let first: Value = serde_json::from_str(errors(&machine).lines().next().unwrap()).unwrap();
     assert_eq!(first["event"], "warning", "{first}");
-    for words in [&["cron", "c", "--every", "* * * * *"][..], &["elect", "e"]] {
+    let jobs: [&[&str]; 3] =
+        [&["cron", "c", "--every", "* * * * *"], &["elect", "e"], &["partitions", "p", "--count", "2"]];
+    for words in jobs {
         let mut running = Running::new(command(&[words, &["--", "sleep", "100"]].concat()));
         let mut told = String::new();
         let mut errors = std::io::BufReader::new(running.child.stderr.take().unwrap());
@@ -196,8 +198,68 @@ fn a_job_for_many_hosts_without_a_store_is_warned_of() {
         running.child.wait().unwrap();
         assert!(told.contains("every other host runs this, too"), "{words:?}: {told}");
     }
-    let quiet = run(&["run", "nightly", "--quiet", "--window", "1d", "--", "true"]);
-    assert_eq!(errors(&quiet), "");
+    // A crontab has --quiet, and would run the job on every host without a word: once a day it is told all the same.
+    let quiet = ["run", "nightly", "--quiet", "--window", "1d", "--", "true"];
+    let told = errors(&run(&quiet));
+    assert!(
+        told.contains("\"nightly\": warning") && told.contains("every other host runs this, too"),
+        "{told}"
+    );
+    assert_eq!(errors(&run(&quiet)), "");
+    let other = run(&["run", "other", "--quiet", "--window", "1d", "--", "true"]);
+    assert!(errors(&other).contains("every other host"), "{}", errors(&other));
+    // What the message says to do on a single host silences it.
+    let named = told.trim().rsplit("LOCKKEEPER_STORE=").next().unwrap();
+    for options in [&[][..], &["--quiet"]] {
+        let mut command = command(&[&["run", "third", "--window", "1d"], options, &["--", "true"]].concat());
+        let silenced = command.env("LOCKKEEPER_STORE", named).output().unwrap();
+        assert_eq!((code(silenced.status), errors(&silenced).as_str()), (0, ""));
+    }
+}
+
+/// A run that ended between the two reads of `status`, or began between those of `show`, counted as one whose host had died.
+#[test]
+fn a_run_that_ends_while_it_is_looked_at_is_not_told_as_dead() {
+    use lockkeeper_testkit::proxy::{Fault, Framing, Proxy};
+    let Ok(redis) = lockkeeper_testkit::servers::redis(Default::default()) else { return };
+    let (place, url) = (Place::new("window_looked_at"), |addr| format!("redis://{addr}?timeout=30s"));
+    let mut held = 0;
+    let calm = Proxy::start(redis.addr(), Framing::Resp);
+    assert_eq!(code(place.lk(["status", "job", "--store", &url(calm.addr())]).output().unwrap().status), 2);
+    // The scripts are loaded first, however many there are. Each is held up at another one of its last requests, while the run ends.
+    let last = calm.count().requests;
+    for n in last - 3..=last + 2 {
+        let job = format!("job{n}");
+        let mut run = place.lk(["run", &job, "--store", &url(redis.addr())]);
+        let mut run = Running::new({
+            run.args(["--window", "365d", "--", "sh", "-c", "echo up; read -r _; exit 0"]);
+            run
+        });
+        assert_eq!(run.line(), "up");
+        let mut looks: Vec<_> = ["status", "show"]
+            .iter()
+            .map(|subcommand| {
+                let proxy = Proxy::start(redis.addr(), Framing::Resp);
+                let fault = proxy.inject(Fault::at_request(n).hold());
+                let look = Running::new(place.lk([subcommand, &*job, "--store", &url(proxy.addr())]));
+                (proxy, fault, look)
+            })
+            .collect();
+        for (_, fault, look) in &mut looks {
+            while !fault.fired() && look.child.try_wait().unwrap().is_none() {
+                std::thread::sleep(std::time::Duration::from_millis(2));
+            }
+            held += usize::from(fault.fired());
+        }
+        assert_eq!(run.end().0, 0);
+        for (_proxy, fault, look) in looks {
+            fault.release();
+            let (code, out, err) = look.end();
+            assert_eq!(code, 0, "request {n}: {out}{err}");
+            assert!(!out.contains("did not end"), "request {n}: {out}");
+        }
+    }
+    assert!(held > 6, "only {held} were held up");
 }
 
 #[test]

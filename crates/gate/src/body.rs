@@ -3,8 +3,8 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,52 +18,101 @@ use crate::metrics::GaugeGuard;
 /// Why a body broke off.
 pub type ProxyBodyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// When the client last sent a part of a request's body. Shared by the body and the task that waits for the response.
+/// How far the body of a request has come. Shared by the body and the task that sends it to the service.
 #[derive(Clone, Debug)]
 pub struct BodyProgress {
     started: Instant,
-    micros: Arc<AtomicU64>,
+    state: Arc<BodyState>,
+}
+
+#[derive(Debug, Default)]
+struct BodyState {
+    /// When the client sent the last part, in microseconds after `started`.
+    micros: AtomicU64,
+    /// The body has been handed over to its end, or is gone.
+    over: AtomicBool,
 }
 
 impl BodyProgress {
-    pub fn new() -> Self {
-        BodyProgress { started: Instant::now(), micros: Arc::default() }
+    fn new() -> Self {
+        BodyProgress { started: Instant::now(), state: Arc::default() }
     }
 
     fn record(&self) {
         let micros = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
-        self.micros.store(micros, Ordering::Relaxed);
+        self.state.micros.store(micros, Ordering::Relaxed);
+    }
+
+    fn end(&self) {
+        self.state.over.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether nothing of the body is to come.
+    pub fn is_over(&self) -> bool {
+        self.state.over.load(Ordering::Relaxed)
     }
 
     /// The time of the last part; before the first part, the time at which the request arrived.
     pub fn last(&self) -> Instant {
-        self.started + Duration::from_micros(self.micros.load(Ordering::Relaxed))
+        self.started + Duration::from_micros(self.state.micros.load(Ordering::Relaxed))
     }
 }
 
 /// The body of a request on its way to the service.
 pub struct ForwardedBody {
     body: Incoming,
-    pub progress: BodyProgress,
+    progress: BodyProgress,
     /// Present if the request has a fence.
     loss: Option<Loss>,
     /// How long the rest may take once a request with a newer fence waits.
     overtaken_grace: Duration,
-    /// Completes at the end of that time. Created late: most bodies arrive in one piece and need no timer.
-    cut_off: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
 impl ForwardedBody {
     pub fn new(body: Incoming, loss: Option<Loss>, overtaken_grace: Duration) -> Self {
-        ForwardedBody { body, progress: BodyProgress::new(), loss, overtaken_grace, cut_off: None }
+        let progress = BodyProgress::new();
+        if body.is_end_stream() {
+            progress.end();
+        }
+        ForwardedBody { body, progress, loss, overtaken_grace }
     }
 
-    /// Whether the rest of the body has taken too long. Without this, a client with an older fence that sends a byte now and
-    /// then would keep clients with newer fences waiting for as long as it likes.
-    fn is_cut_off(&mut self, cx: &mut Context<'_>) -> bool {
-        let (Some(loss), grace) = (&self.loss, self.overtaken_grace) else { return false };
+    /// The upload of this body, for the task that sends it.
+    pub fn upload(&self) -> Upload {
+        let limit = self.loss.clone().map(|loss| (loss, self.overtaken_grace));
+        Upload { progress: self.progress.clone(), limit, cut_off: None }
+    }
+}
+
+impl Drop for ForwardedBody {
+    fn drop(&mut self) {
+        self.progress.end();
+    }
+}
+
+/// A body on its way, as the task sees it that sends it.
+///
+/// The task decides when the upload has taken too long, and not the body: hyper does not ask the body while it waits for the service to
+/// read, so a client with an older fence and a service that reads slowly would keep clients with newer fences waiting.
+pub struct Upload {
+    pub progress: BodyProgress,
+    limit: Option<(Loss, Duration)>,
+    /// Completes when the rest has taken too long. Created late: most bodies arrive in one piece and need no timer.
+    cut_off: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+}
+
+impl Upload {
+    /// Whether a request with a newer fence waits, and the rest of this body has not come in time, from whichever side. The connection
+    /// to the service must be closed then: the service gets no whole request.
+    pub fn is_cut_off(&mut self, cx: &mut Context<'_>) -> bool {
+        if self.progress.is_over() {
+            // Nothing is left to wait for, and no newer request should wake this task.
+            self.cut_off = None;
+            return false;
+        }
+        let Some((loss, grace)) = &self.limit else { return false };
         let cut_off = self.cut_off.get_or_insert_with(|| {
-            let loss = loss.clone();
+            let (loss, grace) = (loss.clone(), *grace);
             Box::pin(async move {
                 loss.overtaken().await;
                 sleep(grace).await;
@@ -81,19 +130,14 @@ impl Body for ForwardedBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, ProxyBodyError>>> {
-        let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) else {
-            if self.is_cut_off(cx) {
-                return Poll::Ready(Some(Err(
-                    "a request with a newer fence waits, and the client did not send the rest of the body in time"
-                        .into(),
-                )));
-            }
-            return Poll::Pending;
-        };
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
         self.progress.record();
         // Once the marks are lost, another gate may have forwarded a newer fence: the service must not get a whole request.
         if self.loss.as_ref().is_some_and(Loss::happened) {
             return Poll::Ready(Some(Err("the gate lost the lock of the marks".into())));
+        }
+        if frame.is_none() || self.body.is_end_stream() {
+            self.progress.end();
         }
         Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
     }

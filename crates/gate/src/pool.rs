@@ -17,7 +17,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use tokio::time::{Instant, Sleep, sleep};
 use tower_service::Service;
 
-use crate::body::{ForwardedBody, ProxyBodyError};
+use crate::body::{ForwardedBody, ProxyBodyError, Upload};
 
 /// How long the pool keeps an unused connection open.
 const MAX_IDLE: Duration = Duration::from_secs(30);
@@ -45,6 +45,8 @@ struct PooledConnection {
     /// Not reset for each request, but set to a later time when it fires: most requests end before that.
     timer: Pin<Box<Sleep>>,
     last_used: Instant,
+    /// The body of the request that is being sent.
+    upload: Option<Upload>,
 }
 
 /// Why the service gave no response.
@@ -54,7 +56,7 @@ pub enum ForwardError {
     NotSent(ProxyBodyError),
     /// The request was sent, and the service closed the connection.
     Disconnected(hyper::Error),
-    /// The request was sent, and neither side made progress for too long.
+    /// The request was sent, and neither side made progress for too long; or its body was cut off for a newer request.
     TimedOut,
 }
 
@@ -105,6 +107,7 @@ impl UpstreamPool {
             driver: Some(Box::pin(driver.with_upgrades())),
             timer: Box::pin(sleep(self.0.timeout)),
             last_used: Instant::now(),
+            upload: None,
         })
     }
 
@@ -114,6 +117,7 @@ impl UpstreamPool {
             // Polled with a waker that does nothing: otherwise the next request on this connection would wake this task.
             if !connection.drive(&mut no_wake()) {
                 connection.last_used = Instant::now();
+                connection.upload = None;
                 self.0.unused().push(connection);
             }
         } else if connection.driver.is_some() {
@@ -162,25 +166,35 @@ impl PooledConnection {
 
     /// Ready with `true` when the next request can be sent, with `false` when the connection is closed.
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<bool> {
-        if self.drive(cx) {
+        if self.drive(cx) || self.is_cut_off(cx) {
             return Poll::Ready(false);
         }
         self.sender.poll_ready(cx).map(|ready| ready.is_ok())
     }
 
-    /// Sends a request and waits for the head of the response. `None`: neither side made progress for `timeout`.
+    /// Whether the rest of the body must not be sent: then the connection must be dropped.
+    fn is_cut_off(&mut self, cx: &mut Context<'_>) -> bool {
+        self.upload.as_mut().is_some_and(|upload| upload.is_cut_off(cx))
+    }
+
+    /// Sends a request and waits for the head of the response. `None`: neither side made progress for `timeout`, or a newer request
+    /// waited too long for the rest of the body.
     async fn send(
         &mut self,
         request: Box<Request<ForwardedBody>>,
         timeout: Duration,
     ) -> Option<Result<Response<Incoming>, TrySendError<Request<ForwardedBody>>>> {
-        let progress = request.body().progress.clone();
+        let upload = self.upload.insert(request.body().upload());
+        let progress = upload.progress.clone();
         let mut response = pin!(self.sender.try_send_request(*request));
         poll_fn(|cx| {
             // The response can only arrive through the driver, which this task polls itself: it needs no wake-up for it.
             self.drive(cx);
             if let Poll::Ready(response) = response.as_mut().poll(&mut no_wake()) {
                 return Poll::Ready(Some(response));
+            }
+            if self.is_cut_off(cx) {
+                return Poll::Ready(None);
             }
             while self.timer.as_mut().poll(cx).is_ready() {
                 let deadline = progress.last() + timeout;

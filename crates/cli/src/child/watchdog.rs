@@ -11,6 +11,7 @@
 
 use std::ffi::OsString;
 use std::io::{self, PipeWriter, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -34,6 +35,8 @@ pub const WORD: &str = "__watchdog";
 const CGROUP_AFTER: Duration = Duration::from_millis(50);
 /// So long before it acts it looks for processes in other groups: that takes its time where there are many.
 const AHEAD: Duration = Duration::from_millis(100);
+/// The pause after a wait that the kernel did not do, for want of memory.
+const POLL_AGAIN: Duration = Duration::from_millis(1);
 /// A process that SIGKILL does not end in this time hangs in the kernel.
 const GIVE_UP: Duration = Duration::from_secs(10);
 /// The last word on its command line, if its parent runs other commands too.
@@ -168,7 +171,12 @@ pub fn main(words: impl Iterator<Item = OsString>) -> i32 {
         group: None,
         cgroup: None,
     };
-    let act = stand_by(&mut watched);
+    // Made now: at its deadline there may be no descriptor left on the whole machine. Without it this watchdog is of no use, and `run`
+    // sees its end and starts another one.
+    let Ok(mut messages) = MessageReader::new() else {
+        return lockkeeper::Outcome::Unavailable.exit_code().into();
+    };
+    let act = stand_by(&mut watched, &mut messages);
     if watched.marks.is_empty() {
         // There never was a grant, so there is no command.
         return 0;
@@ -244,29 +252,28 @@ impl WatchedCommand {
 }
 
 /// Waits until it is time to act, and returns which processes are known by then. `None`: all is done.
-fn stand_by(watched: &mut WatchedCommand) -> Option<Vec<ProcessEntry>> {
-    let mut pipe = MessageReader::default();
+fn stand_by(watched: &mut WatchedCommand, messages: &mut MessageReader) -> Option<Vec<ProcessEntry>> {
     let mut act = BootInstant::NEVER;
     let mut make_cgroup = BootInstant::NEVER;
     let mut known: Option<Vec<ProcessEntry>> = None;
     loop {
         let ahead = if known.is_none() { act.before(AHEAD) } else { act };
-        let next = match pipe.next_before(ahead.min(make_cgroup)) {
-            Ok(next) => next,
+        let message = match messages.next_before(ahead.min(make_cgroup)) {
+            NextMessage::Line(line) => line,
             // `run` has closed the pipe without its last message: it is dead, so act now.
-            Err(_) => return Some(known.unwrap_or_default()),
-        };
-        let Some(message) = next else {
-            let now = SystemClock.now();
-            if now >= act {
-                return Some(known.unwrap_or_default());
-            } else if now >= make_cgroup {
-                make_cgroup = BootInstant::NEVER;
-                watched.make_cgroup();
-            } else {
-                known = Some(watched.members().unwrap_or_default());
+            NextMessage::Closed => return Some(known.unwrap_or_default()),
+            NextMessage::Late => {
+                let now = SystemClock.now();
+                if now >= act {
+                    return Some(known.unwrap_or_default());
+                } else if now >= make_cgroup {
+                    make_cgroup = BootInstant::NEVER;
+                    watched.make_cgroup();
+                } else {
+                    known = Some(watched.members().unwrap_or_default());
+                }
+                continue;
             }
-            continue;
         };
         match message.split_once(' ') {
             None if message == GOOD_BYE => return None,
@@ -289,36 +296,71 @@ fn stand_by(watched: &mut WatchedCommand) -> Option<Vec<ProcessEntry>> {
 }
 
 /// The lines that `run` sends.
-#[derive(Default)]
-struct MessageReader(Vec<u8>);
+struct MessageReader {
+    bytes: Vec<u8>,
+    /// It goes on during suspend.
+    timer: OwnedFd,
+}
+
+/// The next message of `run`, or why there is none.
+enum NextMessage {
+    Line(String),
+    /// There was none until then.
+    Late,
+    /// The other end is closed, and there will be no more.
+    Closed,
+}
 
 impl MessageReader {
-    /// The next line; `None` if there is none before `end`, an error if the other end is closed. The timer goes on during
-    /// suspend.
-    fn next_before(&mut self, end: BootInstant) -> io::Result<Option<String>> {
+    fn new() -> io::Result<MessageReader> {
+        let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC)?;
+        Ok(MessageReader { bytes: Vec::new(), timer })
+    }
+
+    /// Waits for the next message until `end`. Nothing but the end of file says that `run` is dead: a machine without memory or
+    /// descriptors must not cost a command that has its lock.
+    fn next_before(&mut self, end: BootInstant) -> NextMessage {
+        self.set_timer(end);
         loop {
-            if let Some(at) = self.0.iter().position(|b| *b == b'\n') {
-                let line: Vec<u8> = self.0.drain(..=at).collect();
-                return Ok(Some(String::from_utf8_lossy(&line[..at]).into_owned()));
+            if let Some(at) = self.bytes.iter().position(|b| *b == b'\n') {
+                let line: Vec<u8> = self.bytes.drain(..=at).collect();
+                return NextMessage::Line(String::from_utf8_lossy(&line[..at]).into_owned());
             }
             let input = rustix::stdio::stdin();
-            let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC)?;
-            if end < BootInstant::NEVER.before(Duration::from_secs(1 << 32)) {
-                let left = end.since(SystemClock.now()).max(Duration::from_nanos(1));
-                let at = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-                let once = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: at };
-                timerfd_settime(&timer, TimerfdTimerFlags::empty(), &once)?;
+            let mut fds = [PollFd::new(&input, PollFlags::IN), PollFd::new(&self.timer, PollFlags::IN)];
+            if poll(&mut fds, None).is_err() {
+                if SystemClock.now() >= end {
+                    return NextMessage::Late;
+                }
+                std::thread::sleep(POLL_AGAIN);
+                continue;
             }
-            let mut fds = [PollFd::new(&input, PollFlags::IN), PollFd::new(&timer, PollFlags::IN)];
-            while let Err(rustix::io::Errno::INTR) = poll(&mut fds, None) {}
             if fds[0].revents().is_empty() {
-                return Ok(None);
+                return NextMessage::Late;
             }
             let mut bytes = [0; 512];
-            match rustix::io::read(input, &mut bytes)? {
-                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-                n => self.0.extend_from_slice(&bytes[..n]),
+            match rustix::io::read(input, &mut bytes) {
+                Ok(0) => return NextMessage::Closed,
+                Ok(n) => self.bytes.extend_from_slice(&bytes[..n]),
+                Err(_) => std::thread::sleep(POLL_AGAIN),
             }
         }
+    }
+
+    /// Sets the timer to `end`, or stops it if that never comes.
+    fn set_timer(&self, end: BootInstant) {
+        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let at = if end < BootInstant::NEVER.before(Duration::from_secs(1 << 32)) {
+            let left = end.since(SystemClock.now()).max(Duration::from_nanos(1));
+            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
+        } else {
+            zero
+        };
+        // Fails only for a descriptor that is no timer, or a time that is none.
+        let _ = timerfd_settime(
+            &self.timer,
+            TimerfdTimerFlags::empty(),
+            &Itimerspec { it_interval: zero, it_value: at },
+        );
     }
 }

@@ -92,7 +92,7 @@ impl ClaimArgs {
         let ids = self.ids()?;
         let report = self.job.report(std::iter::once(self.name()));
         let source = self.job.common.source()?;
-        store::warn_of_one_host(source.url.expose(), &report);
+        store::warn_of_one_host(&source, &report);
         let (keeper, _) = store::open(source.url.expose(), None, &report).await?;
         let list = self.group(&keeper)?.from(ids)?;
         let command = ItemCommand {

@@ -85,7 +85,7 @@ impl CronArgs {
         self.job.check()?;
         let report = self.job.report(std::iter::once(self.name()));
         let source = self.job.common.source()?;
-        store::warn_of_one_host(source.url.expose(), &report);
+        store::warn_of_one_host(&source, &report);
         let keeper = Lockkeeper::open(source.url.expose()).await?;
         keeper.windows(self.name().as_str()).check()?;
         let mut signals = SignalStream::forwarded()?;

@@ -73,7 +73,7 @@ impl ElectArgs {
         let report = self.job.report(std::iter::once(self.name()));
         let mut resume = self.resume.as_deref().map(AttemptFile::open).transpose()?;
         let source = self.job.common.source()?;
-        store::warn_of_one_host(source.url.expose(), &report);
+        store::warn_of_one_host(&source, &report);
         let keeper = Lockkeeper::open(source.url.expose()).await?;
         let mut signals = SignalStream::forwarded()?;
         loop {

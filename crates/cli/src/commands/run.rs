@@ -76,7 +76,7 @@ impl RunArgs {
         let days = self.days()?;
         let source = self.job.common.source()?;
         if self.window.is_some() {
-            store::warn_of_one_host(source.url.expose(), &report);
+            store::warn_of_one_host(&source, &report);
         }
         // A program start beside the requests to the store. Not where most calls run nothing.
         let is_likely_to_run = self.window.is_none() && !self.request.skip;

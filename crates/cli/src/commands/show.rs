@@ -34,16 +34,13 @@ A free lock is no error: the exit code is 0 and the JSON has \"lock\": null.";
 impl ShowArgs {
     pub async fn execute(self) -> Result<i32, Failure> {
         let keeper = self.common.open().await?;
-        let view = keeper.inspect(&self.name).await?;
+        let (view, window) = status::look(&keeper, &self.name).await?;
         let profile = keeper.profile();
         let correctness = profile.allows(Purpose::Correctness).map_err(|error| error.to_string());
-        // A name may be too long for the windows of a job: then there are none.
-        let windows = keeper.windows(self.name.as_str());
-        let window = if windows.check().is_ok() { windows.record().await? } else { None };
         if self.common.json {
             let good = json!({ "good": correctness.is_ok(), "why": correctness.err() });
             let all = json!({
-                "name": self.name, "lock": view, "window": window, "store": profile, "correctness": good,
+                "name": self.name, "lock": view, "window": window.as_ref().map(|(record, _)| record), "store": profile, "correctness": good,
             });
             output::line(&all.to_string())?;
             return Ok(OK);
@@ -53,9 +50,8 @@ impl ShowArgs {
             None => output::line(&format!("{shown} is free"))?,
             Some(view) => lock(&shown, view)?,
         }
-        if let Some(window) = &window {
-            let holds = |view: &LockView| view.held.iter().any(|held| held.fence == window.fence);
-            if let Some(text) = status::unfinished(window, view.as_ref().is_some_and(holds)) {
+        if let Some((window, running)) = &window {
+            if let Some(text) = status::unfinished(window, *running) {
                 output::line(&text)?;
             }
             if let Some(run) = &window.ended {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::Args;
 use lockkeeper::windows::{EndedRun, WindowRecord};
-use lockkeeper::{LockName, Lockkeeper, WallTime};
+use lockkeeper::{LockName, LockView, Lockkeeper, WallTime};
 use serde_json::json;
 
 use crate::args::{CommonArgs, lock_name};
@@ -76,14 +76,37 @@ impl StatusArgs {
         Ok(health as i32)
     }
 
-    /// The record, and whether its newest run is under way: its fence holds the lock.
     async fn look(&self, url: &str) -> lockkeeper::Result<Option<(WindowRecord, bool)>> {
         let keeper = Lockkeeper::open(url).await?;
-        let Some(record) = keeper.windows(self.name.as_str()).record().await? else { return Ok(None) };
-        let view = keeper.inspect(&self.name).await?;
-        let holds = view.is_some_and(|view| view.held.iter().any(|held| held.fence == record.fence));
-        let running = !record.done && holds;
-        Ok(Some((record, running)))
+        keeper.windows(self.name.as_str()).check()?;
+        Ok(look(&keeper, &self.name).await?.1)
+    }
+}
+
+/// The lock of a job; and its record, if it has one, with whether its newest run is under way: its fence holds the lock.
+pub async fn look(
+    keeper: &Lockkeeper,
+    name: &LockName,
+) -> lockkeeper::Result<(Option<LockView>, Option<(WindowRecord, bool)>)> {
+    let windows = keeper.windows(name.as_str());
+    // A name may be too long for the windows of a job, or the store has no records: then there are none.
+    if windows.check().is_err() {
+        return Ok((keeper.inspect(name).await?, None));
+    }
+    let mut record = windows.record().await?;
+    loop {
+        let view = keeper.inspect(name).await?;
+        let Some(newest) = record else { return Ok((view, None)) };
+        let holds = view.as_ref().is_some_and(|view| view.held.iter().any(|held| held.fence == newest.fence));
+        if newest.done || holds {
+            let running = !newest.done;
+            return Ok((view, Some((newest, running))));
+        }
+        // The run does not hold the lock. It may have ended well between the two reads: its host writes that down before it releases.
+        record = windows.record().await?;
+        if record.as_ref() == Some(&newest) {
+            return Ok((view, Some((newest, false))));
+        }
     }
 }
 

@@ -88,6 +88,30 @@ impl Place {
         }
     }
 
+    /// The earliest moment at which the store can grant the lock to another process, in seconds since boot.
+    pub fn expiry(&self, name: &str) -> f64 {
+        let before = uptime();
+        let seen = self.show(name);
+        before
+            + seen["lock"]["held"][0]["expires_in_ms"].as_f64().unwrap_or_else(|| panic!("not held: {seen}"))
+                / 1000.0
+    }
+
+    /// Waits until `running`, which holds `name`, has renewed its lease, and returns the new expiry.
+    pub fn until_renewed(&self, name: &str, running: &mut Child, before: f64) -> f64 {
+        let started = Instant::now();
+        loop {
+            assert!(running.try_wait().unwrap().is_none(), "it ended instead of renewing its lease");
+            let expiry = self.expiry(name);
+            // What is read twice of one lease differs by the rounding, and by the time that reading takes.
+            if expiry > before + 1.0 {
+                return expiry;
+            }
+            assert!(started.elapsed() < LONG, "the lease was not renewed");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     pub fn read(&self, file: &str) -> String {
         fs::read_to_string(self.dir.join(file)).unwrap_or_default()
     }
@@ -206,4 +230,36 @@ pub fn until_gone(pid: &str) {
         assert!(started.elapsed() < LONG, "{pid} still runs");
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// A store that no process can write to.
+pub struct StoreOutage(rusqlite::Connection);
+
+impl StoreOutage {
+    pub fn begin(place: &Place) -> StoreOutage {
+        let store = rusqlite::Connection::open(place.db()).unwrap();
+        store.busy_timeout(LONG).unwrap();
+        store.execute_batch("BEGIN IMMEDIATE").unwrap();
+        StoreOutage(store)
+    }
+
+    /// Ends the outage when the first renewals of a lease have failed, which ends at `expiry`. Returns whether that was so: false if a
+    /// renewal came before the outage, or if it has lasted until shortly before the deadline.
+    pub fn last_over_first_renewals(self, expiry: f64, ttl: f64) -> bool {
+        let granted = expiry - ttl;
+        // The first renewal is due after a third of the ttl, or an eighth of that earlier.
+        let began_in_time = uptime() < granted + ttl / 3.0 * 7.0 / 8.0 - 0.05;
+        while began_in_time && uptime() < granted + ttl / 2.0 {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        self.0.execute_batch("ROLLBACK").unwrap();
+        began_in_time && uptime() < granted + ttl * 0.65
+    }
+}
+
+/// A Redis server without memory for anything.
+pub fn full_redis() -> Option<lockkeeper_testkit::servers::Server> {
+    let redis = lockkeeper_testkit::servers::redis(Default::default()).ok()?;
+    lockkeeper_testkit::servers::redis_call(redis.addr(), &["CONFIG", "SET", "maxmemory", "1"]).unwrap();
+    Some(redis)
 }

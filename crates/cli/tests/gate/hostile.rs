@@ -77,6 +77,31 @@ fn a_body_that_trickles_does_not_keep_newer_fences_out() {
     assert_eq!(service.written(), ["six"]);
 }
 
+/// A client that sends faster than the service reads kept newer fences out for as long as that took: hyper does not ask the body while
+/// it waits for the service.
+#[test]
+fn an_upload_to_a_slow_service_does_not_keep_newer_fences_out() {
+    for http in ["--http1.1", "--http2-prior-knowledge"] {
+        let (place, service) = (Place::new(&format!("gate_slow{http}")), SlowService::start());
+        let gate = Gate::start(&place, &format!("http://{}", service.addr), "--wait 8s");
+        // At 160 KB/s it takes minutes.
+        let big = place.dir.join("big");
+        std::fs::File::create(&big).unwrap().set_len(64 << 20).unwrap();
+        let url = gate.url("/a");
+        let put = |fence: &str, more: &[&str]| {
+            let (lock, copy) = (format!("Lock-Fence: {fence}"), format!("X-Fence: {fence}"));
+            begin(&[&[http, "-X", "PUT", "-H", &lock, "-H", &copy], more, &[&url]].concat())
+        };
+        let mut upload = put("5", &["-T", big.to_str().unwrap()]);
+        until(|| service.read.load(std::sync::atomic::Ordering::Relaxed) > 128 << 10);
+        let newer = finish(put("6", &["-d", "six"]));
+        assert_eq!(newer.status, 200, "{http}: an upload kept a newer fence out: {newer:?}");
+        assert_eq!(*service.whole.lock().unwrap(), ["6"], "{http}");
+        // And the gate has let go of the client, too.
+        until(|| upload.try_wait().unwrap().is_some());
+    }
+}
+
 /// Late clients that ask again and again were counted as under way each time, and the holder waited for them.
 #[test]
 fn late_clients_in_a_loop_do_not_keep_the_holder_out() {

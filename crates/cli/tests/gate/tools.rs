@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 
@@ -158,6 +159,58 @@ pub fn switching(protocol: &'static str) -> SocketAddr {
         }
     });
     addr
+}
+
+/// A service that reads its requests slowly, 8 KiB every 50 ms.
+pub struct SlowService {
+    pub addr: SocketAddr,
+    /// How many bytes of bodies it has read.
+    pub read: Arc<AtomicUsize>,
+    /// The fences of the requests that it got as a whole.
+    pub whole: Arc<Mutex<Vec<String>>>,
+}
+
+impl SlowService {
+    pub fn start() -> SlowService {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        // Little of a body is on its way unread.
+        rustix::net::sockopt::set_socket_recv_buffer_size(&listener, 16 << 10).unwrap();
+        let service =
+            SlowService { addr: listener.local_addr().unwrap(), read: Arc::default(), whole: Arc::default() };
+        let (read, whole) = (service.read.clone(), service.whole.clone());
+        std::thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                let (read, whole) = (read.clone(), whole.clone());
+                std::thread::spawn(move || while read_slowly(&stream, &read, &whole).is_some() {});
+            }
+        });
+        service
+    }
+}
+
+/// Reads one request, and answers it. `None`: it did not come as a whole.
+fn read_slowly(mut stream: &TcpStream, read: &AtomicUsize, whole: &Mutex<Vec<String>>) -> Option<()> {
+    let (mut head, mut byte) = (Vec::new(), [0]);
+    while !head.ends_with(b"\r\n\r\n") {
+        stream.read_exact(&mut byte).ok()?;
+        head.push(byte[0]);
+    }
+    let head = String::from_utf8_lossy(&head).to_lowercase();
+    let value = |name: &str| {
+        let line = head.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap_or_else(|| panic!("no {name} in {head}")).trim().to_owned()
+    };
+    let mut left: usize = value("content-length:").parse().unwrap();
+    let mut some = [0; 8 << 10];
+    while left > 0 {
+        let most = left.min(some.len());
+        let n = stream.read(&mut some[..most]).ok().filter(|n| *n > 0)?;
+        read.fetch_add(n, Ordering::Relaxed);
+        left -= n;
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    whole.lock().unwrap().push(value("x-fence:"));
+    stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").ok()
 }
 
 // The gate.

@@ -91,7 +91,7 @@ impl PartitionsArgs {
         let report = self.job.report(std::iter::once(self.group()));
         self.job.check()?;
         let source = self.job.common.source()?;
-        store::warn_of_one_host(source.url.expose(), &report);
+        store::warn_of_one_host(&source, &report);
         let keeper = Lockkeeper::open(source.url.expose()).await?;
         registry::expect_several();
         let mut signals = SignalStream::forwarded_to_several()?;
