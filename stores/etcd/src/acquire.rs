@@ -4,21 +4,27 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{AcquireOutcome, Busy, Error, Grant, LockRequest, Result, Wait};
+use lockkeeper_core::{
+    AcquireOutcome, Busy, Error, Grant, LockName, LockRequest, ReleaseOutcome, Result, Wait,
+};
 use lockkeeper_host::sleep_until;
-use lockkeeper_store_kit::CancelSignal;
+use lockkeeper_store_kit::{CancelSignal, RecentSet};
 
 use crate::admission::{self, RequestVerdict};
+use crate::client::EtcdClient;
 use crate::codec::EntryState;
 use crate::error::Failure;
-use crate::fence_base::fence_at;
-use crate::hold_registry::RequestGuard;
-use crate::keys::KeyId;
+use crate::fence_base::{FenceBase, fence_at};
+use crate::hold_registry::{HoldRegistry, RequestGuard};
+use crate::key_slots::SlotPool;
+use crate::keys::{self, KeyId};
 use crate::lease::EtcdLease;
+use crate::lease_pool::LeasePool;
 use crate::queue::QueueSnapshot;
-use crate::release::SearchScope;
-use crate::store::EtcdShared;
+use crate::release::{Releaser, SearchScope};
 use crate::txn_batch::TxnReply;
+use crate::waiters::WaitingRequest;
+use crate::watcher::KeyWatcher;
 
 /// How long a queued request waits after a failure before it reads the queue again.
 pub const RETRY_DELAY: Duration = Duration::from_millis(100);
@@ -27,9 +33,25 @@ pub const RETRY_DELAY: Duration = Duration::from_millis(100);
 /// wait time there is no other limit.
 const MAX_RETRIES: u32 = 8;
 
+/// Acquires locks.
+pub struct Acquirer {
+    pub client: Arc<EtcdClient>,
+    pub base: Arc<FenceBase>,
+    pub registry: Arc<HoldRegistry>,
+    pub leases: Arc<LeasePool>,
+    pub releaser: Arc<Releaser>,
+    pub key_watcher: Arc<KeyWatcher>,
+    pub slots: SlotPool,
+    /// Names that were contended a short time ago. A request for one of them enqueues in its first transaction, which
+    /// costs etcd twice as much as the plain attempt that all other requests make.
+    pub recently_contended: RecentSet<LockName>,
+    /// How often a waiter reads the queue without a notification.
+    pub poll: Duration,
+}
+
 /// One call of `acquire`, from its first transaction to its outcome.
 pub struct AcquireCall<'a> {
-    pub shared: &'a EtcdShared,
+    pub acquirer: &'a Acquirer,
     pub request: &'a LockRequest,
     pub attempt: KeyId,
     /// The request has a queue entry, as far as this process knows.
@@ -58,10 +80,11 @@ pub enum AcquireStep {
     Retry,
 }
 
-impl EtcdShared {
+impl Acquirer {
     pub async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
-        let attempt = crate::keys::hash_attempt(&request.key.attempt);
-        let mut guard = RequestGuard::new(self, attempt, &request.key.names, request.ttl);
+        let attempt = keys::hash_attempt(&request.key.attempt);
+        let mut guard =
+            RequestGuard::new(&self.registry, &*self.client.clock, attempt, &request.key.names, request.ttl);
         let enqueues = request.wait != Wait::No;
         // If this attempt already holds a grant, re-read the grant instead of enqueuing again.
         let (queued, outcome_unknown) = {
@@ -71,7 +94,7 @@ impl EtcdShared {
         };
         let (created, read_all, out_of_space) = (0, false, false);
         let mut call = AcquireCall {
-            shared: self,
+            acquirer: self,
             request,
             attempt,
             queued,
@@ -96,8 +119,7 @@ impl EtcdShared {
         guard.got_nothing = !open;
         if call.out_of_space && !matches!(reply, Ok(_) | Err(Error::Unknown(_))) {
             // etcd has replied, so no transaction of this call is in flight: remove what it may have written now.
-            let gone = Box::pin(self.end_attempt(&request.key.names, &attempt, SearchScope::WithSlots)).await;
-            guard.got_nothing = gone.is_ok();
+            guard.got_nothing = Box::pin(call.end(SearchScope::WithSlots)).await.is_ok();
         }
         match reply {
             // The request is queued, whatever the outcome of the last transaction.
@@ -109,7 +131,8 @@ impl EtcdShared {
 
 impl AcquireCall<'_> {
     async fn run(&mut self, caller: &CancelSignal) -> Result<AcquireOutcome> {
-        let clock = &self.shared.clock;
+        let Acquirer { client, base, key_watcher, .. } = self.acquirer;
+        let clock = &client.clock;
         let wait_until = self.request.wait.deadline(clock.now());
         let (mut failing_since, mut retries) = (None, 0);
         loop {
@@ -126,7 +149,7 @@ impl AcquireCall<'_> {
                 Ok(AcquireStep::Granted(grant)) => return Ok(AcquireOutcome::Granted(grant)),
                 Ok(AcquireStep::Retry) => {
                     retries += 1;
-                    if retries < MAX_RETRIES || clock.now() < wait_until + self.shared.connection.timeout() {
+                    if retries < MAX_RETRIES || clock.now() < wait_until + client.connection.timeout() {
                         continue;
                     }
                     // The wait is over, and other clients have written between every read and write.
@@ -154,16 +177,14 @@ impl AcquireCall<'_> {
             if clock.now() >= wait_until {
                 self.queued |= self.outcome_unknown;
                 self.leave_queue().await?;
-                return Ok(AcquireOutcome::Busy(admission::busy(
-                    self.request,
-                    &self.attempt,
-                    &queues,
-                    self.shared.base(),
-                )));
+                let busy = admission::busy(self.request, &self.attempt, &queues, base.get());
+                return Ok(AcquireOutcome::Busy(busy));
             }
+            let (request, attempt, base) = (self.request, self.attempt, base.get());
+            let waiting = WaitingRequest { request, attempt, base };
             tokio::select! {
-                () = self.wait_for_change(&queues, revision) => {}
-                () = tokio::time::sleep(self.shared.options.poll) => {}
+                () = waiting.wait_for_change(&client.keys, key_watcher, &queues, revision) => {}
+                () = tokio::time::sleep(self.acquirer.poll) => {}
                 () = sleep_until(&**clock, wait_until) => {}
                 () = caller.cancelled() => {}
             }
@@ -171,7 +192,7 @@ impl AcquireCall<'_> {
     }
 
     async fn lease(&self) -> Result<Arc<EtcdLease>, Failure> {
-        self.shared.lease(self.request.ttl + self.request.lock_delay).await
+        self.acquirer.leases.lease(self.request.ttl + self.request.lock_delay).await
     }
 
     /// Converts a failure, and remembers whether it may have left a key behind.
@@ -183,22 +204,22 @@ impl AcquireCall<'_> {
     /// Acquires a lock that is expected to be free, and does nothing else. Skipped for names that were contended a
     /// short time ago.
     async fn try_uncontended(&mut self) -> Result<AcquireStep> {
-        if self.queued || self.shared.recently_contended.has(&self.request.key.names) {
+        if self.queued || self.acquirer.recently_contended.has(&self.request.key.names) {
             return Ok(AcquireStep::Retry);
         }
         let lease = self.lease().await?;
-        let (highest_fence_seen, base) = (self.shared.highest_fence_seen(), self.shared.base());
+        let (highest_fence_seen, base) = (self.acquirer.base.highest_fence_seen(), self.acquirer.base.get());
         match self.try_slot(&lease, base).await {
             Ok((reply, Some(slot))) => {
                 let fence = fence_at(base, reply.revision)?;
                 self.record_grant(&lease, slot.into(), &reply, fence, highest_fence_seen, None).await
             }
             Ok((_, None)) => {
-                self.shared.recently_contended.add(&self.request.key.names);
+                self.acquirer.recently_contended.add(&self.request.key.names);
                 Ok(AcquireStep::Retry)
             }
             Err(failure) if failure.lease_is_gone() => {
-                Box::pin(self.shared.check_leases(&lease)).await?;
+                Box::pin(self.acquirer.leases.check_leases(&lease)).await?;
                 Ok(AcquireStep::Retry)
             }
             Err(failure) => Err(self.note_failure(failure)),
@@ -209,12 +230,12 @@ impl AcquireCall<'_> {
     async fn run_step(&mut self) -> Result<AcquireStep> {
         let request = self.request;
         let lease = self.lease().await?;
-        let (highest_fence_seen, base) = (self.shared.highest_fence_seen(), self.shared.base());
+        let (highest_fence_seen, base) = (self.acquirer.base.highest_fence_seen(), self.acquirer.base.get());
         let reply = match self.queued {
             true => self.read_queues().await?,
             false => match self.try_or_enqueue(&lease, base).await {
                 Ok((reply, Some(slot))) => {
-                    _ = self.shared.recently_contended.remove(&request.key.names);
+                    _ = self.acquirer.recently_contended.remove(&request.key.names);
                     let fence = fence_at(base, reply.revision)?;
                     return self
                         .record_grant(&lease, slot.into(), &reply, fence, highest_fence_seen, None)
@@ -222,7 +243,7 @@ impl AcquireCall<'_> {
                 }
                 Ok((reply, None)) => reply,
                 Err(failure) if failure.lease_is_gone() => {
-                    self.shared.check_leases(&lease).await?;
+                    self.acquirer.leases.check_leases(&lease).await?;
                     return Ok(AcquireStep::Retry);
                 }
                 Err(failure) => return Err(self.note_failure(failure)),
@@ -231,20 +252,20 @@ impl AcquireCall<'_> {
         let revision = reply.revision;
         let mut ranges = reply.txn.clone().into_ranges().into_iter();
         let found = ranges.next().and_then(|range| range.kvs.into_iter().next());
-        let learned = self.shared.update_base(found.as_ref(), revision, highest_fence_seen).await;
+        let learned = self.acquirer.base.update(found.as_ref(), revision, highest_fence_seen).await;
         // The request is queued by now, whatever happens next.
         self.queued |= self.enqueues && learned.is_err();
         learned?;
-        if base != self.shared.base() {
+        if base != self.acquirer.base.get() {
             return Ok(AcquireStep::Retry);
         }
-        let mut queues = Vec::new();
+        let (keys, mut queues) = (&self.acquirer.client.keys, Vec::new());
         for name in &request.key.names {
-            let mut queue = QueueSnapshot::read(&self.shared.keys, name, ranges.next().unwrap_or_default());
-            queue.add(&self.shared.keys, ranges.next().unwrap_or_default());
+            let mut queue = QueueSnapshot::read(keys, name, ranges.next().unwrap_or_default());
+            queue.add(keys, ranges.next().unwrap_or_default());
             if admission::is_plain_sharer(request) {
-                queue.add_oldest(&self.shared.keys, ranges.next().unwrap_or_default());
-                queue.add_found(&self.shared.keys, ranges.next().unwrap_or_default());
+                queue.add_oldest(keys, ranges.next().unwrap_or_default());
+                queue.add_found(keys, ranges.next().unwrap_or_default());
             }
             queues.push(queue);
         }
@@ -278,13 +299,13 @@ impl AcquireCall<'_> {
         // A grant writes all of its keys with one key id.
         let apart = own.iter().any(|entry| entry.key_id != own[0].key_id);
         if record_grant == queues.len() && !apart {
-            let fence = own[0].fence(self.shared.base());
+            let fence = own[0].fence(self.acquirer.base.get());
             return self.resume_grant(lease, reply, &queues, fence).await;
         }
         if record_grant > 0 || apart || (!own.is_empty() && own.len() < queues.len()) {
             // Another client deleted a part of the grant: the rest of it is worthless.
             self.queued = false;
-            self.shared.end_attempt(&self.request.key.names, &self.attempt, SearchScope::WithSlots).await?;
+            self.end(SearchScope::WithSlots).await?;
             return Ok(AcquireStep::Retry);
         }
         let was_joined = std::mem::replace(&mut self.queued, !own.is_empty());
@@ -299,13 +320,8 @@ impl AcquireCall<'_> {
             // nothing.
             return Ok(AcquireStep::Retry);
         }
-        match admission::evaluate_request(
-            self.request,
-            &self.attempt,
-            &queues,
-            self.shared.base(),
-            self.queued,
-        ) {
+        let base = self.acquirer.base.get();
+        match admission::evaluate_request(self.request, &self.attempt, &queues, base, self.queued) {
             Ok(RequestVerdict::Grant(fence)) => {
                 self.take_lock(lease, &queues, revision, fence, highest_fence_seen).await
             }
@@ -317,10 +333,15 @@ impl AcquireCall<'_> {
         }
     }
 
+    /// Ends what this attempt has stored.
+    pub async fn end(&self, scope: SearchScope) -> Result<ReleaseOutcome, Failure> {
+        self.acquirer.releaser.end_attempt(&self.request.key.names, &self.attempt, scope).await
+    }
+
     /// Gives the queue position up.
     async fn leave_queue(&mut self) -> Result<(), Failure> {
         if self.queued {
-            self.shared.end_attempt(&self.request.key.names, &self.attempt, SearchScope::OwnKey).await?;
+            self.end(SearchScope::OwnKey).await?;
             self.queued = false;
         }
         Ok(())

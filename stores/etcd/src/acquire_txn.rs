@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use lockkeeper_core::{Fence, Grant, LockName, Result};
 
-use crate::acquire::{AcquireCall, AcquireStep, RETRY_DELAY};
+use crate::acquire::{AcquireCall, AcquireStep, Acquirer, RETRY_DELAY};
 use crate::admission;
+use crate::client::EtcdClient;
 use crate::codec::{EntryState, EntryValue};
 use crate::error::Failure;
-use crate::fence_base::{base_unchanged, fence_at};
+use crate::fence_base::fence_at;
 use crate::hold_registry::{GrantRecord, HoldEntry, KeyLocation};
 use crate::key_slots::KeySlot;
 use crate::keys::KeyId;
@@ -19,8 +20,8 @@ use crate::queue::{QueueEntry, QueueSnapshot};
 use crate::release::SearchScope;
 use crate::revoke::revoked_error;
 use crate::statements::{
-    created_at, first_keys, get, last_two, modified_at, nested, no_keys, put, range_by_value, txn,
-    unmodified_since,
+    base_unchanged, created_at, first_keys, get, last_two, modified_at, nested, no_keys, put, range_by_value,
+    txn, unmodified_since,
 };
 use crate::txn_batch::{ConflictKey, TxnReply};
 
@@ -33,26 +34,26 @@ impl AcquireCall<'_> {
     }
 
     fn key(&self, name: &LockName) -> Vec<u8> {
-        self.shared.keys.entry_key(name, &self.attempt)
+        self.acquirer.client.keys.entry_key(name, &self.attempt)
     }
 
     /// Writes this value under all names of the request.
     fn puts(&self, location: &KeyId, value: EntryValue, lease: i64) -> Vec<RequestOp> {
         let names = self.request.key.names.as_slice();
         let value = if *location == self.attempt { value } else { value.with_attempt(&self.attempt) };
-        let key = |name| self.shared.keys.entry_key(name, location);
+        let key = |name| self.acquirer.client.keys.entry_key(name, location);
         names.iter().map(|name| put(&key(name), value.value_under(name, names), lease)).collect()
     }
 
     fn value(&self, state: EntryState, fence: Option<Fence>) -> EntryValue {
-        EntryValue::new(self.request, state, fence, self.shared.clock.wall())
+        EntryValue::new(self.request, state, fence, self.acquirer.client.clock.wall())
     }
 
     /// Reads a long queue in two parts: its holders, wherever they are, and its end, with the predecessor of this
     /// request. The beginning of the queue would not be enough: an owner that re-enters holds behind all waiters that
     /// were there before it.
     fn read(&self, name: &LockName) -> Vec<RequestOp> {
-        let prefix = self.shared.keys.lock_prefix(name);
+        let prefix = self.acquirer.client.keys.lock_prefix(name);
         let limit = if self.read_all { 0 } else { MAX_HOLDERS_READ };
         let mut reads = vec![
             range_by_value(&prefix, limit),
@@ -67,19 +68,20 @@ impl AcquireCall<'_> {
 
     /// Reads the queues for a request that is queued.
     pub async fn read_queues(&self) -> Result<TxnReply, Failure> {
-        let mut read_queues = vec![get(&self.shared.keys.fence_base())];
+        let mut read_queues = vec![get(&self.acquirer.client.keys.fence_base())];
         // One nested transaction per name: 64 names would exceed etcd's limit of operations otherwise.
         let names = &self.request.key.names;
         read_queues.extend(names.iter().map(|name| nested(txn(Vec::new(), self.read(name), Vec::new()))));
         // Read-only: no need to wait for other transactions of this process about the same name.
-        self.shared.batch.send(txn(Vec::new(), read_queues, Vec::new()), Vec::new()).await
+        self.acquirer.client.batch.send(txn(Vec::new(), read_queues, Vec::new()), Vec::new()).await
     }
 
     /// Enqueues the request if it may wait, and reads the queues after that.
     async fn enqueue_ops(&self) -> Result<Vec<RequestOp>, Failure> {
         let names = self.request.key.names.as_slice();
-        let mut read_queues = vec![get(&self.shared.keys.fence_base())];
-        let queue = if self.enqueues { Some(self.shared.queue_lease(self.request.ttl).await?) } else { None };
+        let Acquirer { client, leases, .. } = self.acquirer;
+        let mut read_queues = vec![get(&client.keys.fence_base())];
+        let queue = if self.enqueues { Some(leases.queue_lease(self.request.ttl).await?) } else { None };
         let waiting = self.value(EntryState::Waiting, None);
         for name in names {
             let read = self.read(name);
@@ -101,10 +103,11 @@ impl AcquireCall<'_> {
         lease: &EtcdLease,
         base: u64,
     ) -> Result<(TxnReply, Option<KeySlot>), Failure> {
-        let slot = self.shared.slots.take(&self.request.key.names);
+        let Acquirer { client, slots, .. } = self.acquirer;
+        let slot = slots.take(&self.request.key.names);
         let (free, grant) = self.grant_if_free(&slot, lease);
         // If this future is dropped, or no reply comes, the slot's generation is retired.
-        let reply = self.shared.batch.send_optimistic(free, grant, Some(base), self.conflicts()).await;
+        let reply = client.batch.send_optimistic(free, grant, Some(base), self.conflicts()).await;
         slot_outcome(reply, slot)
     }
 
@@ -115,16 +118,16 @@ impl AcquireCall<'_> {
         base: u64,
     ) -> Result<(TxnReply, Option<KeySlot>), Failure> {
         let enqueue_ops = self.enqueue_ops().await?;
-        let slot = self.shared.slots.take(&self.request.key.names);
+        let slot = self.acquirer.slots.take(&self.request.key.names);
         let (mut free, grant) = self.grant_if_free(&slot, lease);
-        free.push(base_unchanged(&self.shared.keys, base));
-        let reply = self.shared.batch.send(txn(free, grant, enqueue_ops), self.conflicts()).await;
+        free.push(base_unchanged(&self.acquirer.client.keys, base));
+        let reply = self.acquirer.client.batch.send(txn(free, grant, enqueue_ops), self.conflicts()).await;
         slot_outcome(reply, slot)
     }
 
     fn grant_if_free(&self, slot: &KeySlot, lease: &EtcdLease) -> (Vec<Compare>, Vec<RequestOp>) {
         let names = self.request.key.names.iter();
-        let free = names.map(|name| no_keys(&self.shared.keys.lock_prefix(name))).collect();
+        let free = names.map(|name| no_keys(&self.acquirer.client.keys.lock_prefix(name))).collect();
         (free, self.puts(&slot.key_id(), self.value(EntryState::Granted, None), lease.id))
     }
 
@@ -139,11 +142,12 @@ impl AcquireCall<'_> {
         fence: Option<Fence>,
         highest_fence_seen: u64,
     ) -> Result<AcquireStep> {
-        let shared = self.shared;
-        let base = shared.base();
-        let mut compare = vec![base_unchanged(&shared.keys, base)];
+        let acquirer = self.acquirer;
+        let EtcdClient { keys, batch, .. } = &*acquirer.client;
+        let base = acquirer.base.get();
+        let mut compare = vec![base_unchanged(keys, base)];
         for (i, queue) in queues.iter().enumerate() {
-            let prefix = shared.keys.lock_prefix(&queue.name);
+            let prefix = keys.lock_prefix(&queue.name);
             compare.push(unmodified_since(&prefix, revision));
             if i == 0 || queue.all.iter().any(|entry| entry.is_foreign()) {
                 let location = queue.entry_of(&self.attempt).map_or(0, |entry| entry.created);
@@ -152,10 +156,10 @@ impl AcquireCall<'_> {
         }
         compare.extend(fence.map_or(Vec::new(), |fence| self.reentry_unchanged(queues, base, fence)));
         let grant = self.puts(&self.attempt, self.value(EntryState::Granted, fence), lease.id);
-        let request_txn = txn(compare, grant, vec![get(&shared.keys.fence_base())]);
-        let reply = match shared.batch.send(request_txn, self.conflicts()).await {
+        let request_txn = txn(compare, grant, vec![get(&keys.fence_base())]);
+        let reply = match batch.send(request_txn, self.conflicts()).await {
             Err(failure) if failure.lease_is_gone() => {
-                shared.check_leases(lease).await?;
+                acquirer.leases.check_leases(lease).await?;
                 return Ok(AcquireStep::Retry);
             }
             reply => reply.map_err(|failure| self.note_failure(failure))?,
@@ -197,7 +201,7 @@ impl AcquireCall<'_> {
         queues: &[QueueSnapshot],
         fence: Fence,
     ) -> Result<AcquireStep> {
-        if self.shared.registry.lock().ending.contains(&self.attempt) {
+        if self.acquirer.registry.lock().ending.contains(&self.attempt) {
             // The grant expired before this call, and the process is about to end it.
             tokio::time::sleep(RETRY_DELAY).await;
             return Ok(AcquireStep::Retry);
@@ -211,7 +215,7 @@ impl AcquireCall<'_> {
         // If an outcome is unknown, a request to end the grant may still be in flight. Write the keys again, so that
         // its comparison fails.
         let outcome_unknown =
-            self.shared.registry.lock().holds.get(&self.attempt).is_some_and(|hold| hold.outcome_unknown);
+            self.acquirer.registry.lock().holds.get(&self.attempt).is_some_and(|hold| hold.outcome_unknown);
         if !outcome_unknown && own.iter().all(|entry| entry.lease == lease.id && entry.modified == at) {
             let stored_fence = own[0].value.as_ref().and_then(|value| value.fence);
             let reply = TxnReply { revision: at, ..reply.clone() };
@@ -220,7 +224,7 @@ impl AcquireCall<'_> {
         // The grant is attached to a lease of another process, or to an old one.
         let same = own.iter().map(|entry| modified_at(&entry.key, entry.modified)).collect();
         let grant = self.puts(&location.key_id, self.value(EntryState::Granted, Some(fence)), lease.id);
-        let reply = self.shared.batch.send(txn(same, grant, Vec::new()), self.conflicts()).await;
+        let reply = self.acquirer.client.batch.send(txn(same, grant, Vec::new()), self.conflicts()).await;
         let reply = reply.map_err(|failure| self.note_failure(failure))?;
         match reply.txn.succeeded {
             true => self.record_grant(lease, location, &reply, fence, 0, Some(fence)).await,
@@ -231,7 +235,7 @@ impl AcquireCall<'_> {
     /// Where a key of this attempt is. The slot belongs to this process if the registry knows it.
     fn location_of(&self, entry: &QueueEntry) -> KeyLocation {
         let attempt = entry.key_id.unwrap_or(self.attempt);
-        let registry = self.shared.registry.lock();
+        let registry = self.acquirer.registry.lock();
         let grant = registry.holds.get(&self.attempt).and_then(|hold| hold.grant.as_ref());
         let location = grant.map(|grant| &grant.location).filter(|location| location.key_id == attempt);
         location.cloned().unwrap_or_else(|| attempt.into())
@@ -248,7 +252,7 @@ impl AcquireCall<'_> {
             entry.attempt == Some(self.attempt) && own.iter().all(|grant| grant.key != entry.key)
         });
         if behind.next().is_some() && own.iter().all(|entry| entry.key_id != Some(self.attempt)) {
-            self.shared.end_attempt(&self.request.key.names, &self.attempt, SearchScope::OwnKey).await?;
+            self.end(SearchScope::OwnKey).await?;
         }
         Ok(())
     }
@@ -263,38 +267,28 @@ impl AcquireCall<'_> {
         highest_fence_seen: u64,
         stored_fence: Option<Fence>,
     ) -> Result<AcquireStep> {
-        let (shared, request, sent_at) = (self.shared, self.request, reply.sent_at);
+        let (acquirer, request, sent_at) = (self.acquirer, self.request, reply.sent_at);
         let mut value = self.value(EntryState::Granted, stored_fence);
         if location.key_id != self.attempt {
             value = value.with_attempt(&self.attempt);
         }
         let (valid_until, written) = (sent_at + request.ttl, reply.revision);
         let grant = GrantRecord { location, written, fence, valid_until, lease: lease.clone(), value };
-        shared.registry.insert(
-            self.attempt,
-            HoldEntry {
-                names: request.key.names.clone(),
-                ttl: request.ttl,
-                expires: sent_at + request.ttl,
-                min_hold_until: Some(sent_at + request.min_hold),
-                grant: Some(grant),
-                caller: None,
-                outcome_unknown: false,
-                rechecks: 0,
-            },
-        );
+        let (grant, min_hold_until) = (Some(grant), Some(sent_at + request.min_hold));
+        let hold = HoldEntry::new(&request.key.names, request.ttl, sent_at + request.ttl);
+        acquirer.registry.insert(self.attempt, HoldEntry { grant, min_hold_until, ..hold });
         if fence.get() <= highest_fence_seen {
             // The cluster was restored to an older state. Raise the base, and do not count this grant.
-            Box::pin(shared.release_attempt(&request.key.names, self.attempt)).await?;
-            Box::pin(shared.refresh_base()).await?;
+            Box::pin(acquirer.releaser.release_attempt(&request.key.names, self.attempt)).await?;
+            Box::pin(acquirer.base.refresh()).await?;
             self.queued = false;
             return Ok(AcquireStep::Retry);
         }
-        if !shared.ensure_valid_until(lease, sent_at + request.ttl + request.lock_delay).await? {
+        if !acquirer.leases.ensure_valid_until(lease, sent_at + request.ttl + request.lock_delay).await? {
             self.queued = false;
             return Ok(AcquireStep::Retry);
         }
-        shared.note_fence(fence);
+        acquirer.base.note_fence(fence);
         let (key, mode, ttl) = (request.key.clone(), request.mode, request.ttl);
         Ok(AcquireStep::Granted(Grant { key, fence, mode, ttl, sent_at, lease: ttl }))
     }

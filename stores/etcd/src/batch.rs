@@ -14,13 +14,15 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use lockkeeper_host::Clock;
 use lockkeeper_store_kit::BatchDelay;
 use tokio::sync::{mpsc, oneshot};
 
+use crate::connection::Connection;
 use crate::error::Failure;
+use crate::keys::Keys;
 use crate::proto::{Compare, RequestOp, TxnRequest};
 use crate::statements::txn;
-use crate::store::EtcdShared;
 use crate::txn_batch::{BatchForm, ConflictKey, QueuedTxn, TxnReply, distribute_replies, encode_batch};
 
 /// How many batches are in flight: the cluster works on one while the next one is on its way.
@@ -32,7 +34,7 @@ const MAX_BYTES: usize = 512 << 10;
 /// Where tasks enqueue transactions.
 pub struct BatchSender(mpsc::UnboundedSender<QueuedTxn>);
 
-/// The receiving end, for [`run`].
+/// The receiving end, for [`BatchRunner::run`].
 pub struct BatchReceiver(mpsc::UnboundedReceiver<QueuedTxn>);
 
 pub fn channel() -> (BatchSender, BatchReceiver) {
@@ -84,43 +86,103 @@ impl Future for PendingTxn {
     }
 }
 
-/// Sends the enqueued transactions while the store is open.
-pub async fn run(shared: Arc<EtcdShared>, BatchReceiver(mut queue): BatchReceiver) {
-    let mut in_flight = FuturesUnordered::new();
-    let mut queued_txns: VecDeque<QueuedTxn> = VecDeque::new();
-    let mut busy_keys: HashSet<ConflictKey> = HashSet::new();
-    let mut in_flight_txns = 0;
-    let mut received = Vec::new();
-    let mut delay = BatchDelay::default();
-    loop {
-        if in_flight.is_empty() && !queued_txns.is_empty() {
-            delay.wait(&mut queue, &mut queued_txns).await;
-        }
-        // Send a second batch only if it is no smaller than the first. Tasks that got their replies together then send
-        // together again, instead of one by one, and no task waits for longer than one round trip.
-        while in_flight.len() < MAX_IN_FLIGHT && queued_txns.len() >= in_flight_txns {
-            let batch = fill_batch(&mut queued_txns, &mut busy_keys);
-            if batch.is_empty() {
-                break;
+/// Sends the batches.
+pub struct BatchRunner {
+    pub keys: Keys,
+    pub clock: Arc<dyn Clock>,
+    pub connection: Arc<Connection>,
+}
+
+impl BatchRunner {
+    /// Sends the enqueued transactions while the store is open.
+    pub async fn run(self, BatchReceiver(mut queue): BatchReceiver) {
+        let mut in_flight = FuturesUnordered::new();
+        let mut queued_txns: VecDeque<QueuedTxn> = VecDeque::new();
+        let mut busy_keys: HashSet<ConflictKey> = HashSet::new();
+        let mut in_flight_txns = 0;
+        let mut received = Vec::new();
+        let mut delay = BatchDelay::default();
+        loop {
+            if in_flight.is_empty() && !queued_txns.is_empty() {
+                delay.wait(&mut queue, &mut queued_txns).await;
             }
-            in_flight_txns += batch.len();
-            in_flight.push(send_batch(&shared, batch));
-        }
-        tokio::select! {
-            Some(finished) = in_flight.next(), if !in_flight.is_empty() => {
-                in_flight_txns -= finished.count;
-                delay = BatchDelay::after(finished.count + queued_txns.len(), finished.took);
-                for conflict in finished.conflicts {
-                    busy_keys.remove(&conflict);
+            // Send a second batch only if it is no smaller than the first. Tasks that got their replies together then send
+            // together again, instead of one by one, and no task waits for longer than one round trip.
+            while in_flight.len() < MAX_IN_FLIGHT && queued_txns.len() >= in_flight_txns {
+                let batch = fill_batch(&mut queued_txns, &mut busy_keys);
+                if batch.is_empty() {
+                    break;
+                }
+                in_flight_txns += batch.len();
+                in_flight.push(self.send_batch(batch));
+            }
+            tokio::select! {
+                Some(finished) = in_flight.next(), if !in_flight.is_empty() => {
+                    in_flight_txns -= finished.count;
+                    delay = BatchDelay::after(finished.count + queued_txns.len(), finished.took);
+                    for conflict in finished.conflicts {
+                        busy_keys.remove(&conflict);
+                    }
+                }
+                count = queue.recv_many(&mut received, MAX_OPERATIONS) => {
+                    if count == 0 {
+                        return;
+                    }
+                    queued_txns.extend(received.drain(..));
                 }
             }
-            count = queue.recv_many(&mut received, MAX_OPERATIONS) => {
-                if count == 0 {
-                    return;
+        }
+    }
+
+    async fn send_batch(&self, mut batch: Vec<QueuedTxn>) -> FinishedBatch {
+        let (count, started) = (batch.len(), Instant::now());
+        let conflicts = batch.iter_mut().flat_map(|queued| std::mem::take(&mut queued.conflicts)).collect();
+        if let Some(batch) = self.send_merged(batch).await {
+            // Not applied, because the comparison of one of them failed.
+            if let Some(batch) = self.send_nested(batch).await {
+                // etcd rejected the whole batch: send each transaction alone.
+                for queued in batch {
+                    self.send_alone(queued).await;
                 }
-                queued_txns.extend(received.drain(..));
             }
         }
+        FinishedBatch { count, conflicts, took: started.elapsed() }
+    }
+
+    /// Merges the transactions that are expected to succeed. `Some`: the batch was not applied.
+    async fn send_merged(&self, mut batch: Vec<QueuedTxn>) -> Option<Vec<QueuedTxn>> {
+        if batch.len() == 1 {
+            self.send_alone(batch.remove(0)).await;
+            return None;
+        }
+        if batch.iter().all(|queued| !queued.optimistic()) {
+            return Some(batch);
+        }
+        let sent_at = self.clock.now();
+        match self.connection.txn(encode_batch(&self.keys, &batch, BatchForm::Merged)).await {
+            Ok(reply) if reply.succeeded => distribute_replies(sent_at, reply, batch, BatchForm::Merged),
+            Ok(_) => return Some(batch),
+            Err(failure @ Failure::Rejected(..)) => return keep_retryable(&failure, batch),
+            Err(failure) => fail_all(&failure, batch),
+        }
+        None
+    }
+
+    /// Sends each as a transaction nested in one. `Some`: etcd rejected the batch and did not apply it.
+    async fn send_nested(&self, batch: Vec<QueuedTxn>) -> Option<Vec<QueuedTxn>> {
+        let sent_at = self.clock.now();
+        match self.connection.txn(encode_batch(&self.keys, &batch, BatchForm::Nested)).await {
+            Ok(reply) => distribute_replies(sent_at, reply, batch, BatchForm::Nested),
+            Err(failure @ Failure::Rejected(..)) => return keep_retryable(&failure, batch),
+            Err(failure) => fail_all(&failure, batch),
+        }
+        None
+    }
+
+    async fn send_alone(&self, queued: QueuedTxn) {
+        let sent_at = self.clock.now();
+        let reply = self.connection.txn(queued.encode_alone(&self.keys)).await;
+        queued.complete(reply.map(|txn| TxnReply { sent_at, revision: txn.revision(), txn }));
     }
 }
 
@@ -166,51 +228,6 @@ struct FinishedBatch {
     took: Duration,
 }
 
-async fn send_batch(shared: &EtcdShared, mut batch: Vec<QueuedTxn>) -> FinishedBatch {
-    let (count, started) = (batch.len(), Instant::now());
-    let conflicts = batch.iter_mut().flat_map(|queued| std::mem::take(&mut queued.conflicts)).collect();
-    if let Some(batch) = send_merged(shared, batch).await {
-        // Not applied, because the comparison of one of them failed.
-        if let Some(batch) = send_nested(shared, batch).await {
-            // etcd rejected the whole batch: send each transaction alone.
-            for queued in batch {
-                send_alone(shared, queued).await;
-            }
-        }
-    }
-    FinishedBatch { count, conflicts, took: started.elapsed() }
-}
-
-/// Merges the transactions that are expected to succeed. `Some`: the batch was not applied.
-async fn send_merged(shared: &EtcdShared, mut batch: Vec<QueuedTxn>) -> Option<Vec<QueuedTxn>> {
-    if batch.len() == 1 {
-        send_alone(shared, batch.remove(0)).await;
-        return None;
-    }
-    if batch.iter().all(|queued| !queued.optimistic()) {
-        return Some(batch);
-    }
-    let sent_at = shared.clock.now();
-    match shared.connection.txn(encode_batch(&shared.keys, &batch, BatchForm::Merged)).await {
-        Ok(reply) if reply.succeeded => distribute_replies(sent_at, reply, batch, BatchForm::Merged),
-        Ok(_) => return Some(batch),
-        Err(failure @ Failure::Rejected(..)) => return keep_retryable(&failure, batch),
-        Err(failure) => fail_all(&failure, batch),
-    }
-    None
-}
-
-/// Sends each as a transaction nested in one. `Some`: etcd rejected the batch and did not apply it.
-async fn send_nested(shared: &EtcdShared, batch: Vec<QueuedTxn>) -> Option<Vec<QueuedTxn>> {
-    let sent_at = shared.clock.now();
-    match shared.connection.txn(encode_batch(&shared.keys, &batch, BatchForm::Nested)).await {
-        Ok(reply) => distribute_replies(sent_at, reply, batch, BatchForm::Nested),
-        Err(failure @ Failure::Rejected(..)) => return keep_retryable(&failure, batch),
-        Err(failure) => fail_all(&failure, batch),
-    }
-    None
-}
-
 /// Keeps the transactions that may be sent again after a rejection. If the database is full, a transaction with puts
 /// may have been applied, so its outcome is unknown. The others need no space.
 fn keep_retryable(failure: &Failure, batch: Vec<QueuedTxn>) -> Option<Vec<QueuedTxn>> {
@@ -218,12 +235,6 @@ fn keep_retryable(failure: &Failure, batch: Vec<QueuedTxn>) -> Option<Vec<Queued
     let (unknown, rest): (Vec<QueuedTxn>, Vec<QueuedTxn>) = batch.into_iter().partition(unknown);
     fail_all(failure, unknown);
     Some(rest).filter(|rest| !rest.is_empty())
-}
-
-async fn send_alone(shared: &EtcdShared, queued: QueuedTxn) {
-    let sent_at = shared.clock.now();
-    let reply = shared.connection.txn(queued.encode_alone(&shared.keys)).await;
-    queued.complete(reply.map(|txn| TxnReply { sent_at, revision: txn.revision(), txn }));
 }
 
 fn fail_all(failure: &Failure, batch: Vec<QueuedTxn>) {

@@ -2,20 +2,21 @@
 //! keys.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{Fence, LockName, Result};
 
+use crate::client::EtcdClient;
 use crate::codec::EntryState;
 use crate::events::ChangeCause;
-use crate::fence_base::{base_unchanged, fence_at};
+use crate::fence_base::{FenceBase, fence_at};
 use crate::keys::KeyId;
 use crate::lease::whole_seconds;
 use crate::proto::RequestOp;
 use crate::queue::{QueueEntry, QueueSnapshot};
 use crate::release::end_op;
-use crate::statements::{get, modified_at, put, range_oldest_first, txn, unmodified_since};
-use crate::store::EtcdShared;
+use crate::statements::{base_unchanged, get, modified_at, put, range_oldest_first, txn, unmodified_since};
 use crate::txn_batch::ConflictKey;
 
 /// How many keys one transaction changes at most. A grant has fewer.
@@ -47,7 +48,13 @@ impl LockHolds {
     }
 }
 
-impl EtcdShared {
+/// Changes all grants of a lock.
+pub struct LockBreaker {
+    pub client: Arc<EtcdClient>,
+    pub base: Arc<FenceBase>,
+}
+
+impl LockBreaker {
     /// Ends all holds of the lock. The revision of the write that does it gives the fence.
     pub async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {
         let mut touched = BTreeSet::from([name.clone()]);
@@ -76,22 +83,18 @@ impl EtcdShared {
             value.filter(|value| value.state == EntryState::Granted).map_or(0, |value| value.lock_delay_ms);
         let lease = match delay {
             0 => None,
-            _ => Some(self.connection.grant_lease(whole_seconds(Duration::from_millis(delay))).await?.0),
+            _ => {
+                Some(self.client.connection.grant_lease(whole_seconds(Duration::from_millis(delay))).await?.0)
+            }
         };
         Ok(grant.keys.iter().map(|key| end_op(key, lease, EntryState::Delayed, key.fence(base))).collect())
     }
 
     /// Reads all holds and lock-delays of a lock.
     pub async fn read_holds(&self, name: &LockName) -> Result<LockHolds> {
-        let (prefix, highest_fence_seen) = (self.keys.lock_prefix(name), self.highest_fence_seen());
-        let request =
-            txn(Vec::new(), vec![get(&self.keys.fence_base()), range_oldest_first(&prefix)], Vec::new());
-        let reply = self.batch.send(request, Vec::new()).await?;
-        let revision = reply.revision;
-        let mut ranges = reply.txn.into_ranges().into_iter();
-        let found = ranges.next().and_then(|range| range.kvs.into_iter().next());
-        self.update_base(found.as_ref(), revision, highest_fence_seen).await?;
-        let queue = QueueSnapshot::read(&self.keys, name, ranges.next().unwrap_or_default());
+        let prefix = self.client.keys.lock_prefix(name);
+        let (revision, mut ranges) = self.base.read_with(vec![range_oldest_first(&prefix)]).await?;
+        let queue = QueueSnapshot::read(&self.client.keys, name, ranges.next().unwrap_or_default());
         let mut grants = Vec::new();
         for entry in queue.all.iter().filter(|entry| queue.holds(entry) || entry.is(EntryState::Delayed)) {
             let (mut keys, mut names) = (vec![entry.clone()], vec![name.clone()]);
@@ -105,7 +108,7 @@ impl EtcdShared {
             }
             grants.push(GrantKeys { keys, names });
         }
-        Ok(LockHolds { base: self.base(), grants, prefix, revision })
+        Ok(LockHolds { base: self.base.get(), grants, prefix, revision })
     }
 
     /// Changes the selected grants if no key of the lock, and none of their keys, was written since they were read.
@@ -118,21 +121,23 @@ impl EtcdShared {
         names: &BTreeSet<LockName>,
         cause: &ChangeCause,
     ) -> Result<Option<Fence>> {
-        let mut compare =
-            vec![base_unchanged(&self.keys, holds.base), unmodified_since(&holds.prefix, holds.revision)];
+        let mut compare = vec![
+            base_unchanged(&self.client.keys, holds.base),
+            unmodified_since(&holds.prefix, holds.revision),
+        ];
         compare.extend(
             selected.iter().flat_map(|grant| &grant.keys).map(|key| modified_at(&key.key, key.modified)),
         );
-        let cause_key = self.keys.change_cause();
+        let cause_key = self.client.keys.change_cause();
         changes.push(put(&cause_key, cause.to_bytes(), 0));
         let mut conflicts: Vec<_> = names.iter().map(ConflictKey::new).collect();
         conflicts.push(ConflictKey::new(cause_key));
-        let reply = self.batch.send(txn(compare, changes, Vec::new()), conflicts).await?;
+        let reply = self.client.batch.send(txn(compare, changes, Vec::new()), conflicts).await?;
         if !reply.txn.succeeded {
             return Ok(None);
         }
         let fence = fence_at(holds.base, reply.revision)?;
-        self.note_fence(fence);
+        self.base.note_fence(fence);
         Ok(Some(fence))
     }
 
@@ -152,9 +157,9 @@ impl EtcdShared {
     }
 
     async fn read_entry(&self, name: &LockName, key_id: &KeyId) -> Result<Option<QueueEntry>> {
-        let request = txn(Vec::new(), vec![get(&self.keys.entry_key(name, key_id))], Vec::new());
-        let found = self.batch.send(request, Vec::new()).await?.txn.into_first_kv();
-        Ok(found.and_then(|kv| QueueEntry::read(&self.keys, name, kv)))
+        let request = txn(Vec::new(), vec![get(&self.client.keys.entry_key(name, key_id))], Vec::new());
+        let found = self.client.batch.send(request, Vec::new()).await?.txn.into_first_kv();
+        Ok(found.and_then(|kv| QueueEntry::read(&self.client.keys, name, kv)))
     }
 }
 

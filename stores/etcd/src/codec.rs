@@ -1,10 +1,11 @@
-//! The stored value of a lock's key, as JSON. The format is versioned in `fence_base.rs`: change `FORMAT` there and
-//! the golden fixture with it.
+//! The stored values: of a lock's key, as JSON, and of the fence base, with the version of the format. A change of the
+//! format changes `FORMAT` and the golden fixture.
 
-use lockkeeper_core::{Attempt, Fence, Holder, LockName, LockRequest, Mode, WallTime};
+use lockkeeper_core::{Attempt, Error, Fence, Holder, LockName, LockRequest, Mode, Result, WallTime};
 use serde::{Deserialize, Serialize};
 
 use crate::keys::{self, KeyId};
+use crate::proto::Kv;
 
 /// The first bytes of every waiting entry's value. The values of all other states sort before it, so etcd can find
 /// holders by value without reading a long queue.
@@ -114,6 +115,26 @@ impl EntryValue {
     }
 }
 
+/// The version of everything that is stored below the prefix. It is part of the value that every granting transaction
+/// compares, so processes of two versions never grant beside each other.
+const FORMAT: &str = "v1 ";
+
+pub fn encode_base(base: u64) -> Vec<u8> {
+    format!("{FORMAT}{base}").into_bytes()
+}
+
+pub fn decode_base(kv: &Kv) -> Result<u64> {
+    let text = std::str::from_utf8(&kv.value).ok();
+    let number = text.and_then(|text| text.strip_prefix(FORMAT)?.parse::<u64>().ok());
+    number.filter(|base| *base < 1 << 53).ok_or_else(|| {
+        Error::Invalid(format!(
+            "the key {:?} does not have the value that this version of Lockkeeper writes: another version or another \
+             program uses this prefix. Use another prefix",
+            String::from_utf8_lossy(&kv.key)
+        ))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -142,7 +163,7 @@ mod tests {
         assert!(value(EntryState::Delayed).as_slice() < GRANTED_PREFIX);
     }
 
-    /// If this fails, the stored format has changed: raise `FORMAT` in `fence_base.rs`, and add a fixture.
+    /// If this fails, the stored format has changed: raise `FORMAT`, and add a fixture.
     #[test]
     fn written_values_match_the_golden_fixture() {
         let holder = Arc::new(Holder::new("host", 1, Some("label".into())).unwrap());

@@ -8,12 +8,13 @@ use lockkeeper_store_kit::EventHub;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
+use crate::client::EtcdClient;
 use crate::codec::{EntryState, EntryValue};
-use crate::fence_base::fence_at;
+use crate::fence_base::{FenceBase, fence_at};
 use crate::proto::{self, Kv, WatchCreate};
 use crate::queue::QueueEntry;
 use crate::statements::{get, range_end_of, txn};
-use crate::store::EtcdShared;
+use crate::watcher::KeyWatcher;
 
 /// Why a transaction ended or revoked a hold. The same transaction writes it, because a deleted key does not say why
 /// it was deleted.
@@ -44,8 +45,11 @@ impl ChangeCause {
     }
 }
 
-#[derive(Default)]
+/// The watchers of this process.
 pub struct Watchers {
+    client: Arc<EtcdClient>,
+    base: Arc<FenceBase>,
+    key_watcher: Arc<KeyWatcher>,
     state: Mutex<State>,
     wake: Notify,
 }
@@ -59,22 +63,60 @@ struct State {
 }
 
 impl Watchers {
+    pub fn new(client: Arc<EtcdClient>, base: Arc<FenceBase>, key_watcher: Arc<KeyWatcher>) -> Self {
+        Watchers { client, base, key_watcher, state: Mutex::default(), wake: Notify::new() }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-impl EtcdShared {
     pub async fn watch(&self, prefix: &str) -> Result<EventStream> {
-        let request = txn(Vec::new(), vec![get(&self.keys.fence_base())], Vec::new());
-        let revision = self.batch.send(request, Vec::new()).await?.revision;
-        let mut state = self.watchers.state();
+        let request = txn(Vec::new(), vec![get(&self.client.keys.fence_base())], Vec::new());
+        let revision = self.client.batch.send(request, Vec::new()).await?.revision;
+        let mut state = self.state();
         let events = state.hub.add(prefix);
         if !state.is_watching {
             (state.is_watching, state.start_at) = (true, revision + 1);
-            self.watchers.wake.notify_one();
+            self.wake.notify_one();
         }
         Ok(events)
+    }
+
+    /// Keeps an etcd watch open while this process has a watcher.
+    pub async fn run(self: Arc<Self>) {
+        loop {
+            let start_at = {
+                let mut state = self.state();
+                state.hub.sweep();
+                state.is_watching = state.hub.any();
+                state.is_watching.then_some(state.start_at)
+            };
+            let Some(start_revision) = start_at else {
+                self.wake.notified().await;
+                continue;
+            };
+            let key = self.client.keys.starting_with("");
+            let range_end = range_end_of(&key);
+            let create =
+                WatchCreate { key, range_end, start_revision, prev_kv: true, ..WatchCreate::default() };
+            let mut handle = self.key_watcher.watch(create);
+            loop {
+                let (events, lost) = handle.all().await;
+                self.emit_events(events).await;
+                let mut state = self.state();
+                if lost {
+                    state.hub.miss();
+                    // Starts at the current revision.
+                    state.start_at = 0;
+                    break;
+                }
+                state.hub.sweep();
+                if !state.hub.any() {
+                    break;
+                }
+            }
+        }
     }
 
     /// Emits the events of several transactions. All of them have already happened, so each lease is looked up once
@@ -99,14 +141,14 @@ impl EtcdShared {
     ) {
         let cause = events.iter().filter(|event| event.kind == 0).filter_map(|event| event.kv.as_ref());
         let cause = cause
-            .filter(|kv| kv.key == self.keys.change_cause())
+            .filter(|kv| kv.key == self.client.keys.change_cause())
             .find_map(|kv| serde_json::from_slice(&kv.value).ok());
         for event in events {
             if let Some((name, kind, holder)) = self.interpret(event, cause.as_ref(), leases).await {
                 self.emit(name, kind, Some(holder));
             }
         }
-        let Ok(fence) = fence_at(self.base(), revision) else { return };
+        let Ok(fence) = fence_at(self.base.get(), revision) else { return };
         match cause {
             Some(ChangeCause::Broken { names, reason, part: false }) => {
                 for name in names {
@@ -123,7 +165,7 @@ impl EtcdShared {
     }
 
     fn emit(&self, name: LockName, kind: EventKind, holder: Option<Holder>) {
-        self.watchers.state().hub.emit(&Event { at: self.clock.wall(), name, kind, holder });
+        self.state().hub.emit(&Event { at: self.client.clock.wall(), name, kind, holder });
     }
 
     async fn interpret(
@@ -133,9 +175,9 @@ impl EtcdShared {
         leases: &mut HashMap<i64, bool>,
     ) -> Option<(LockName, EventKind, Holder)> {
         let kv = event.kv.as_ref()?;
-        let (name, _) = self.keys.parse_entry_key(&kv.key)?;
-        let read =
-            |kv: &Kv| QueueEntry::read(&self.keys, &name, kv.clone()).filter(|entry| entry.value.is_some());
+        let keys = &self.client.keys;
+        let (name, _) = keys.parse_entry_key(&kv.key)?;
+        let read = |kv: &Kv| QueueEntry::read(keys, &name, kv.clone()).filter(|entry| entry.value.is_some());
         let entry_before = event.prev_kv.as_ref().and_then(read);
         let state_before =
             entry_before.as_ref().and_then(|entry| entry.value.as_ref()).map(|value| value.state);
@@ -143,7 +185,7 @@ impl EtcdShared {
         let state = entry_after.as_ref().and_then(|entry| entry.value.as_ref()).map(|value| value.state);
         let entry = entry_after.or(entry_before)?;
         let holder = entry.value.as_ref().map(|value: &EntryValue| value.holder.clone())?;
-        let fence = entry.fence(self.base());
+        let fence = entry.fence(self.base.get());
         let ended = match cause {
             Some(ChangeCause::Expired { names }) if names.contains(&name) => {
                 Some(EventKind::Expired { fence })
@@ -172,7 +214,7 @@ impl EtcdShared {
         if let Some(ended) = leases.get(&entry.lease) {
             return *ended;
         }
-        let ended = matches!(self.connection.lease_time_left(entry.lease, false).await, Ok(None));
+        let ended = matches!(self.client.connection.lease_time_left(entry.lease, false).await, Ok(None));
         leases.insert(entry.lease, ended);
         ended
     }
@@ -180,39 +222,4 @@ impl EtcdShared {
 
 fn revision(event: &proto::KeyEvent) -> Option<i64> {
     event.kv.as_ref().map(|kv| kv.mod_revision)
-}
-
-/// Keeps an etcd watch open while this process has a watcher.
-pub async fn run(shared: Arc<EtcdShared>) {
-    loop {
-        let start_at = {
-            let mut state = shared.watchers.state();
-            state.hub.sweep();
-            state.is_watching = state.hub.any();
-            state.is_watching.then_some(state.start_at)
-        };
-        let Some(start_revision) = start_at else {
-            shared.watchers.wake.notified().await;
-            continue;
-        };
-        let key = shared.keys.starting_with("");
-        let range_end = range_end_of(&key);
-        let create = WatchCreate { key, range_end, start_revision, prev_kv: true, ..WatchCreate::default() };
-        let mut handle = shared.key_watcher.watch(create);
-        loop {
-            let (events, lost) = handle.all().await;
-            shared.emit_events(events).await;
-            let mut state = shared.watchers.state();
-            if lost {
-                state.hub.miss();
-                // Starts at the current revision.
-                state.start_at = 0;
-                break;
-            }
-            state.hub.sweep();
-            if !state.hub.any() {
-                break;
-            }
-        }
-    }
 }

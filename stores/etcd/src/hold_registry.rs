@@ -7,17 +7,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use lockkeeper_core::{BootInstant, Fence, Names};
+use lockkeeper_host::Clock;
 use lockkeeper_store_kit::CancelSignal;
 use tokio::sync::Notify;
 
+use crate::client::EtcdClient;
 use crate::codec::EntryValue;
 use crate::key_slots::KeySlot;
 use crate::keys::KeyId;
 use crate::lease::EtcdLease;
-use crate::store::EtcdShared;
 
 /// How long a request with an unknown outcome is kept for a caller that sends it again.
 const KEEP_FOR_CALLER: Duration = Duration::from_secs(5);
+/// How late a request without a reply is usually applied, at most.
+const MAX_DELAY: Duration = Duration::from_secs(10);
+/// How often the process looks for such a request: with a timeout of 3 s, for the last time after 22 minutes.
+const MAX_RECHECKS: u32 = 4;
 
 /// A hold of this process, or a request that may become one.
 #[derive(Clone, Debug)]
@@ -36,6 +41,15 @@ pub struct HoldEntry {
     pub outcome_unknown: bool,
     /// How often the process has looked for it after its end.
     pub rechecks: u32,
+}
+
+impl HoldEntry {
+    /// A request without a grant, as far as this process knows.
+    pub fn new(names: &Names, ttl: Duration, expires: BootInstant) -> Self {
+        let (grant, min_hold_until, caller) = (None, None, None);
+        let names = names.clone();
+        HoldEntry { names, ttl, expires, grant, min_hold_until, caller, outcome_unknown: false, rechecks: 0 }
+    }
 }
 
 /// The facts that this process knows of a grant.
@@ -128,19 +142,8 @@ impl HoldRegistry {
                 hold.expires = if hold.grant.is_some() { now + hold.ttl } else { BootInstant::NEVER };
             }
             None => {
-                let (names, expires, caller) = (names.clone(), BootInstant::NEVER, Some(caller.clone()));
-                let (grant, min_hold_until) = (None, None);
-                let hold = HoldEntry {
-                    names,
-                    ttl,
-                    expires,
-                    grant,
-                    min_hold_until,
-                    caller,
-                    outcome_unknown: false,
-                    rechecks: 0,
-                };
-                state.holds.insert(attempt, hold);
+                let hold = HoldEntry::new(names, ttl, BootInstant::NEVER);
+                state.holds.insert(attempt, HoldEntry { caller: Some(caller.clone()), ..hold });
             }
         }
         caller
@@ -170,6 +173,11 @@ impl HoldRegistry {
         self.lock().holds.get(attempt).is_some_and(|hold| hold.grant.is_some() || hold.caller.is_some())
     }
 
+    /// Whether a call of this process waits for its outcome.
+    pub fn has_waiters(&self) -> bool {
+        self.lock().holds.values().any(|hold| hold.caller.is_some())
+    }
+
     /// Removes whatever exists of this attempt at `hold.expires`.
     pub fn schedule_cleanup(&self, attempt: KeyId, hold: HoldEntry) {
         let mut state = self.lock();
@@ -183,6 +191,18 @@ impl HoldRegistry {
         }
     }
 
+    /// Schedules another look for a request without a reply. etcd may apply it after its end: TCP delivers what a
+    /// closed connection has left to send for minutes. So the process looks for it again, each time later, until that
+    /// is practically impossible.
+    pub fn schedule_recheck(&self, client: &EtcdClient, attempt: KeyId, hold: HoldEntry) {
+        let (rechecks, outcome_unknown) = (hold.rechecks + 1, hold.rechecks + 1 < MAX_RECHECKS);
+        let timeout = client.connection.timeout();
+        let expires =
+            client.clock.now() + (timeout * 2 + MAX_DELAY) * 4u32.pow(hold.rechecks.min(MAX_RECHECKS));
+        self.lock().ending.remove(&attempt);
+        self.schedule_cleanup(attempt, HoldEntry { outcome_unknown, expires, rechecks, ..hold });
+    }
+
     /// Ends a call. A call that got nothing proves nothing if an earlier call of the same attempt had no reply.
     fn end(&self, request: &EndedCall<'_>, now: BootInstant) {
         let EndedCall { attempt, names, ttl, caller, got_nothing } = *request;
@@ -191,21 +211,8 @@ impl HoldRegistry {
             drop(state);
             if !got_nothing {
                 // Another call released it meanwhile, perhaps before the grant existed.
-                let (names, caller) = (names.clone(), None);
-                let (grant, min_hold_until, outcome_unknown, rechecks) = (None, None, true, 0);
-                self.schedule_cleanup(
-                    attempt,
-                    HoldEntry {
-                        names,
-                        ttl,
-                        expires: now,
-                        grant,
-                        min_hold_until,
-                        caller,
-                        outcome_unknown,
-                        rechecks,
-                    },
-                );
+                let hold = HoldEntry { outcome_unknown: true, ..HoldEntry::new(names, ttl, now) };
+                self.schedule_cleanup(attempt, hold);
             }
             return;
         };
@@ -241,7 +248,8 @@ struct EndedCall<'a> {
 
 /// A request in progress. Dropping this ends its registration, also when the caller drops the acquire call.
 pub struct RequestGuard<'a> {
-    shared: &'a EtcdShared,
+    registry: &'a HoldRegistry,
+    clock: &'a dyn Clock,
     attempt: KeyId,
     names: &'a Names,
     ttl: Duration,
@@ -251,25 +259,31 @@ pub struct RequestGuard<'a> {
 }
 
 impl<'a> RequestGuard<'a> {
-    pub fn new(shared: &'a EtcdShared, attempt: KeyId, names: &'a Names, ttl: Duration) -> Self {
-        let caller = shared.registry.begin(attempt, names, ttl, shared.clock.now());
-        RequestGuard { shared, attempt, names, ttl, caller, got_nothing: false }
+    pub fn new(
+        registry: &'a HoldRegistry,
+        clock: &'a dyn Clock,
+        attempt: KeyId,
+        names: &'a Names,
+        ttl: Duration,
+    ) -> Self {
+        let caller = registry.begin(attempt, names, ttl, clock.now());
+        RequestGuard { registry, clock, attempt, names, ttl, caller, got_nothing: false }
     }
 
     /// Undoes the renewal of an existing grant by this call.
     pub fn restore_expiry(&self) {
-        let mut state = self.shared.registry.lock();
+        let mut state = self.registry.lock();
         if let Some(hold) = state.holds.get_mut(&self.attempt) {
             hold.expires = hold.grant.as_ref().map_or(hold.expires, |grant| grant.valid_until);
         }
-        self.shared.registry.changed.notify_one();
+        self.registry.changed.notify_one();
     }
 }
 
 impl Drop for RequestGuard<'_> {
     fn drop(&mut self) {
-        let RequestGuard { shared, attempt, names, ttl, ref caller, got_nothing } = *self;
-        shared.registry.end(&EndedCall { attempt, names, ttl, caller, got_nothing }, shared.clock.now());
+        let RequestGuard { registry, clock, attempt, names, ttl, ref caller, got_nothing } = *self;
+        registry.end(&EndedCall { attempt, names, ttl, caller, got_nothing }, clock.now());
     }
 }
 

@@ -1,35 +1,35 @@
 //! Views of locks: inspect and list.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use lockkeeper_core::{LockName, LockPage, LockView, Page, Result};
 
+use crate::client::EtcdClient;
 use crate::codec::EntryState;
 use crate::error::Failure;
-use crate::proto::{Kv, RangeRequest, RangeResponse};
+use crate::fence_base::FenceBase;
+use crate::proto::{Kv, RangeResponse};
 use crate::queue::{QueueEntry, QueueSnapshot};
-use crate::statements::{get, range_end_of, range_oldest_first, txn};
-use crate::store::EtcdShared;
-
-/// How many keys one range request reads.
-const PAGE_KEYS: i64 = 1000;
+use crate::statements::{range_end_of, range_oldest_first};
 
 /// The time that each lease has left.
 type LeaseTimes = BTreeMap<i64, Duration>;
 
-impl EtcdShared {
+/// Builds the views.
+pub struct Inspector {
+    pub client: Arc<EtcdClient>,
+    pub base: Arc<FenceBase>,
+}
+
+impl Inspector {
     pub async fn inspect(&self, name: &LockName) -> Result<Option<LockView>> {
-        let (base, highest_fence_seen) = (self.keys.fence_base(), self.highest_fence_seen());
-        let request =
-            txn(Vec::new(), vec![get(&base), range_oldest_first(&self.keys.lock_prefix(name))], Vec::new());
-        let reply = self.batch.send(request, Vec::new()).await?;
-        let revision = reply.revision;
-        let mut ranges = reply.txn.into_ranges().into_iter();
-        let found = ranges.next().and_then(|range| range.kvs.into_iter().next());
-        self.update_base(found.as_ref(), revision, highest_fence_seen).await?;
-        let queue = QueueSnapshot::read(&self.keys, name, ranges.next().unwrap_or_default());
+        let keys = &self.client.keys;
+        let reads = vec![range_oldest_first(&keys.lock_prefix(name))];
+        let (_, mut ranges) = self.base.read_with(reads).await?;
+        let queue = QueueSnapshot::read(keys, name, ranges.next().unwrap_or_default());
         let left = self.lease_times(std::iter::once(&queue)).await?;
         Ok(self.build_view(&queue, &left))
     }
@@ -42,7 +42,7 @@ impl EtcdShared {
         let leases: BTreeSet<i64> =
             queues.flat_map(|queue| queue.all.iter().filter(matters)).map(|entry| entry.lease).collect();
         let requests = leases.into_iter().map(|id| async move {
-            let found = self.connection.lease_time_left(id, false).await?;
+            let found = self.client.connection.lease_time_left(id, false).await?;
             Ok((id, found.map_or(Duration::ZERO, |(left, _)| left)))
         });
         join_all(requests).await.into_iter().collect()
@@ -64,7 +64,7 @@ impl EtcdShared {
                 } else {
                     (lease - lease.min(delay)).clamp(1, ttl)
                 };
-                held.push(entry.holder_view(self.base(), left));
+                held.push(entry.holder_view(self.base.get(), left));
             }
         }
         let waiting = queue.waiters().count();
@@ -76,10 +76,11 @@ impl EtcdShared {
     }
 
     pub async fn list(&self, prefix: &str, page: &Page) -> Result<LockPage> {
-        self.refresh_base().await?;
+        self.base.refresh().await?;
+        let keys = &self.client.keys;
         let mut queues: BTreeMap<LockName, Vec<Kv>> = BTreeMap::new();
-        for kv in self.read_lock_keys(&self.keys.starting_with(prefix)).await? {
-            let Some((name, _)) = self.keys.parse_entry_key(&kv.key) else { continue };
+        for kv in self.read_lock_keys(&keys.starting_with(prefix)).await? {
+            let Some((name, _)) = keys.parse_entry_key(&kv.key) else { continue };
             let wanted = page.after.as_ref().is_none_or(|after| name > *after);
             if wanted && name.as_str().starts_with(prefix) {
                 queues.entry(name).or_default().push(kv);
@@ -90,7 +91,7 @@ impl EtcdShared {
             .into_iter()
             .take(page.size())
             .map(|(name, kvs)| {
-                QueueSnapshot::read(&self.keys, &name, RangeResponse { kvs, ..RangeResponse::default() })
+                QueueSnapshot::read(keys, &name, RangeResponse { kvs, ..RangeResponse::default() })
             })
             .collect();
         let left = self.lease_times(queues.iter()).await?;
@@ -101,77 +102,29 @@ impl EtcdShared {
         })
     }
 
-    /// Reads all keys with this prefix at one revision, page by page.
-    pub async fn read_prefix(&self, prefix: &[u8]) -> Result<Vec<Kv>, Failure> {
-        let (found, _) = self.read_range(prefix.to_vec(), range_end_of(prefix), 0, false).await?;
-        Ok(found)
-    }
-
-    /// Reads all keys with this prefix without their values, and returns the revision.
-    pub async fn read_keys(&self, prefix: &[u8]) -> Result<(Vec<Kv>, i64), Failure> {
-        self.read_range(prefix.to_vec(), range_end_of(prefix), 0, true).await
-    }
-
-    /// Reads one key as it was at `revision`.
-    pub async fn read_at(&self, key: Vec<u8>, revision: i64) -> Result<Option<Kv>, Failure> {
-        let range = RangeRequest { key, revision, ..RangeRequest::default() };
-        let reply: RangeResponse = self.connection.call("/etcdserverpb.KV/Range", &range).await?;
-        Ok(reply.kvs.into_iter().next())
-    }
-
     /// Reads the keys of locks only. Records lie between them, and only their keys are read, without values: a lock's
     /// name may sort its keys among the records.
     async fn read_lock_keys(&self, prefix: &[u8]) -> Result<Vec<Kv>, Failure> {
-        let (end, records) = (range_end_of(prefix), self.keys.records());
+        let client = &self.client;
+        let (end, records) = (range_end_of(prefix), client.keys.records());
         let after = range_end_of(&records);
         if !is_before(prefix, &after) || !is_before(&records, &end) {
-            return self.read_prefix(prefix).await;
+            return client.read_prefix(prefix).await;
         }
         let (mut found, mut revision) = (Vec::new(), 0);
         let first = prefix.to_vec().max(records.clone());
         if prefix < &records[..] {
-            (found, revision) = self.read_range(prefix.to_vec(), records, 0, false).await?;
+            (found, revision) = client.read_range(prefix.to_vec(), records, 0, false).await?;
         }
         let last = if is_before(&end, &after) { end.clone() } else { after.clone() };
-        let (between, revision) = self.read_range(first, last, revision, true).await?;
-        for kv in between.into_iter().filter(|kv| self.keys.parse_entry_key(&kv.key).is_some()) {
-            found.extend(self.read_at(kv.key, revision).await?);
+        let (between, revision) = client.read_range(first, last, revision, true).await?;
+        for kv in between.into_iter().filter(|kv| client.keys.parse_entry_key(&kv.key).is_some()) {
+            found.extend(client.read_at(kv.key, revision).await?);
         }
         if is_before(&after, &end) {
-            found.extend(self.read_range(after, end, revision, false).await?.0);
+            found.extend(client.read_range(after, end, revision, false).await?.0);
         }
         Ok(found)
-    }
-
-    /// Reads the keys from `key` to `range_end` at `revision` (zero: now), and returns the revision.
-    async fn read_range(
-        &self,
-        mut key: Vec<u8>,
-        range_end: Vec<u8>,
-        mut revision: i64,
-        keys_only: bool,
-    ) -> Result<(Vec<Kv>, i64), Failure> {
-        let mut found: Vec<Kv> = Vec::new();
-        loop {
-            let range_end = range_end.clone();
-            let range = RangeRequest {
-                key,
-                range_end,
-                limit: PAGE_KEYS,
-                revision,
-                keys_only,
-                ..RangeRequest::default()
-            };
-            let reply: RangeResponse = self.connection.call("/etcdserverpb.KV/Range", &range).await?;
-            if revision == 0 {
-                revision = reply.header.map_or(0, |header| header.revision);
-            }
-            found.extend(reply.kvs);
-            match found.last() {
-                Some(last) if reply.more => key = [&last.key[..], &[0]].concat(),
-                _ => return Ok((found, revision)),
-            }
-        }
     }
 }
 

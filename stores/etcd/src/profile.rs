@@ -2,13 +2,15 @@
 
 use lockkeeper_core::{Error, Guarantee, LimitSupport, Profile, Result, WaitOrder};
 
+use crate::config::Options;
+use crate::connection::Connection;
+use crate::fence_base::FenceBase;
 use crate::proto::{StatusRequest, StatusResponse};
-use crate::store::EtcdShared;
 
 /// Reads the member's version, rejects a server that is too old, and declares the guarantees.
-pub(crate) async fn profile(shared: &EtcdShared) -> Result<Profile> {
+pub(crate) async fn profile(options: &Options, connection: &Connection, base: &FenceBase) -> Result<Profile> {
     let status: StatusResponse =
-        shared.connection.call("/etcdserverpb.Maintenance/Status", &StatusRequest {}).await?;
+        connection.call("/etcdserverpb.Maintenance/Status", &StatusRequest {}).await?;
     let version = parse(&status.version);
     if version < (3, 4, 0) {
         return Err(Error::Unsupported(format!(
@@ -17,7 +19,7 @@ pub(crate) async fn profile(shared: &EtcdShared) -> Result<Profile> {
         )));
     }
     // Also shows whether the user may read and write the prefix.
-    shared.refresh_base().await?;
+    base.refresh().await?;
     let mut notes = Vec::new();
     let revokes = revokes_live_leases(version);
     if revokes {
@@ -27,7 +29,7 @@ pub(crate) async fn profile(shared: &EtcdShared) -> Result<Profile> {
             status.version
         );
         // The same at every call: a program may print it once a day.
-        tracing::warn!(daily = true, servers = ?shared.options.servers, "{note}");
+        tracing::warn!(daily = true, servers = ?options.servers, "{note}");
         notes.push(note);
     }
     notes.push(
@@ -49,7 +51,7 @@ pub(crate) async fn profile(shared: &EtcdShared) -> Result<Profile> {
         fence: Guarantee::Kept,
         durable: Guarantee::Kept,
         waiting: WaitOrder::Queue,
-        wake: shared.options.poll + shared.options.claim,
+        wake: options.poll + options.claim,
         shared: true,
         permits: true,
         multi_name: true,

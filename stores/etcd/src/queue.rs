@@ -57,6 +57,11 @@ impl QueueEntry {
         self.value.as_ref().and_then(|value| value.fence).unwrap_or_else(counted)
     }
 
+    /// Why the hold was revoked, if it was.
+    pub fn revoked(&self) -> Option<&str> {
+        self.value.as_ref().filter(|value| value.state == EntryState::Granted)?.revoked.as_deref()
+    }
+
     pub fn owner(&self) -> Option<Owner> {
         Owner::from_hex(self.value.as_ref()?.owner.as_ref()?).ok()
     }

@@ -1,191 +1,18 @@
-//! Records: small values with a version, stored beside the locks.
+//! The trait of the records.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::stream::{self, StreamExt};
 use lockkeeper_core::{
-    DeleteOutcome, Error, Expect, LockName, Page, Record, RecordPage, Records, Result, Version, WriteOutcome,
+    DeleteOutcome, Expect, LockName, Page, Record, RecordPage, Records, Result, WriteOutcome,
 };
 
-use crate::fence_base::base_unchanged;
-use crate::lease::whole_seconds;
-use crate::proto::{Compare, Kv, RequestOp};
-use crate::statements::{created_at, delete, get, modified_at, put, txn};
-use crate::store::{EtcdShared, EtcdStore};
-use crate::txn_batch::{ConflictKey, TxnReply};
-
-/// How many values a scan reads at a time. One has a megabyte at most.
-const VALUES_AT_ONCE: usize = 8;
-/// A page ends when its values have this many bytes.
-const PAGE_BYTES: usize = 16 << 20;
-
-/// The outcome of one operation on a record.
-enum RecordStep {
-    Applied(TxnReply),
-    /// The record is not as the caller expected.
-    Conflict(Option<Record>),
-}
-
-impl EtcdShared {
-    fn record(&self, kv: Kv) -> Option<Record> {
-        let key = self.keys.parse_record_key(&kv.key)?;
-        Some(Record { key, value: kv.value, version: self.version(kv.mod_revision) })
-    }
-
-    fn version(&self, revision: i64) -> Version {
-        Version(self.base().saturating_add(revision.unsigned_abs()))
-    }
-
-    /// Applies `op` in one transaction if the expectation is met, and reads the record in any case.
-    async fn apply_record_op(&self, key: &LockName, expect: Expect, op: RequestOp) -> Result<RecordStep> {
-        let stored_key = self.keys.record(key);
-        loop {
-            let (base, highest_fence_seen) = (self.base(), self.highest_fence_seen());
-            let mut compare: Vec<Compare> = vec![base_unchanged(&self.keys, base)];
-            match expect {
-                Expect::Any => {}
-                Expect::Absent => compare.push(created_at(&stored_key, 0)),
-                // A version that no write of this store can have: nothing matches it.
-                Expect::Version(Version(version)) => {
-                    let revision = version.checked_sub(base).and_then(|n| i64::try_from(n).ok());
-                    compare.push(modified_at(&stored_key, revision.filter(|n| *n > 0).unwrap_or(i64::MAX)));
-                }
-            }
-            let request = txn(
-                compare,
-                vec![get(&stored_key), op.clone()],
-                vec![get(&self.keys.fence_base()), get(&stored_key)],
-            );
-            let reply = self.batch.send(request, vec![ConflictKey::new(&stored_key)]).await?;
-            if reply.txn.succeeded {
-                return Ok(RecordStep::Applied(reply));
-            }
-            let revision = reply.revision;
-            let mut found = reply.txn.into_ranges().into_iter().map(|range| range.kvs.into_iter().next());
-            self.update_base(found.next().flatten().as_ref(), revision, highest_fence_seen).await?;
-            let found_record = found.next().flatten().and_then(|kv| self.record(kv));
-            if base == self.base() {
-                return Ok(RecordStep::Conflict(found_record));
-            }
-        }
-    }
-
-    /// Deletes a record at the end of its ttl. etcd's leases are whole seconds, and at least two, so for a short ttl
-    /// the lease alone would be much too long. Records with a long ttl are left to their lease: tasks that wait for
-    /// the end of a month would pile up.
-    fn delete_after(self: &Arc<Self>, stored_key: Vec<u8>, revision: i64, lease: i64, ttl: Duration) {
-        let shared = self.clone();
-        tokio::spawn(async move {
-            tokio::time::sleep(ttl).await;
-            let deletion =
-                txn(vec![modified_at(&stored_key, revision)], vec![delete(&stored_key)], Vec::new());
-            if shared.batch.send(deletion, vec![ConflictKey::new(&stored_key)]).await.is_ok() {
-                _ = shared.connection.revoke_lease(lease).await;
-            }
-        });
-    }
-
-    /// Revokes a lease that no record uses. etcd would keep it until its ttl ends.
-    fn revoke_in_background(self: &Arc<Self>, lease: i64) {
-        if lease != 0 {
-            let shared = self.clone();
-            tokio::spawn(async move { shared.connection.revoke_lease(lease).await });
-        }
-    }
-
-    async fn write_record(
-        self: &Arc<Self>,
-        key: &LockName,
-        value: Vec<u8>,
-        expect: Expect,
-        ttl: Option<Duration>,
-    ) -> Result<WriteOutcome> {
-        let (lease, lasts) = match ttl {
-            Some(ttl) => self.connection.grant_lease(whole_seconds(ttl)).await?,
-            None => (0, Duration::ZERO),
-        };
-        let stored_key = self.keys.record(key);
-        let reply = match self.apply_record_op(key, expect, put(&stored_key, value, lease)).await {
-            Ok(RecordStep::Applied(reply)) => reply,
-            Ok(RecordStep::Conflict(found)) => {
-                self.revoke_in_background(lease);
-                return Ok(WriteOutcome::Conflict(found));
-            }
-            // The record may have been written, and then it uses the lease.
-            Err(error @ (Error::Unknown(_) | Error::Limited(_))) => return Err(error),
-            Err(error) => {
-                self.revoke_in_background(lease);
-                return Err(error);
-            }
-        };
-        let version = self.version(reply.revision);
-        if let Some(ttl) = ttl.filter(|ttl| lasts > *ttl + *ttl / 8) {
-            self.delete_after(stored_key, reply.revision, lease, ttl);
-        }
-        // The lease of the previous value is not used any more.
-        self.revoke_in_background(reply.txn.into_first_kv().map_or(0, |kv| kv.lease));
-        Ok(WriteOutcome::Written(version))
-    }
-
-    async fn read_record(&self, key: &LockName) -> Result<Option<Record>> {
-        let highest_fence_seen = self.highest_fence_seen();
-        let reads = vec![get(&self.keys.fence_base()), get(&self.keys.record(key))];
-        let reply = self.batch.send(txn(Vec::new(), reads, Vec::new()), Vec::new()).await?;
-        let revision = reply.revision;
-        let mut found = reply.txn.into_ranges().into_iter().map(|range| range.kvs.into_iter().next());
-        self.update_base(found.next().flatten().as_ref(), revision, highest_fence_seen).await?;
-        Ok(found.next().flatten().and_then(|kv| self.record(kv)))
-    }
-
-    async fn delete_record(self: &Arc<Self>, key: &LockName, expect: Expect) -> Result<DeleteOutcome> {
-        let stored_key = self.keys.record(key);
-        match self.apply_record_op(key, expect, delete(&stored_key)).await? {
-            RecordStep::Applied(reply) => Ok(match reply.txn.into_first_kv() {
-                Some(deleted) => {
-                    self.revoke_in_background(deleted.lease);
-                    DeleteOutcome::Deleted
-                }
-                None => DeleteOutcome::Absent,
-            }),
-            RecordStep::Conflict(None) => Ok(DeleteOutcome::Absent),
-            RecordStep::Conflict(Some(found)) => Ok(DeleteOutcome::Conflict(found)),
-        }
-    }
-
-    async fn scan_records(&self, prefix: &str, page: &Page) -> Result<RecordPage> {
-        self.refresh_base().await?;
-        // The keys first, without values: those of all records may be more than a client can read.
-        let (found, revision) = self.read_keys(&self.keys.records()).await?;
-        let mut keys: Vec<LockName> =
-            found.iter().filter_map(|kv| self.keys.parse_record_key(&kv.key)).collect();
-        keys.retain(|key| {
-            key.as_str().starts_with(prefix) && page.after.as_ref().is_none_or(|after| *key > *after)
-        });
-        keys.sort();
-        let last = keys.last().cloned();
-        keys.truncate(page.size());
-        let (mut records, mut bytes) = (Vec::new(), 0);
-        let mut reads =
-            stream::iter(keys.into_iter().map(|key| self.read_at(self.keys.record(&key), revision)))
-                .buffered(VALUES_AT_ONCE);
-        while bytes < PAGE_BYTES
-            && let Some(found) = reads.next().await
-        {
-            let record = found?.and_then(|kv| self.record(kv));
-            bytes += record.as_ref().map_or(0, |record| record.value.len());
-            records.extend(record);
-        }
-        let next = records.last().map(|record: &Record| record.key.clone());
-        Ok(RecordPage { next: next.filter(|next| Some(next) != last.as_ref()), records })
-    }
-}
+use crate::store::EtcdStore;
 
 #[async_trait]
 impl Records for EtcdStore {
     async fn read(&self, key: &LockName) -> Result<Option<Record>> {
-        self.run(self.shared.read_record(key)).await
+        self.run(self.shared.records.read(key)).await
     }
 
     async fn write(
@@ -196,14 +23,14 @@ impl Records for EtcdStore {
         ttl: Option<Duration>,
     ) -> Result<WriteOutcome> {
         Record::check(value, ttl)?;
-        self.run(self.shared.write_record(key, value.to_vec(), expect, ttl)).await
+        self.run(self.shared.records.write(key, value.to_vec(), expect, ttl)).await
     }
 
     async fn delete(&self, key: &LockName, expect: Expect) -> Result<DeleteOutcome> {
-        self.run(self.shared.delete_record(key, expect)).await
+        self.run(self.shared.records.delete(key, expect)).await
     }
 
     async fn scan(&self, prefix: &str, page: &Page) -> Result<RecordPage> {
-        self.run(self.shared.scan_records(prefix, page)).await
+        self.run(self.shared.records.scan(prefix, page)).await
     }
 }

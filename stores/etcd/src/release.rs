@@ -1,18 +1,20 @@
 //! Releasing a hold or leaving the queue, and ending what an attempt has stored.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{BootInstant, Fence, Names, ReleaseOutcome, Result};
 
+use crate::client::EtcdClient;
 use crate::codec::EntryState;
 use crate::error::Failure;
-use crate::hold_registry::{GrantRecord, HoldEntry};
+use crate::fence_base::FenceBase;
+use crate::hold_registry::{GrantRecord, HoldEntry, HoldRegistry};
 use crate::keys::KeyId;
 use crate::lease::whole_seconds;
 use crate::proto::RequestOp;
 use crate::queue::QueueEntry;
 use crate::statements::{delete, first_keys, get, modified_at, nested, put, txn};
-use crate::store::EtcdShared;
 use crate::txn_batch::ConflictKey;
 
 /// Where to look for the keys of an attempt.
@@ -27,7 +29,7 @@ pub enum SearchScope {
 /// A hold that is being released. If the call ends before the release is confirmed, the registry ends the hold later:
 /// no other caller comes back to it.
 struct ReleaseGuard<'a> {
-    shared: &'a EtcdShared,
+    releaser: &'a Releaser,
     attempt: KeyId,
     hold: Option<HoldEntry>,
 }
@@ -36,18 +38,24 @@ impl Drop for ReleaseGuard<'_> {
     fn drop(&mut self) {
         let Some(hold) = self.hold.take() else { return };
         let outcome_unknown = hold.outcome_unknown || hold.grant.is_none();
-        self.shared.registry.schedule_cleanup(
-            self.attempt,
-            HoldEntry { outcome_unknown, expires: self.shared.clock.now(), ..hold },
-        );
+        let Releaser { client, registry, .. } = self.releaser;
+        let expires = client.clock.now();
+        registry.schedule_cleanup(self.attempt, HoldEntry { outcome_unknown, expires, ..hold });
     }
 }
 
-impl EtcdShared {
+/// Ends what an attempt has stored.
+pub struct Releaser {
+    pub client: Arc<EtcdClient>,
+    pub base: Arc<FenceBase>,
+    pub registry: Arc<HoldRegistry>,
+}
+
+impl Releaser {
     /// Releases a hold, or leaves the queue. If this call fails, the registry goes on with it.
     pub async fn release_attempt(&self, names: &Names, attempt: KeyId) -> Result<ReleaseOutcome, Failure> {
         let hold = self.registry.lock().holds.remove(&attempt);
-        let mut guard = ReleaseGuard { shared: self, attempt, hold };
+        let mut guard = ReleaseGuard { releaser: self, attempt, hold };
         let caller = guard.hold.as_ref().and_then(|hold| hold.caller.clone());
         if let Some(caller) = &caller {
             caller.cancel();
@@ -64,7 +72,7 @@ impl EtcdShared {
             let outcome_unknown =
                 |hold: &HoldEntry| hold.outcome_unknown || hold.grant.is_none() && hold.caller.is_none();
             let hold = guard.hold.take().filter(outcome_unknown);
-            hold.into_iter().for_each(|hold| self.schedule_recheck(attempt, hold));
+            hold.into_iter().for_each(|hold| self.registry.schedule_recheck(&self.client, attempt, hold));
         }
         match done {
             Ok(ReleaseOutcome::AlreadyGone) if caller.is_some_and(|caller| caller.has_left_queue()) => {
@@ -82,12 +90,12 @@ impl EtcdShared {
         min_hold_until: Option<BootInstant>,
     ) -> Result<ReleaseOutcome, Failure> {
         if grant_record.value.min_hold_ms > 0
-            && min_hold_until.is_none_or(|min_hold_until| min_hold_until > self.clock.now())
+            && min_hold_until.is_none_or(|min_hold_until| min_hold_until > self.client.clock.now())
         {
             return Box::pin(self.end_attempt_until(names, attempt, SearchScope::WithSlots, min_hold_until))
                 .await;
         }
-        let keys = self.keys.entry_keys(names, &grant_record.location.key_id);
+        let keys = self.client.keys.entry_keys(names, &grant_record.location.key_id);
         let deletions: Vec<RequestOp> = keys.iter().map(|key| delete(key)).collect();
         // Only its holder writes a key, except to start a lock-delay or minimum hold. Without either, the key holds
         // this grant or does not exist, so nothing is compared. But a slot of another process may already belong to
@@ -96,8 +104,8 @@ impl EtcdShared {
         let plain = ours && grant_record.value.lock_delay_ms == 0 && grant_record.value.min_hold_ms == 0;
         let unchanged =
             keys.iter().filter(|_| !plain).map(|key| modified_at(key, grant_record.written)).collect();
-        let reply =
-            self.batch.send_optimistic(unchanged, deletions, None, ConflictKey::of_names(names)).await?;
+        let conflicts = ConflictKey::of_names(names);
+        let reply = self.client.batch.send_optimistic(unchanged, deletions, None, conflicts).await?;
         let deleted = if reply.txn.succeeded { reply.txn.deleted() } else { 0 };
         if deleted == keys.len() {
             grant_record.location.release();
@@ -118,21 +126,20 @@ impl EtcdShared {
         attempt: &KeyId,
         scope: SearchScope,
     ) -> Result<Vec<QueueEntry>, Failure> {
+        let keys = &self.client.keys;
         let each = names.iter().map(|name| {
-            let mut reads = vec![get(&self.keys.entry_key(name, attempt))];
+            let mut reads = vec![get(&keys.entry_key(name, attempt))];
             if scope == SearchScope::WithSlots {
-                reads.push(first_keys(&self.keys.lock_prefix(name), 1));
+                reads.push(first_keys(&keys.lock_prefix(name), 1));
             }
             nested(txn(Vec::new(), reads, Vec::new()))
         });
-        let request = txn(Vec::new(), each.collect(), Vec::new());
-        let mut ranges =
-            self.batch.send(request, ConflictKey::of_names(names)).await?.txn.into_ranges().into_iter();
+        let mut ranges = self.client.read(each.collect(), ConflictKey::of_names(names)).await?.into_iter();
         let mut found: Vec<QueueEntry> = Vec::new();
         for name in names {
             let reads = if scope == SearchScope::WithSlots { 2 } else { 1 };
             let kvs = ranges.by_ref().take(reads).flat_map(|range| range.kvs);
-            let entries = kvs.filter_map(|kv| QueueEntry::read(&self.keys, name, kv));
+            let entries = kvs.filter_map(|kv| QueueEntry::read(keys, name, kv));
             found.extend(entries.filter(|entry| entry.attempt.as_ref() == Some(attempt)));
         }
         found.sort_by(|a, b| a.key.cmp(&b.key));
@@ -182,16 +189,17 @@ impl EtcdShared {
         let unchanged = found.iter().map(|entry| modified_at(&entry.key, entry.modified)).collect();
         let remaining_min_hold = self.remaining_min_hold(first, min_hold_until);
         let lease = match remaining_min_hold {
-            Some(time) => Some(self.connection.grant_lease(whole_seconds(time)).await?.0),
+            Some(time) => Some(self.client.connection.grant_lease(whole_seconds(time)).await?.0),
             None => None,
         };
-        let fence = first.fence(self.base());
+        let fence = first.fence(self.base.get());
         let min_hold_until = |entry: &QueueEntry| lease.filter(|_| entry.is(EntryState::Granted));
         let ops = found
             .iter()
             .map(|entry| end_op(entry, min_hold_until(entry), EntryState::Lingering, fence))
             .collect();
-        let reply = self.batch.send(txn(unchanged, ops, Vec::new()), ConflictKey::of_names(names)).await?;
+        let reply =
+            self.client.batch.send(txn(unchanged, ops, Vec::new()), ConflictKey::of_names(names)).await?;
         Ok(reply.txn.succeeded.then_some(ReleaseOutcome::Released))
     }
 
@@ -208,11 +216,11 @@ impl EtcdShared {
             .as_ref()
             .filter(|value| value.state == EntryState::Granted && value.revoked.is_none())?;
         if let Some(min_hold_until) = min_hold_until {
-            let left = min_hold_until.since(self.clock.now());
+            let left = min_hold_until.since(self.client.clock.now());
             return (!left.is_zero()).then_some(left);
         }
         let until = value.since_us.as_micros().saturating_add(value.min_hold_ms * 1000);
-        let left = until.checked_sub(self.clock.wall().as_micros())?;
+        let left = until.checked_sub(self.client.clock.wall().as_micros())?;
         // A wall clock that was set back must not extend the minimum hold.
         (left > 0).then(|| Duration::from_micros(left.min(value.min_hold_ms * 1000)))
     }

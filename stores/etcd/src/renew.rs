@@ -7,15 +7,17 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use lockkeeper_core::{BootInstant, Grant, RenewOutcome, Result};
 
+use crate::client::EtcdClient;
 use crate::codec::EntryState;
 use crate::error::Failure;
-use crate::hold_registry::{GrantRecord, HoldEntry, RequestGuard};
+use crate::hold_registry::{GrantRecord, HoldEntry, HoldRegistry, RequestGuard};
 use crate::keys::{self, KeyId};
 use crate::lease::EtcdLease;
+use crate::lease_pool::LeasePool;
 use crate::queue::QueueEntry;
-use crate::release::SearchScope;
+use crate::release::{Releaser, SearchScope};
+use crate::revoke::find_revoked;
 use crate::statements::{get_key_only, modified_at, put, txn};
-use crate::store::EtcdShared;
 use crate::txn_batch::ConflictKey;
 
 /// The state of a grant that a renewal finds.
@@ -28,18 +30,25 @@ enum GrantPresence {
     Gone,
 }
 
-impl EtcdShared {
+/// Renews grants.
+pub struct Renewer {
+    pub client: Arc<EtcdClient>,
+    pub registry: Arc<HoldRegistry>,
+    pub leases: Arc<LeasePool>,
+    pub releaser: Arc<Releaser>,
+}
+
+impl Renewer {
     pub async fn renew(&self, grants: &[Grant]) -> Result<Vec<RenewOutcome>> {
-        let now = self.clock.now();
+        let now = self.client.clock.now();
         let attempts: Vec<KeyId> =
             grants.iter().map(|grant| keys::hash_attempt(&grant.key.attempt)).collect();
         let presence = grants.iter().zip(&attempts).map(|(grant, attempt)| self.check_grant(grant, attempt));
         // Check the keys while the keep-alives are in flight.
         let presence = join_all(presence);
-        let leases =
-            join_all(self.leases_of(&attempts, now).into_iter().map(|(lease, until)| async move {
-                (lease.id, self.ensure_valid_until(&lease, until).await)
-            }));
+        let leases = join_all(self.leases_of(&attempts, now).into_iter().map(|(lease, until)| async move {
+            (lease.id, self.leases.ensure_valid_until(&lease, until).await)
+        }));
         let (presence, leases) = tokio::join!(presence, leases);
         let leases: BTreeMap<i64, Result<bool, Failure>> = leases.into_iter().collect();
         let mut failed = None;
@@ -87,7 +96,7 @@ impl EtcdShared {
         // A later success would not bring the hold back.
         let hold = registry.holds.remove(attempt).filter(|hold| hold.outcome_unknown);
         drop(registry);
-        hold.into_iter().for_each(|hold| self.schedule_recheck(*attempt, hold));
+        hold.into_iter().for_each(|hold| self.registry.schedule_recheck(&self.client, *attempt, hold));
         Ok(RenewOutcome::Lost)
     }
 
@@ -118,16 +127,16 @@ impl EtcdShared {
         };
         match grant_record {
             Some((location, modified)) => {
-                let keys = self.keys.entry_keys(&grant.key.names, &location);
+                let keys = self.client.keys.entry_keys(&grant.key.names, &location);
                 let unchanged = keys.iter().map(|key| modified_at(key, modified)).collect();
                 // Read one key: a member answers a transaction without reads from its own state, however far behind
                 // the leader it is.
                 let read = keys.iter().take(1).map(|key| get_key_only(key)).collect();
-                let reply = self.batch.send_optimistic(unchanged, read, None, Vec::new()).await?;
+                let reply = self.client.batch.send_optimistic(unchanged, read, None, Vec::new()).await?;
                 if reply.txn.succeeded {
                     return Ok(GrantPresence::Intact);
                 }
-                let revoked = self.find_revoked(&grant.key.names, &location, attempt).await?;
+                let revoked = find_revoked(&self.client, &grant.key.names, &location, attempt).await?;
                 Ok(revoked.map_or(GrantPresence::Gone, |(_, reason)| GrantPresence::Revoked(reason)))
             }
             None => self.take_over_grant(grant, attempt).await,
@@ -136,7 +145,7 @@ impl EtcdShared {
 
     /// Takes over a grant that another open store acquired, and attaches it to a lease of this process.
     async fn take_over_grant(&self, grant: &Grant, attempt: &KeyId) -> Result<GrantPresence> {
-        let found = self.find_entries(&grant.key.names, attempt, SearchScope::WithSlots).await?;
+        let found = self.releaser.find_entries(&grant.key.names, attempt, SearchScope::WithSlots).await?;
         let granted_entries: Vec<&QueueEntry> =
             found.iter().filter(|entry| entry.is(EntryState::Granted)).collect();
         let Some((location, value)) =
@@ -152,7 +161,7 @@ impl EtcdShared {
             return Ok(GrantPresence::Revoked(reason));
         }
         let needed = grant.ttl + Duration::from_millis(value.lock_delay_ms);
-        let (lease, now) = (self.lease(needed).await?, self.clock.now());
+        let (lease, now) = (self.leases.lease(needed).await?, self.client.clock.now());
         let unchanged = granted_entries.iter().map(|entry| modified_at(&entry.key, entry.modified)).collect();
         let puts = granted_entries.iter().filter_map(|entry| {
             let value = entry.value.as_ref()?.in_state(EntryState::Granted, grant.fence);
@@ -160,10 +169,11 @@ impl EtcdShared {
         });
         let request = txn(unchanged, puts.collect(), Vec::new());
         // From here on the grant may be attached to our lease, whether a reply comes or not.
-        let mut guard = RequestGuard::new(self, *attempt, &grant.key.names, grant.ttl);
-        let reply = self.batch.send(request, ConflictKey::of_names(&grant.key.names)).await?;
+        let mut guard =
+            RequestGuard::new(&self.registry, &*self.client.clock, *attempt, &grant.key.names, grant.ttl);
+        let reply = self.client.batch.send(request, ConflictKey::of_names(&grant.key.names)).await?;
         guard.got_nothing = !reply.txn.succeeded;
-        if guard.got_nothing || !self.ensure_valid_until(&lease, now + needed).await? {
+        if guard.got_nothing || !self.leases.ensure_valid_until(&lease, now + needed).await? {
             return Ok(GrantPresence::Gone);
         }
         let location = location.into();
@@ -175,20 +185,9 @@ impl EtcdShared {
             lease,
             value,
         };
-        self.registry.insert(
-            *attempt,
-            HoldEntry {
-                names: grant.key.names.clone(),
-                ttl: grant.ttl,
-                expires: now + grant.ttl,
-                grant: Some(grant_record),
-                // Another process acquired the grant, at a time that is not known here.
-                min_hold_until: None,
-                caller: None,
-                outcome_unknown: false,
-                rechecks: 0,
-            },
-        );
+        // Another process acquired the grant, so the start of its minimum hold is not known here.
+        let hold = HoldEntry::new(&grant.key.names, grant.ttl, now + grant.ttl);
+        self.registry.insert(*attempt, HoldEntry { grant: Some(grant_record), ..hold });
         Ok(GrantPresence::Intact)
     }
 }

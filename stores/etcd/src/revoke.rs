@@ -7,7 +7,8 @@ use std::collections::BTreeSet;
 use lockkeeper_core::lease::LossReason;
 use lockkeeper_core::{Error, Fence, LockName, Names, Result};
 
-use crate::break_lock::{GrantKeys, names_of};
+use crate::break_lock::{GrantKeys, LockBreaker, names_of};
+use crate::client::EtcdClient;
 use crate::codec::{EntryState, EntryValue};
 use crate::error::Failure;
 use crate::events::ChangeCause;
@@ -15,7 +16,6 @@ use crate::keys::KeyId;
 use crate::proto::RequestOp;
 use crate::queue::QueueEntry;
 use crate::statements::{delete, get, nested, put, txn};
-use crate::store::EtcdShared;
 use crate::txn_batch::ConflictKey;
 
 /// The error for a request whose grant was revoked.
@@ -23,14 +23,7 @@ pub fn revoked_error(reason: &str) -> Error {
     Error::Lost(LossReason::Revoked(reason.into()).to_string())
 }
 
-impl QueueEntry {
-    /// Why the hold was revoked, if it was.
-    pub fn revoked(&self) -> Option<&str> {
-        self.value.as_ref().filter(|value| value.state == EntryState::Granted)?.revoked.as_deref()
-    }
-}
-
-impl EtcdShared {
+impl LockBreaker {
     /// Marks all grants of a lock as revoked. A lingering hold and a lock-delay are ended.
     pub async fn revoke(&self, name: &LockName, reason: &str) -> Result<Fence> {
         let mut touched = BTreeSet::from([name.clone()]);
@@ -62,34 +55,31 @@ impl EtcdShared {
             }
         }
     }
+}
 
-    /// The keys of a revoked grant: the revision that wrote each of them, and the reason. `None`: the grant does not
-    /// exist, or was not revoked.
-    pub async fn find_revoked(
-        &self,
-        names: &Names,
-        key_id: &KeyId,
-        hash: &KeyId,
-    ) -> Result<Option<(Vec<i64>, String)>, Failure> {
-        // One nested transaction per name: 64 names would exceed etcd's limit of operations otherwise.
-        let each = names
-            .iter()
-            .map(|name| nested(txn(Vec::new(), vec![get(&self.keys.entry_key(name, key_id))], Vec::new())));
-        let request = txn(Vec::new(), each.collect(), Vec::new());
-        let ranges = self.batch.send(request, ConflictKey::of_names(names)).await?.txn.into_ranges();
-        let mut found = Vec::new();
-        for (name, range) in names.iter().zip(ranges) {
-            let entry = range.kvs.into_iter().next().and_then(|kv| QueueEntry::read(&self.keys, name, kv));
-            found.extend(
-                entry.filter(|entry| entry.attempt.as_ref() == Some(hash) && entry.revoked().is_some()),
-            );
-        }
-        if found.len() != names.count() {
-            return Ok(None);
-        }
-        let reason = found[0].revoked().unwrap_or_default().to_owned();
-        Ok(Some((found.iter().map(|entry| entry.modified).collect(), reason)))
+/// The keys of a revoked grant: the revision that wrote each of them, and the reason. `None`: the grant does not
+/// exist, or was not revoked.
+pub async fn find_revoked(
+    client: &EtcdClient,
+    names: &Names,
+    key_id: &KeyId,
+    hash: &KeyId,
+) -> Result<Option<(Vec<i64>, String)>, Failure> {
+    // One nested transaction per name: 64 names would exceed etcd's limit of operations otherwise.
+    let each = names
+        .iter()
+        .map(|name| nested(txn(Vec::new(), vec![get(&client.keys.entry_key(name, key_id))], Vec::new())));
+    let ranges = client.read(each.collect(), ConflictKey::of_names(names)).await?;
+    let mut found = Vec::new();
+    for (name, range) in names.iter().zip(ranges) {
+        let entry = range.kvs.into_iter().next().and_then(|kv| QueueEntry::read(&client.keys, name, kv));
+        found.extend(entry.filter(|entry| entry.attempt.as_ref() == Some(hash) && entry.revoked().is_some()));
     }
+    if found.len() != names.count() {
+        return Ok(None);
+    }
+    let reason = found[0].revoked().unwrap_or_default().to_owned();
+    Ok(Some((found.iter().map(|entry| entry.modified).collect(), reason)))
 }
 
 /// The operation that revokes one key.

@@ -1,5 +1,7 @@
 //! The comparisons and operations that the store's transactions consist of.
 
+use crate::codec::encode_base;
+use crate::keys::Keys;
 use crate::proto::{
     Against, Compare, DeleteRequest, Kv, OpRequest, PutRequest, RangeRequest, RangeResponse, RequestOp,
     Response, ResponseOp, TxnRequest, TxnResponse,
@@ -30,6 +32,11 @@ pub fn modified_at(key: &[u8], revision: i64) -> Compare {
 /// The key has this value.
 pub fn value_is(key: &[u8], value: &[u8]) -> Compare {
     compare(EQUAL, key, b"", Against::Value(value.into()))
+}
+
+/// The fence base has this value.
+pub fn base_unchanged(keys: &Keys, base: u64) -> Compare {
+    value_is(&keys.fence_base(), &encode_base(base))
 }
 
 /// No key has this prefix.

@@ -1,8 +1,8 @@
 //! The store that a program opens, and the state that its tasks share.
 
 use std::future::Future;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -10,20 +10,27 @@ use lockkeeper_core::{
     AcquireOutcome, Error, EventStream, Fence, Grant, LockName, LockPage, LockRequest, LockView, Locks, Page,
     Profile, ReleaseOutcome, RenewOutcome, RequestKey, Result, limits,
 };
-use lockkeeper_host::Clock;
 use lockkeeper_store_kit::{IoThread, RecentSet, RecordLimits, Task};
 
-use crate::batch::{self, BatchSender};
+use crate::acquire::Acquirer;
+use crate::batch::{self, BatchRunner};
+use crate::break_lock::LockBreaker;
+use crate::client::EtcdClient;
 use crate::config::Options;
 use crate::connection::Connection;
-use crate::events::{self, Watchers};
+use crate::events::Watchers;
+use crate::fence_base::FenceBase;
 use crate::hold_registry::HoldRegistry;
+use crate::inspect::Inspector;
 use crate::key_slots::SlotPool;
 use crate::keys::{self, Keys};
-use crate::lease::{self, EtcdLease, LeasePool};
+use crate::lease_pool::{self, LeasePool};
 use crate::profile;
-use crate::unknown;
-use crate::watcher::{self, KeyWatcher};
+use crate::record_store::RecordStore;
+use crate::release::Releaser;
+use crate::renew::Renewer;
+use crate::unknown::HoldEnder;
+use crate::watcher;
 
 /// Locks and records in etcd. Clones share everything.
 #[derive(Clone)]
@@ -33,28 +40,19 @@ pub struct EtcdStore {
     io_thread: Arc<(IoThread, [Task<()>; 5])>,
 }
 
-/// The state that the store and the tasks on its thread share.
+/// The parts of a store, one for each concern. Each has the others that it needs.
 pub(crate) struct EtcdShared {
-    pub options: Options,
-    pub clock: Arc<dyn Clock>,
-    pub keys: Keys,
-    pub connection: Connection,
-    pub batch: BatchSender,
-    pub leases: LeasePool,
-    /// The leases of queue entries, one for each length.
-    pub queue_leases: Mutex<Vec<Arc<EtcdLease>>>,
-    pub key_watcher: KeyWatcher,
-    pub registry: HoldRegistry,
-    pub slots: SlotPool,
-    /// Names that were contended a short time ago. A request for one of them enqueues in its first transaction, which
-    /// costs etcd twice as much as the plain attempt that all other requests make.
-    pub recently_contended: RecentSet<LockName>,
-    pub watchers: Watchers,
+    options: Options,
+    pub client: Arc<EtcdClient>,
+    base: Arc<FenceBase>,
+    acquirer: Acquirer,
+    renewer: Renewer,
+    releaser: Arc<Releaser>,
+    breaker: LockBreaker,
+    inspector: Inspector,
+    watchers: Arc<Watchers>,
+    pub records: RecordStore,
     pub limits: RecordLimits,
-    /// The fence base.
-    pub base: AtomicU64,
-    /// The highest fence that this process has seen.
-    pub highest_fence_seen: AtomicU64,
     profile: OnceLock<Profile>,
 }
 
@@ -74,43 +72,68 @@ impl EtcdStore {
         options.check()?;
         let io_thread = IoThread::start("lockkeeper-etcd")
             .map_err(|error| Error::Unavailable(format!("cannot start the I/O thread: {error}")))?;
-        let (batch, receiver) = batch::channel();
-        let (leases, keep_alives) = lease::pool();
-        let (key_watcher, commands) = watcher::channel();
-        let shared = Arc::new(EtcdShared {
-            clock: options.clock.clone(),
-            keys: Keys::new(&options.prefix),
-            connection: Connection::new(&options)?,
-            options,
-            batch,
-            leases,
-            queue_leases: Mutex::default(),
-            key_watcher,
-            registry: HoldRegistry::default(),
-            slots: SlotPool::default(),
-            recently_contended: RecentSet::default(),
-            watchers: Watchers::default(),
-            limits: RecordLimits::default(),
-            base: AtomicU64::new(0),
-            highest_fence_seen: AtomicU64::new(0),
-            profile: OnceLock::new(),
-        });
+        let (keys, clock) = (Keys::new(&options.prefix), options.clock.clone());
+        let connection = Arc::new(Connection::new(&options)?);
+        let (batch, queued_txns) = batch::channel();
+        let batch_runner =
+            BatchRunner { keys: keys.clone(), clock: clock.clone(), connection: connection.clone() };
+        let client = Arc::new(EtcdClient { keys, clock, connection: connection.clone(), batch });
+        let base = Arc::new(FenceBase::new(client.clone()));
+        let registry = Arc::new(HoldRegistry::default());
+        let (leases, keep_alives) = LeasePool::new(&options, connection.clone(), registry.clone());
+        let leases = Arc::new(leases);
+        let (key_watcher, watch_commands) = watcher::channel();
+        let key_watcher = Arc::new(key_watcher);
+        let releaser =
+            Arc::new(Releaser { client: client.clone(), base: base.clone(), registry: registry.clone() });
+        let hold_ender = HoldEnder {
+            client: client.clone(),
+            registry: registry.clone(),
+            leases: leases.clone(),
+            releaser: releaser.clone(),
+        };
+        let watchers = Arc::new(Watchers::new(client.clone(), base.clone(), key_watcher.clone()));
         let tasks = [
-            io_thread.spawn(batch::run(shared.clone(), receiver)),
-            io_thread.spawn(lease::run(shared.clone(), keep_alives)),
-            io_thread.spawn(watcher::run(shared.clone(), commands)),
-            io_thread.spawn(unknown::run(shared.clone())),
-            io_thread.spawn(events::run(shared.clone())),
+            io_thread.spawn(batch_runner.run(queued_txns)),
+            io_thread.spawn(lease_pool::run(leases.clone(), keep_alives)),
+            io_thread.spawn(watcher::run(connection, watch_commands)),
+            io_thread.spawn(Arc::new(hold_ender).run()),
+            io_thread.spawn(watchers.clone().run()),
         ];
+        let shared = Arc::new(EtcdShared {
+            acquirer: Acquirer {
+                client: client.clone(),
+                base: base.clone(),
+                registry: registry.clone(),
+                leases: leases.clone(),
+                releaser: releaser.clone(),
+                key_watcher,
+                slots: SlotPool::default(),
+                recently_contended: RecentSet::default(),
+                poll: options.poll,
+            },
+            renewer: Renewer { client: client.clone(), registry, leases, releaser: releaser.clone() },
+            releaser,
+            breaker: LockBreaker { client: client.clone(), base: base.clone() },
+            inspector: Inspector { client: client.clone(), base: base.clone() },
+            watchers,
+            records: RecordStore { client: client.clone(), base: base.clone() },
+            limits: RecordLimits::default(),
+            profile: OnceLock::new(),
+            options,
+            client,
+            base,
+        });
         let store = EtcdStore { shared, io_thread: Arc::new((io_thread, tasks)) };
         // Opening sends nothing that must not be repeated, so a silent or partitioned member only costs a try.
-        for left in (0..store.shared.options.servers.len()).rev() {
-            match store.run(profile::profile(&store.shared)).await {
+        let EtcdShared { options, client, base, profile, .. } = &*store.shared;
+        for left in (0..options.servers.len()).rev() {
+            match store.run(profile::profile(options, &client.connection, base)).await {
                 Err(error @ (Error::Unknown(_) | Error::Unavailable(_))) if left > 0 => {
                     tracing::debug!(%error, "opening failed at this member; trying the next one");
                 }
-                profile => {
-                    _ = store.shared.profile.set(profile?);
+                found => {
+                    _ = profile.set(found?);
                     break;
                 }
             }
@@ -128,7 +151,8 @@ impl EtcdStore {
 impl Locks for EtcdStore {
     fn profile(&self) -> Profile {
         let profile = self.shared.profile.get().expect("open() has set it").clone();
-        let shortest = Duration::from_secs(self.shared.connection.shortest_lease.load(Ordering::Relaxed));
+        let shortest =
+            Duration::from_secs(self.shared.client.connection.shortest_lease.load(Ordering::Relaxed));
         // The queue entry of a dead process stays at least for the shortest lease of this etcd.
         let wake = profile.wake.max(self.shared.options.poll + shortest);
         Profile { wake, ..profile }
@@ -136,37 +160,37 @@ impl Locks for EtcdStore {
 
     async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
         request.check()?;
-        self.run(self.shared.acquire(request)).await
+        self.run(self.shared.acquirer.acquire(request)).await
     }
 
     async fn renew(&self, grants: &[Grant]) -> Result<Vec<RenewOutcome>> {
-        self.run(self.shared.renew(grants)).await
+        self.run(self.shared.renewer.renew(grants)).await
     }
 
     async fn release(&self, key: &RequestKey) -> Result<ReleaseOutcome> {
         let attempt = keys::hash_attempt(&key.attempt);
-        Ok(self.run(self.shared.release_attempt(&key.names, attempt)).await?)
+        Ok(self.run(self.shared.releaser.release_attempt(&key.names, attempt)).await?)
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Option<LockView>> {
-        self.run(self.shared.inspect(name)).await
+        self.run(self.shared.inspector.inspect(name)).await
     }
 
     async fn list(&self, prefix: &str, page: &Page) -> Result<LockPage> {
-        self.run(self.shared.list(prefix, page)).await
+        self.run(self.shared.inspector.list(prefix, page)).await
     }
 
     async fn watch(&self, prefix: &str) -> Result<EventStream> {
-        self.run(self.shared.watch(prefix)).await
+        self.run(self.shared.watchers.watch(prefix)).await
     }
 
     async fn revoke(&self, name: &LockName, reason: &str) -> Result<Fence> {
         limits::check_reason(reason)?;
-        self.run(self.shared.revoke(name, reason)).await
+        self.run(self.shared.breaker.revoke(name, reason)).await
     }
 
     async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {
         limits::check_reason(reason)?;
-        self.run(self.shared.break_lock(name, reason)).await
+        self.run(self.shared.breaker.break_lock(name, reason)).await
     }
 }

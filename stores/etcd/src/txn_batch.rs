@@ -12,10 +12,9 @@ use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint};
 use tokio::sync::oneshot;
 
 use crate::error::Failure;
-use crate::fence_base::base_unchanged;
 use crate::keys::Keys;
 use crate::proto::{Response, ResponseOp, TxnRequest, TxnResponse};
-use crate::statements::txn;
+use crate::statements::{base_unchanged, txn};
 
 /// A name or key on which two transactions must not run concurrently, as a hash. Two names with the same hash only wait for each
 /// other.

@@ -5,43 +5,49 @@ use std::time::Duration;
 
 use lockkeeper_core::BootInstant;
 
+use crate::client::EtcdClient;
 use crate::codec::{EntryState, EntryValue};
 use crate::error::Failure;
 use crate::events::ChangeCause;
-use crate::hold_registry::{GrantRecord, HoldEntry};
+use crate::hold_registry::{GrantRecord, HoldEntry, HoldRegistry};
 use crate::keys::KeyId;
 use crate::lease::whole_seconds;
+use crate::lease_pool::LeasePool;
 use crate::proto::RequestOp;
-use crate::release::SearchScope;
+use crate::release::{Releaser, SearchScope};
+use crate::revoke::find_revoked;
 use crate::statements::{delete, modified_at, put, txn};
-use crate::store::EtcdShared;
 use crate::txn_batch::ConflictKey;
 
 /// The delay before an end that failed is sent again.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
-/// How late a request without a reply is usually applied, at most.
-const MAX_DELAY: Duration = Duration::from_secs(10);
-/// How often the process looks for such a request: with a timeout of 3 s, for the last time after 22 minutes.
-const MAX_RECHECKS: u32 = 4;
 
-/// Ends the holds that were not renewed in time, while the store is open.
-pub async fn run(shared: Arc<EtcdShared>) {
-    loop {
-        let now = shared.clock.now();
-        let (due, next) = shared.registry.take_due(now);
-        for (attempt, hold) in due {
-            let shared = shared.clone();
-            tokio::spawn(async move { shared.end_until_confirmed(attempt, hold).await });
-        }
-        let pause = next.filter(|next| *next != BootInstant::NEVER).map(|next| next.since(now));
-        tokio::select! {
-            () = tokio::time::sleep(pause.unwrap_or(Duration::from_secs(3600))) => {}
-            () = shared.registry.changed() => {}
-        }
-    }
+/// Ends what no caller holds or waits for any more.
+pub struct HoldEnder {
+    pub client: Arc<EtcdClient>,
+    pub registry: Arc<HoldRegistry>,
+    pub leases: Arc<LeasePool>,
+    pub releaser: Arc<Releaser>,
 }
 
-impl EtcdShared {
+impl HoldEnder {
+    /// Ends the holds that were not renewed in time, while the store is open.
+    pub async fn run(self: Arc<Self>) {
+        loop {
+            let now = self.client.clock.now();
+            let (due, next) = self.registry.take_due(now);
+            for (attempt, hold) in due {
+                let ender = self.clone();
+                tokio::spawn(async move { ender.end_until_confirmed(attempt, hold).await });
+            }
+            let pause = next.filter(|next| *next != BootInstant::NEVER).map(|next| next.since(now));
+            tokio::select! {
+                () = tokio::time::sleep(pause.unwrap_or(Duration::from_secs(3600))) => {}
+                () = self.registry.changed() => {}
+            }
+        }
+    }
+
     /// Ends a hold, and retries until etcd confirms it.
     async fn end_until_confirmed(&self, attempt: KeyId, hold: HoldEntry) {
         loop {
@@ -56,12 +62,14 @@ impl EtcdShared {
                 Some(grant) => self.expire(&attempt, &hold, grant).await,
                 None => match self.end_unwanted(&hold, &attempt).await {
                     // Left to the caller that sent it again.
-                    Ok(false) => return self.schedule_recheck(attempt, hold),
+                    Ok(false) => return self.registry.schedule_recheck(&self.client, attempt, hold),
                     done => done.map(|_| ()),
                 },
             };
             match done {
-                Ok(()) if hold.outcome_unknown => return self.schedule_recheck(attempt, hold),
+                Ok(()) if hold.outcome_unknown => {
+                    return self.registry.schedule_recheck(&self.client, attempt, hold);
+                }
                 Ok(()) => break,
                 Err(failure) => {
                     tracing::debug!(?failure, "could not end an expired hold; retrying in 500 ms")
@@ -72,36 +80,25 @@ impl EtcdShared {
         self.registry.lock().ending.remove(&attempt);
     }
 
-    /// Schedules another look for a request without a reply. etcd may apply it after its end: TCP delivers what a
-    /// closed connection has left to send for minutes. So the process looks for it again, each time later, until that
-    /// is practically impossible.
-    pub fn schedule_recheck(&self, attempt: KeyId, hold: HoldEntry) {
-        let (rechecks, outcome_unknown) = (hold.rechecks + 1, hold.rechecks + 1 < MAX_RECHECKS);
-        let expires = self.clock.now()
-            + (self.connection.timeout() * 2 + MAX_DELAY) * 4u32.pow(hold.rechecks.min(MAX_RECHECKS));
-        self.registry.lock().ending.remove(&attempt);
-        self.registry.schedule_cleanup(attempt, HoldEntry { outcome_unknown, expires, rechecks, ..hold });
-    }
-
     /// Ends what an attempt has stored if no caller wants it. False: a caller does. A call registers itself before it
     /// sends anything to etcd, so a key that was found before the registry was checked is not the result of a newer
     /// call. Keys attached to a lease of another process belong to that process.
-    pub async fn end_unwanted(&self, hold: &HoldEntry, attempt: &KeyId) -> Result<bool, Failure> {
+    async fn end_unwanted(&self, hold: &HoldEntry, attempt: &KeyId) -> Result<bool, Failure> {
         let names = &hold.names;
         loop {
-            let mut found = self.find_entries(names, attempt, SearchScope::WithSlots).await?;
+            let mut found = self.releaser.find_entries(names, attempt, SearchScope::WithSlots).await?;
             if self.registry.is_wanted(attempt) {
                 return Ok(false);
             }
-            found.retain(|entry| self.keeps_alive(entry.lease));
-            if self.end_entries(names, found, hold.min_hold_until).await?.is_some() {
+            found.retain(|entry| self.leases.keeps_alive(entry.lease));
+            if self.releaser.end_entries(names, found, hold.min_hold_until).await?.is_some() {
                 return Ok(true);
             }
         }
     }
 
     /// Ends a hold whose lease was not renewed.
-    pub async fn expire(
+    async fn expire(
         &self,
         attempt: &KeyId,
         hold: &HoldEntry,
@@ -110,9 +107,11 @@ impl EtcdShared {
         let delay = grant_record.value.lock_delay_ms;
         let lease = match delay {
             0 => None,
-            _ => Some(self.connection.grant_lease(whole_seconds(Duration::from_millis(delay))).await?.0),
+            _ => {
+                Some(self.client.connection.grant_lease(whole_seconds(Duration::from_millis(delay))).await?.0)
+            }
         };
-        let keys = self.keys.entry_keys(&hold.names, &grant_record.location.key_id);
+        let keys = self.client.keys.entry_keys(&hold.names, &grant_record.location.key_id);
         let mut ops: Vec<RequestOp> = hold
             .names
             .iter()
@@ -129,7 +128,7 @@ impl EtcdShared {
                 }
             })
             .collect();
-        let cause_key = self.keys.change_cause();
+        let cause_key = self.client.keys.change_cause();
         ops.push(put(
             &cause_key,
             ChangeCause::Expired { names: hold.names.as_slice().to_vec() }.to_bytes(),
@@ -141,8 +140,8 @@ impl EtcdShared {
         loop {
             let unchanged =
                 keys.iter().zip(&modified).map(|(key, modified)| modified_at(key, *modified)).collect();
-            let reply =
-                self.batch.send(txn(unchanged, ops.clone(), Vec::new()), conflict_keys.clone()).await?;
+            let request = txn(unchanged, ops.clone(), Vec::new());
+            let reply = self.client.batch.send(request, conflict_keys.clone()).await?;
             if reply.txn.succeeded {
                 if lease.is_none() {
                     grant_record.location.release();
@@ -150,7 +149,7 @@ impl EtcdShared {
                 return Ok(());
             }
             // A revocation wrote its keys again.
-            match self.find_revoked(&hold.names, &grant_record.location.key_id, attempt).await? {
+            match find_revoked(&self.client, &hold.names, &grant_record.location.key_id, attempt).await? {
                 Some((written, _)) => modified = written,
                 None => return Ok(()),
             }

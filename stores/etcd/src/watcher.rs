@@ -11,8 +11,8 @@ use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
+use crate::connection::Connection;
 use crate::proto::{KeyEvent, WatchCancel, WatchCreate, WatchRequest, WatchRequestKind, WatchResponse};
-use crate::store::EtcdShared;
 
 const RECONNECT_DELAY: Duration = Duration::from_millis(200);
 /// How many messages a watch takes from its channel at once.
@@ -94,7 +94,7 @@ impl Drop for WatchHandle<'_> {
 }
 
 /// Keeps the stream open while there is a watch.
-pub async fn run(shared: Arc<EtcdShared>, WatchCommands(mut commands): WatchCommands) {
+pub async fn run(connection: Arc<Connection>, WatchCommands(mut commands): WatchCommands) {
     let mut watches: HashMap<i64, ActiveWatch> = HashMap::new();
     loop {
         while watches.is_empty() {
@@ -104,7 +104,7 @@ pub async fn run(shared: Arc<EtcdShared>, WatchCommands(mut commands): WatchComm
                 None => return,
             }
         }
-        if !run_stream(&shared, &mut commands, &mut watches).await {
+        if !run_stream(&connection, &mut commands, &mut watches).await {
             return;
         }
         tokio::time::sleep(RECONNECT_DELAY).await;
@@ -113,7 +113,7 @@ pub async fn run(shared: Arc<EtcdShared>, WatchCommands(mut commands): WatchComm
 
 /// Runs one stream until it ends. False: the store is closed.
 async fn run_stream(
-    shared: &EtcdShared,
+    connection: &Connection,
     commands: &mut mpsc::UnboundedReceiver<WatchCommand>,
     watches: &mut HashMap<i64, ActiveWatch>,
 ) -> bool {
@@ -122,11 +122,11 @@ async fn run_stream(
     for watch in watches.values() {
         send_request(WatchRequestKind::Create(watch.create.clone()));
     }
-    let mut failed_channels = shared.connection.failed_channels();
-    let Ok(channel) = shared.connection.channel().await else { return true };
+    let mut failed_channels = connection.failed_channels();
+    let Ok(channel) = connection.channel().await else { return true };
     let requests = UnboundedReceiverStream::new(requests);
     let mut replies: tonic::Streaming<WatchResponse> =
-        match shared.connection.stream(&channel, "/etcdserverpb.Watch/Watch", requests).await {
+        match connection.stream(&channel, "/etcdserverpb.Watch/Watch", requests).await {
             Ok(replies) => replies,
             Err(failure) => {
                 tracing::debug!(
@@ -134,8 +134,8 @@ async fn run_stream(
                     "the watch stream could not be opened; failing over to the next member"
                 );
                 // Another member, or a new login, may succeed.
-                shared.connection.fail_over(&channel).await;
-                shared.connection.forget_login();
+                connection.fail_over(&channel).await;
+                connection.forget_login();
                 return true;
             }
         };
@@ -157,15 +157,15 @@ async fn run_stream(
                 Some(Ok(reply)) => {
                     // An expired login cancels watches one by one.
                     if reply.canceled && reply.watch_id < 0 {
-                        shared.connection.forget_login();
+                        connection.forget_login();
                         return true;
                     }
                     deliver(watches, reply);
                 }
                 other => {
                     tracing::debug!(?other, "the watch stream has ended; reopening it on the next member");
-                    shared.connection.fail_over(&channel).await;
-                    shared.connection.forget_login();
+                    connection.fail_over(&channel).await;
+                    connection.forget_login();
                     return true;
                 }
             },
