@@ -12,10 +12,10 @@ use futures_util::stream::FuturesUnordered;
 use redis::Value;
 use tokio::sync::{mpsc, oneshot};
 
+use crate::buckets::take_call;
 use crate::codec::release_flags;
 use crate::error::Failure;
 use crate::keys::KeyGroup;
-use crate::limits::take_call;
 use crate::router::OnSplitKeys;
 use crate::runner::ScriptRunner;
 use crate::slot_migration::SlotMigration;

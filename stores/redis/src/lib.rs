@@ -10,6 +10,7 @@
 mod acquire;
 mod batch;
 mod break_lock;
+mod buckets;
 mod codec;
 mod config;
 mod connection;

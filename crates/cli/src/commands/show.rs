@@ -58,7 +58,7 @@ impl ShowArgs {
                 output::line(&format!("last run: {}", status::ended(run)))?;
             }
         }
-        store(profile)?;
+        store(&profile)?;
         output::line(&match correctness {
             Ok(()) => "good for correctness: yes, because it keeps grants and fences over a crash".into(),
             Err(why) => format!("good for correctness: no, because {}", plain(&why)),
