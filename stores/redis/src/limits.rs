@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use async_trait::async_trait;
 use lockkeeper_core::limit::{LimitOperation, LimitOutcome, LimitRequest};
-use lockkeeper_core::{Error, Limits, LockName, Result};
+use lockkeeper_core::{Error, Limits, Result};
 use redis::Value;
 
 use crate::batch::KeepFlag;
