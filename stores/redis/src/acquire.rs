@@ -10,7 +10,7 @@ use lockkeeper_core::{
 use lockkeeper_host::sleep_until;
 use redis::Value;
 
-use crate::batch::{BatchSender, KeepFlag};
+use crate::batch::{BatchSender, HELD_BEFORE, KeepFlag};
 use crate::codec::{self, AcquireStage, holders, stored_holds};
 use crate::error::{Failure, unexpected_reply};
 use crate::keys::KeyGroup;
@@ -25,7 +25,7 @@ pub(crate) enum AcquireReply {
     Busy(Busy),
     /// The request is in the queue: the highest fence at that time, and how long the holder in the way lasts without a renewal.
     Queued(u64, Option<Duration>),
-    /// The script decided against it, and nothing is left of it.
+    /// The script rejected the request and left no queue entry.
     Rejected(Error),
 }
 
@@ -65,20 +65,20 @@ impl Acquirer {
             let mut lease = request.ttl;
             let mut by_message = false;
             let (sent_at, answer) = match hand_off.take() {
-                // Unless the task woke so late that the lease of the hand-off may be nearly over: then it sends the request again.
-                Some(HandOffOutcome::In { sent_at, lease: first, fence })
+                // If the task wakes so late that the lease of the hand-off may be nearly over, it sends the request again.
+                Some(HandOffOutcome::Granted { sent_at, lease: first, fence })
                     if clock.now() < sent_at + first / 2 =>
                 {
                     (lease, by_message) = (first, true);
                     self.runner.raise_fence_seen(fence.get());
                     (sent_at, Ok(AcquireReply::Granted(fence)))
                 }
-                Some(HandOffOutcome::Asked(sent_at, answer)) => {
+                Some(HandOffOutcome::Replied(sent_at, answer)) => {
                     (sent_at, self.decode_reply(group, request, answer))
                 }
                 _ => {
                     if let Some(waiter) = &waiter {
-                        waiter.request();
+                        waiter.begin_request();
                     }
                     let stage = if waits { AcquireStage::Enqueue } else { AcquireStage::TryOnce };
                     (clock.now(), self.send_request(group, &keys, (request, others), stage, None).await)
@@ -100,7 +100,7 @@ impl Acquirer {
                 }
                 // The waiter goes on waiting while the server is unreachable, because its queue entry may be kept.
                 Err(error @ (Error::Unavailable(_) | Error::Unknown(_))) if queued && waits => {
-                    tracing::debug!(%error, "no answer for a waiter; it keeps its queue entry and asks again");
+                    tracing::debug!(%error, "no reply for a waiter; it keeps its queue entry and sends the request again");
                     self.runner.router.pause(self.runner.options.poll).await;
                     None
                 }
@@ -118,12 +118,14 @@ impl Acquirer {
             queued = true;
             let Some(waiter) = &mut waiter else { return Err(unexpected_reply()) };
             if let Some((since, ends)) = ends {
-                let say = self.request_args(&keys, (request, others), AcquireStage::Confirm, None);
-                waiter.stand(group, &keys, say, since, ends);
+                let confirm = self.request_args(&keys, (request, others), AcquireStage::Confirm, None);
+                waiter.enter_queue(group, &keys, confirm, since, ends);
                 self.wait_for_wake(waiter, request, until).await;
-                hand_off = waiter.answer();
+                hand_off = waiter.take_outcome();
             }
             if waiter.left() {
+                // The release is in another batch than the request, and may have arrived before it: then the queue entry is new.
+                self.schedule_release(group, request, None);
                 return Err(Error::Unknown("the request left the queue".into()));
             }
         }
@@ -132,19 +134,19 @@ impl Acquirer {
     async fn wait_for_wake(&self, waiter: &WaiterHandle<'_>, request: &LockRequest, until: BootInstant) {
         let clock = &*self.runner.options.clock;
         // An owner may re-enter past the queue once it holds the lock by another request, and no message reports that.
-        let look =
+        let retry =
             if request.owner.is_some() { clock.now() + self.runner.options.poll } else { BootInstant::NEVER };
         tokio::select! {
             () = waiter.woken() => {}
-            () = sleep_until(clock, until.min(look)) => {}
+            () = sleep_until(clock, until.min(retry)) => {}
         }
         // Wait for the confirmation in flight: a second request would start the lease again without a caller.
-        while waiter.answers() {
+        while waiter.is_confirming() {
             waiter.woken().await;
         }
     }
 
-    /// Asks once. `raise`: what is held already is to have this fence from now on.
+    /// Sends the request once. `raise`: the fence to which the script raises a hold that the attempt has already.
     pub(crate) async fn send_request(
         &self,
         group: KeyGroup,
@@ -191,25 +193,28 @@ impl Acquirer {
             Value::Array(parts) => parts,
             _ => return Err(unexpected_reply()),
         };
-        let refused = |error| Ok(AcquireReply::Rejected(error));
+        let rejected = |error| Ok(AcquireReply::Rejected(error));
         let as_server = |code: &str| Failure::Rejected { code: code.into(), detail: String::new() }.into();
         match &parts[..] {
-            [Value::Int(12)] => refused(Error::Deadlock(request.key.names.iter().cloned().collect())),
-            [Value::Int(14)] => refused(Error::invalid(format!(
+            [Value::Int(12)] => rejected(Error::Deadlock(request.key.names.iter().cloned().collect())),
+            [Value::Int(14)] => rejected(Error::invalid(format!(
                 "this owner holds some of {} already, but not all of them under one fence: request all names at once, \
                  or for the missing ones alone",
                 request.key.names
             ))),
-            [Value::Int(15)] => refused(as_server("WRONGTYPE")),
-            [Value::Int(16)] => refused(as_server("OOM")),
-            [Value::Int(17)] => refused(Error::Unavailable(
+            [Value::Int(15)] => rejected(as_server("WRONGTYPE")),
+            [Value::Int(16)] => rejected(as_server("OOM")),
+            [Value::Int(17)] => rejected(Error::Unavailable(
                 "this attempt was released while one of its requests had no reply: use a new attempt".into(),
             )),
+            [Value::Int(HELD_BEFORE), Value::Int(fence)] => {
+                Ok(AcquireReply::Granted(self.runner.record_fence(*fence)?))
+            }
             [Value::Int(19)] => Err(as_server("TRYAGAIN")),
-            [Value::Int(20)] => refused(Failure::other_format().into()),
+            [Value::Int(21)] => rejected(Failure::other_format().into()),
             [Value::Int(18), Value::BulkString(reason)] => {
                 let reason = String::from_utf8_lossy(reason);
-                refused(Error::Lost(LossReason::Revoked(reason.into()).to_string()))
+                rejected(Error::Lost(LossReason::Revoked(reason.into()).to_string()))
             }
             [Value::Int(code), state @ ..] => {
                 let (busy, ends, highest) = self.decode_busy(state).ok_or_else(unexpected_reply)?;
@@ -220,7 +225,7 @@ impl Acquirer {
         }
     }
 
-    /// Who is in the way, until when, and what the highest fence was.
+    /// Decodes a busy reply: the holders, when the first of them ends, and the highest fence.
     fn decode_busy(&self, state: &[Value]) -> Option<(Busy, Option<Duration>, u64)> {
         let [
             Value::BulkString(key),

@@ -31,7 +31,10 @@ const KEYS_ARE_SPLIT: Value = Value::Int(2);
 /// The reply of the release script to the release of a hold that another version of Lockkeeper wrote.
 const OTHER_FORMAT: Value = Value::Int(3);
 
-/// What a batch does.
+/// The first number of the acquire script's reply to an attempt that has a confirmed hold already; its fence follows.
+pub const HELD_BEFORE: i64 = 20;
+
+/// The operation of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BatchKind {
     /// Acquires locks.
@@ -55,7 +58,7 @@ struct BatchItem {
 }
 
 impl BatchItem {
-    /// What the requests of one script have in common: the group, and for lock requests the time to live and the head.
+    /// The parts that are equal in all requests of one script: the group, and for lock requests the time to live and the head.
     fn kind(&self) -> (KeyGroup, &[Vec<u8>]) {
         (self.group, if self.args.len() > 1 { &self.args[1..3] } else { &[] })
     }
@@ -146,7 +149,7 @@ impl BatchWorker {
 
     /// Sends one script for each set of requests that can share one.
     async fn send_batches(&self, kind: BatchKind, group: KeyGroup, mut items: Vec<BatchItem>) -> KeyGroup {
-        // A caller that was cancelled before its request was sent has sent nothing.
+        // The request of a caller that was cancelled before is not sent.
         items.retain(|item| !item.reply.is_closed());
         items.sort_by(|a, b| a.kind().cmp(&b.kind()));
         let mut batches: Vec<Vec<BatchItem>> = Vec::new();
@@ -246,8 +249,8 @@ impl BatchWorker {
         }
     }
 
-    /// Releases the grants and queue entries of callers that were cancelled before the reply. A cancelled caller releases what it
-    /// knows of by itself; this is for a reply that arrived after that.
+    /// Releases the grants and queue entries of callers that were cancelled before the reply. A cancelled caller has sent a release of
+    /// its own; this one is for a reply that arrived after that.
     async fn release_abandoned(self, group: KeyGroup, abandoned: Vec<GrantedItem>) {
         let lives = abandoned.iter().filter_map(|(_, args)| String::from_utf8_lossy(&args[1]).parse().ok());
         let until = Instant::now() + Duration::from_millis(lives.max().unwrap_or(0));
@@ -265,7 +268,8 @@ impl BatchWorker {
         }
     }
 
-    /// Releases grants that too few replicas have, before any caller learns of them. Replies without a grant stay unchanged.
+    /// Releases grants that too few replicas have, before any caller learns of them. Replies without a grant stay unchanged. The
+    /// hold of an attempt that is sent again stays too, because a caller may rely on it since the first time.
     async fn revert_unreplicated(
         &self,
         group: KeyGroup,
@@ -273,20 +277,25 @@ impl BatchWorker {
         replies: &mut [Result<Value, Failure>],
         why: Failure,
     ) {
-        let is_grant = |reply: &Result<Value, Failure>| matches!(reply, Ok(Value::Int(_)));
-        let granted = batch.iter().zip(replies.iter()).filter(|(_, reply)| is_grant(reply));
+        for reply in replies.iter_mut().filter(|reply| reply.as_ref().is_ok_and(is_held_before)) {
+            *reply = Err(Failure::NoReply(format!("the new lease may be lost in a fail-over: {why}")));
+        }
+        let granted = batch.iter().zip(replies.iter()).filter(|(_, reply)| is_new_grant(reply));
         let granted: Vec<GrantedItem> =
             granted.map(|(item, _)| (item.keys.clone(), item.args.clone())).collect();
         if granted.is_empty() {
             return;
         }
-        let outcome = match self.release_granted(group, &granted).await {
-            Ok(()) => why,
-            Err(failure) => {
-                Failure::NoReply(format!("{why:?}, and the grant could not be given back: {failure:?}"))
+        let outcome = match (self.release_granted(group, &granted).await, why) {
+            (Ok(()), Failure::NotSent(why)) => {
+                Failure::NotSent(format!("{why}: the grant was released again"))
+            }
+            (Ok(()), why) => why,
+            (Err(failure), why) => {
+                Failure::NoReply(format!("{why}, and the grant could not be released again: {failure}"))
             }
         };
-        for reply in replies.iter_mut().filter(|reply| is_grant(reply)) {
+        for reply in replies.iter_mut().filter(|reply| is_new_grant(reply)) {
             *reply = Err(outcome.clone());
         }
     }
@@ -355,3 +364,13 @@ impl BatchWorker {
 
 /// The keys and the arguments of a lock request that was granted.
 type GrantedItem = (Vec<String>, Vec<Vec<u8>>);
+
+/// Whether a reply of the acquire script is a grant that the attempt did not have before.
+fn is_new_grant(reply: &Result<Value, Failure>) -> bool {
+    matches!(reply, Ok(Value::Int(_)))
+}
+
+/// Whether a reply of the acquire script is a confirmed hold that the attempt had before.
+fn is_held_before(reply: &Value) -> bool {
+    matches!(reply, Value::Array(parts) if parts.first() == Some(&Value::Int(HELD_BEFORE)))
+}

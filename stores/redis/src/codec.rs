@@ -17,6 +17,8 @@ pub struct StoredHold {
     delay_ms: u32,
     mode: u32,
     flags: u8,
+    /// The lock keys of a grant of several names in one hash slot; empty for one name.
+    pub keys: Vec<String>,
     info: Vec<u8>,
     /// The reason of a revoke.
     reason: Option<String>,
@@ -25,9 +27,22 @@ pub struct StoredHold {
 const PENDING: u8 = 1;
 const LINGERING: u8 = 2;
 const DELAY: u8 = 4;
-/// The version of the stored format. It is in the upper four bits of the flags, and in `lua/common.lua`.
-const FORMAT: u8 = 0;
-/// How far the version is shifted in the flags.
+/// The version of the stored format: `tests/golden/format-1.txt` has all that it stores. Each layout below has the version in which it
+/// was changed last, so that processes of two versions share the others.
+const FORMAT: u8 = 1;
+/// The version of the layout of holds. It is in the upper four bits of their flags, and in `lua/common.lua`.
+const HOLD_FORMAT: u8 = 0;
+/// The version of the layout of queue entries. It is in the upper four bits of their first byte, and in `lua/common.lua`. The entries of
+/// version 0 had a letter there, which reads as version 5.
+const ENTRY_FORMAT: u8 = 1;
+const _: () = {
+    let (layouts, mut i) = ([HOLD_FORMAT, ENTRY_FORMAT], 0);
+    while i < layouts.len() {
+        assert!(layouts[i] <= FORMAT, "a layout that was changed is a new format");
+        i += 1;
+    }
+};
+/// How far a version is shifted.
 const FORMAT_SHIFT: u8 = 4;
 /// Added to the flags of a revoked hold. The reason is at the end of the stored value.
 const REVOKED: u8 = 8;
@@ -75,9 +90,13 @@ impl<'a> ByteReader<'a> {
         Some(u32::from_be_bytes(self.take(4)?.try_into().ok()?))
     }
 
-    fn names(&mut self) -> Option<()> {
+    fn names(&mut self) -> Option<Vec<String>> {
         let len = self.small()?;
-        self.take(len as usize).map(|_| ())
+        let (mut names, mut packed) = (Vec::new(), ByteReader(self.take(len as usize)?));
+        while !packed.0.is_empty() {
+            names.push(String::from_utf8(packed.info()?.to_vec()).ok()?);
+        }
+        Some(names)
     }
 
     fn info(&mut self) -> Option<&'a [u8]> {
@@ -91,13 +110,13 @@ impl<'a> ByteReader<'a> {
 pub fn decode_hold(packed: &[u8]) -> Option<StoredHold> {
     let mut reader = ByteReader(packed);
     let (_attempt, flags) = (reader.text()?, reader.take(1)?[0]);
-    if flags >> FORMAT_SHIFT != FORMAT {
+    if flags >> FORMAT_SHIFT != HOLD_FORMAT {
         return None;
     }
     let (fence, expires_ms, since_us) = (reader.number()?, reader.number()?, reader.number()?);
     let (_stays, _owner) = (reader.number()?, reader.text()?);
     let (_ttl, delay_ms, mode) = (reader.small()?, reader.small()?, reader.small()?);
-    reader.names()?;
+    let keys = reader.names()?;
     let info = reader.info()?.to_vec();
     let reason = match flags & REVOKED {
         0 => None,
@@ -111,6 +130,7 @@ pub fn decode_hold(packed: &[u8]) -> Option<StoredHold> {
         delay_ms,
         mode,
         flags,
+        keys,
         info,
         reason,
     })
@@ -178,10 +198,20 @@ pub(crate) fn holders(holds: &[Option<StoredHold>], pttl: i64, now_ms: u64) -> V
         .collect()
 }
 
-/// The public view of a queue entry.
-pub fn decode_waiter(packed: &[u8]) -> Option<WaiterView> {
-    // Only the scripts use the first byte.
-    let mut reader = ByteReader(packed.get(1..).unwrap_or_default());
+/// The public view of a queue entry at `now_us`; that of another version of Lockkeeper has no details.
+pub fn view_waiter(packed: &[u8], now_us: u64) -> WaiterView {
+    decode_waiter(packed).unwrap_or_else(|| WaiterView {
+        holder: Holder { label: Some("another version of Lockkeeper".into()), ..foreign_holder() },
+        mode: Mode::Exclusive,
+        since: WallTime::from_micros(now_us),
+    })
+}
+
+fn decode_waiter(packed: &[u8]) -> Option<WaiterView> {
+    let mut reader = ByteReader(packed);
+    if reader.take(1)?[0] >> FORMAT_SHIFT != ENTRY_FORMAT {
+        return None;
+    }
     let (since, _hold) = (reader.number()?, reader.number()?);
     let (_attempt, _owner) = (reader.text()?, reader.text()?);
     let (_ttl, _delay, mode) = (reader.small()?, reader.small()?, reader.small()?);
@@ -193,7 +223,7 @@ pub fn decode_waiter(packed: &[u8]) -> Option<WaiterView> {
     })
 }
 
-/// What the acquire script does with a request that it cannot grant.
+/// How the acquire script handles a request that it cannot grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AcquireStage {
     /// Returns "busy".
@@ -204,7 +234,7 @@ pub enum AcquireStage {
     Confirm = 2,
 }
 
-/// What the acquire script needs and does not store: the kind of hold, the stage, the number of names, the minimum hold, the
+/// The arguments of the acquire script for all requests of a batch: the first byte of a queue entry, the stage, the number of names, the minimum hold, the
 /// fence to raise the hold to, the generation of the request, and how long the queue entries of this process last without a poll.
 pub fn encode_head(
     request: &LockRequest,
@@ -214,7 +244,7 @@ pub fn encode_head(
     (generation, entry_life): (u8, Duration),
 ) -> Vec<u8> {
     let mut head = Vec::with_capacity(20);
-    head.extend([hold_kind(request, keys), stage as u8, keys.len() as u8]);
+    head.extend([entry_kind(request, keys), stage as u8, keys.len() as u8]);
     head.extend(encode_millis(request.min_hold));
     head.extend((raise.map_or(0, Fence::get) as f64).to_be_bytes());
     head.push(generation);
@@ -259,11 +289,12 @@ fn encode_millis(time: Duration) -> [u8; 4] {
     u32::try_from(time.as_millis()).unwrap_or(u32::MAX).to_be_bytes()
 }
 
-/// `P` for a plain hold: exclusive, one name, no owner, and nothing that outlasts its release. The fast path of the scripts
-/// handles these; `X` for all others.
-fn hold_kind(request: &LockRequest, keys: &[String]) -> u8 {
+/// The first byte of a queue entry: the version, and 0 for a plain hold: exclusive, one name, no owner, and neither lock-delay nor
+/// minimum hold. The fast path of the scripts handles these; 1 for all others.
+fn entry_kind(request: &LockRequest, keys: &[String]) -> u8 {
     let plain = request.mode == Mode::Exclusive && request.owner.is_none() && keys.len() == 1;
-    if plain && request.lock_delay.is_zero() && request.min_hold.is_zero() { b'P' } else { b'X' }
+    let plain = plain && request.lock_delay.is_zero() && request.min_hold.is_zero();
+    ENTRY_FORMAT << FORMAT_SHIFT | u8::from(!plain)
 }
 
 /// The keys of a request for several names, each behind its length; empty for one name, which the script knows.

@@ -19,6 +19,15 @@ pub enum Failure {
     },
 }
 
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Failure::NotSent(text) | Failure::NoReply(text) => f.write_str(text),
+            Failure::Rejected { code, detail } => f.write_str(format!("{code} {detail}").trim_end()),
+        }
+    }
+}
+
 impl Failure {
     /// Whether the server rejected the request with this code.
     pub fn is(&self, word: &str) -> bool {
@@ -29,6 +38,15 @@ impl Failure {
     pub fn keys_are_split(&self) -> bool {
         let local = |detail: &str| detail.contains("access a non local key");
         self.is("TRYAGAIN") || matches!(self, Failure::Rejected { detail, .. } if local(detail))
+    }
+
+    /// The same failure of a script that reads before it writes: if an error of a command ended it, it has written nothing.
+    #[must_use]
+    pub fn of_script_without_partial_writes(self) -> Self {
+        match self {
+            Failure::Rejected { code, detail } if code == HALFWAY => classify("ERR", &detail),
+            other => other,
+        }
     }
 
     /// The failure for a reply that has another shape than the scripts send.
@@ -48,10 +66,15 @@ impl Failure {
 
     /// The failure to connect, to log in or to choose a database: no request was sent.
     pub(crate) fn while_connecting(error: &RedisError, to: &str) -> Self {
+        let detail = error.detail().unwrap_or_default();
         match error.code() {
-            Some(code) => {
-                Failure::Rejected { code: code.into(), detail: error.detail().unwrap_or_default().into() }
+            Some(code @ ("NOAUTH" | "WRONGPASS" | "NOPERM" | "LOADING" | "MASTERDOWN")) => {
+                Failure::Rejected { code: code.into(), detail: detail.into() }
             }
+            Some(_) if detail.contains("DB index is out of range") => {
+                Failure::Rejected { code: NO_DATABASE.into(), detail: detail.into() }
+            }
+            Some(code) => Failure::NotSent(format!("Redis at {to} refuses the connection: {code} {detail}")),
             None if error.kind() == redis::ErrorKind::AuthenticationFailed => {
                 Failure::Rejected { code: "WRONGPASS".into(), detail: error.to_string() }
             }
@@ -79,29 +102,34 @@ impl From<ServerError> for Failure {
         {
             return Failure::Rejected { code: HALFWAY.into(), detail: whole };
         }
-        // The error of a command inside a script has the code behind other words.
-        for word in ["OOM", "READONLY", "MISCONF", "NOREPLICAS", "WRONGTYPE", "NOPERM"] {
-            if detail.contains(&format!("{word} ")) && error.code() != word {
-                return Failure::Rejected { code: word.into(), detail: detail.into() };
-            }
-        }
-        // A missing ACL right inside a script has no code: the text of Redis 7.0, and that of later versions.
-        if ["The user executing the script", "ACL failure in script"].iter().any(|text| detail.contains(text))
-        {
-            return Failure::Rejected { code: "NOPERM".into(), detail: detail.into() };
-        }
-        Failure::Rejected { code: error.code().into(), detail: detail.into() }
+        classify(error.code(), detail)
     }
 }
 
-/// What Redis appends to an error that was raised inside a script.
+/// The rejection, with the code of the command that failed if a script called the command.
+fn classify(code: &str, detail: &str) -> Failure {
+    // The error of a command inside a script has the code behind other words.
+    for word in ["OOM", "READONLY", "MISCONF", "NOREPLICAS", "WRONGTYPE", "NOPERM"] {
+        if detail.contains(&format!("{word} ")) && code != word {
+            return Failure::Rejected { code: word.into(), detail: detail.into() };
+        }
+    }
+    // A missing ACL right inside a script has no code: the text of Redis 7.0, and that of later versions.
+    let denied = ["The user executing the script", "ACL failure in script"];
+    let code = if denied.iter().any(|text| detail.contains(text)) { "NOPERM" } else { code };
+    Failure::Rejected { code: code.into(), detail: detail.into() }
+}
+
+/// The text that Redis appends to an error that was raised inside a script.
 const IN_SCRIPT: &str = "on @user_script";
 /// The code for a hold of another format.
 const OTHER_FORMAT: &str = "UNSUPPORTED";
 /// The code for an error inside a script that may have written before.
 const HALFWAY: &str = "HALFWAY";
+/// The code for a database that the server does not have: Redis rejects it with its code for any other error.
+const NO_DATABASE: &str = "NODB";
 
-/// What each code means for a caller, and what to do about it.
+/// The meaning of each code for a caller, and the remedy.
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
         let (code, detail) = match failure {
@@ -141,6 +169,9 @@ impl From<Failure> for Error {
                 "another version of Lockkeeper wrote a hold of this lock in a format that this version does not know: upgrade this one"
                     .into(),
             ),
+            NO_DATABASE => {
+                Error::invalid(format!("{text}. Choose a database that the server has: redis://HOST/0"))
+            }
             HALFWAY => Error::Unknown(format!(
                 "a script ended with an error and may have done a part of its work. Redis says {detail}. A user with an ACL \
                  needs the rights in docs/stores/redis.md"

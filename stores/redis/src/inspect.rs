@@ -36,18 +36,19 @@ impl ScriptRunner {
         else {
             return Err(unexpected_reply());
         };
-        let now_ms = u64::try_from(*now_us).map_err(|_| unexpected_reply())? / 1000;
+        let now_us = u64::try_from(*now_us).map_err(|_| unexpected_reply())?;
+        let now_ms = now_us / 1000;
         let holds = stored_holds(holds);
         let held = holders(&holds, *pttl, now_ms);
         let delayed_ms = holds.iter().flatten().filter_map(|hold| hold.delayed_after(now_ms)).max();
         let queue: Vec<_> = queue
             .iter()
             .filter_map(|request| match request {
-                Value::BulkString(packed) => codec::decode_waiter(packed),
+                // A queue entry whose process is gone is empty, and does not count.
+                Value::BulkString(packed) if !packed.is_empty() => Some(codec::view_waiter(packed, now_us)),
                 _ => None,
             })
             .collect();
-        // A queue entry whose process is gone does not count.
         let waiting = usize::try_from(*waiting).unwrap_or(0);
         let waiting = if waiting <= LockView::QUEUE_SHOWN { queue.len() } else { waiting };
         let nothing = held.is_empty() && waiting == 0 && delayed_ms.is_none();

@@ -1,9 +1,9 @@
 //! Renews the leases of many holds.
 
-use std::time::Duration;
+use std::future::pending;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use futures_util::future::Either;
 use futures_util::stream::FuturesUnordered;
 use lockkeeper_core::{RenewOutcome, RequestKey, Result};
 use redis::Value;
@@ -19,8 +19,7 @@ use crate::statements::{RENEW, ScriptCall};
 const RENEWALS_PER_SCRIPT: usize = 100;
 
 /// Renews holds, all scripts in flight at once. If the node of one group does not reply while another does, the renewals of that
-/// group are *unknown* and do not harm the other groups: neither by their error nor by their delay, which is limited to a quarter
-/// of `shortest`, the shortest ttl. An error if no group has a reply.
+/// group are *unknown* and do not harm the other groups: neither by their error nor by their delay. An error if no group has a reply.
 pub(crate) async fn renew_all(
     runner: &ScriptRunner,
     parts: &[(KeyGroup, &RequestKey)],
@@ -32,28 +31,46 @@ pub(crate) async fn renew_all(
         .chunk_by(|a, b| parts[*a].0 == parts[*b].0)
         .flat_map(|group| group.chunks(RENEWALS_PER_SCRIPT));
     let calls = batches.map(|batch| async move { (batch, renew_batch(runner, parts, batch).await) });
-    let mut calls: FuturesUnordered<_> = calls.collect();
+    let begun = Instant::now();
+    let limit = |elapsed| runner.router.pause((shortest / 4).saturating_sub(elapsed).max(elapsed));
+    collect(calls.collect(), parts.len(), || limit(begun.elapsed())).await
+}
+
+/// Collects the replies of batches, each with the numbers of its holds. `limit` begins with the first reply: it lasts until a quarter
+/// of the shortest ttl is over, or twice the time that the first reply took. A server that is up replies at about the time at which
+/// another one does, also where the shortest ttl is not much longer than a round trip.
+async fn collect<'b, C, P>(
+    mut calls: FuturesUnordered<C>,
+    holds: usize,
+    limit: impl Fn() -> P,
+) -> Result<Vec<RenewOutcome>>
+where
+    C: Future<Output = (&'b [usize], Result<Vec<RenewOutcome>>)>,
+    P: Future<Output = ()>,
+{
     let (mut outcomes, mut renewed, mut failed) =
-        (vec![RenewOutcome::Unknown; parts.len()], calls.is_empty(), None);
-    let mut timeout = std::pin::pin!(match calls.len() {
-        // A single script delays no other.
-        0 | 1 => Either::Left(std::future::pending()),
-        _ => Either::Right(runner.router.pause(shortest / 4)),
-    });
-    let mut late = false;
-    while !(late && renewed) {
-        let next = tokio::select! {
-            next = calls.next() => next,
-            () = &mut timeout, if !late => {
-                late = true;
-                continue;
+        (vec![RenewOutcome::Unknown; holds], calls.is_empty(), None);
+    let mut timeout = std::pin::pin!(None);
+    loop {
+        let over = async {
+            match timeout.as_mut().as_pin_mut() {
+                Some(timeout) => timeout.await,
+                None => pending().await,
             }
+        };
+        let next = tokio::select! {
+            biased;
+            next = calls.next() => next,
+            () = over => break,
         };
         let Some((batch, reply)) = next else { break };
         match reply {
             Ok(each) => {
-                renewed = true;
                 batch.iter().zip(each).for_each(|(i, outcome)| outcomes[*i] = outcome);
+                if !renewed {
+                    timeout.set(Some(limit()));
+                }
+                renewed = true;
             }
             Err(error) => {
                 tracing::warn!(%error, guards = batch.len(), "renewal failed; the guards renew again");
@@ -111,4 +128,38 @@ async fn renew_batch(
         _ => RenewOutcome::Lost,
     };
     Ok(replies.into_iter().map(outcome).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    /// The first reply used to end the call if it came after the limit: of servers that were all well, but slower than a quarter of
+    /// the shortest ttl, one renewed its guards, and those of the others were unknown, round after round.
+    #[test]
+    fn the_limit_begins_with_the_first_reply_and_takes_every_reply_that_is_there() {
+        let (replies, calls): (Vec<_>, Vec<_>) = (0..3).map(|_| oneshot::channel::<()>()).unzip();
+        let mut replies: Vec<_> = replies.into_iter().map(Some).collect();
+        let holds = [&[0_usize][..], &[1], &[2], &[3]];
+        let calls = calls.into_iter().zip(holds).map(|(reply, hold)| async move {
+            reply.await.expect("the test sends it");
+            (hold, Ok(vec![RenewOutcome::Renewed]))
+        });
+        let (end, limit) = oneshot::channel::<()>();
+        let limit = std::cell::RefCell::new(Some(limit));
+        let begin_limit = || limit.take().expect("one limit").map(drop);
+        let mut outcomes = std::pin::pin!(collect(calls.collect(), 3, begin_limit));
+        assert!(outcomes.as_mut().now_or_never().is_none(), "no reply, so no limit");
+        assert!(limit.borrow().is_some(), "the limit has begun without a reply");
+        replies[1].take().map(|reply| reply.send(()));
+        assert!(outcomes.as_mut().now_or_never().is_none(), "the first reply has ended the call");
+        assert!(limit.borrow().is_none(), "the limit has not begun with the first reply");
+        replies[2].take().map(|reply| reply.send(()));
+        end.send(()).unwrap();
+        let outcomes = outcomes.now_or_never().expect("the limit is over").unwrap();
+        assert_eq!(outcomes, [RenewOutcome::Unknown, RenewOutcome::Renewed, RenewOutcome::Renewed]);
+    }
 }

@@ -1,4 +1,5 @@
-//! Asks the holders of a lock to release it: the server renews their leases no more, and grants the lock to no waiter before they end.
+//! Revokes locks: the server notifies the holders at their next renewal, does not renew their leases, and grants the lock to no waiter
+//! before the leases end or the holders release it.
 
 use futures_util::future::try_join_all;
 use lockkeeper_core::{Error, Fence, LockName, Result};
@@ -7,6 +8,7 @@ use redis::Value;
 use crate::codec::decode_hold;
 use crate::error::unexpected_reply;
 use crate::runner::ScriptRunner;
+use crate::slot_migration::SlotMigration;
 use crate::statements::{REVOKE, ScriptCall};
 
 /// Revokes all holds of a lock and returns the fence of the revoke.
@@ -43,12 +45,26 @@ async fn revoke_name(
         .arg(reason)
         .arg(runner.highest_fence_seen())
         .arg(attempt);
-    let Value::Array(reply) = runner.run(group, &call).await? else { return Err(unexpected_reply()) };
-    match &reply[..] {
-        [Value::Int(0)] => Err(Error::Unsupported(format!(
+    let held_by_another = || {
+        Error::Unsupported(format!(
             "another Redis client holds {name}, and it would not learn that it is to stop: wait for it, or break the \
              lock at once"
-        ))),
+        ))
+    };
+    let reply = match runner.run_or_report(group, &call).await {
+        Err(failure) if failure.keys_are_split() => {
+            let attempt = std::str::from_utf8(attempt).map_err(|_| unexpected_reply())?;
+            let revoked = SlotMigration::new(runner, group)
+                .revoke(&runner.keys.lock_key(name), reason, attempt)
+                .await?;
+            return revoked.ok_or_else(held_by_another);
+        }
+        Err(failure) => return Err(failure.into()),
+        Ok(Value::Array(reply)) => reply,
+        Ok(_) => return Err(unexpected_reply()),
+    };
+    match &reply[..] {
+        [Value::Int(0)] => Err(held_by_another()),
         [Value::Int(1), Value::Int(fence), Value::Array(marked)] => {
             let marked = marked.iter().filter_map(|packed| match packed {
                 Value::BulkString(packed) if packed.len() > 32 => Some(packed.clone()),

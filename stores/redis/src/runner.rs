@@ -1,4 +1,4 @@
-//! Runs scripts on the servers of a store: what every operation needs, and nothing about waiters or batches.
+//! Runs scripts on the servers of a store. Every operation uses it; waiters and batches are elsewhere.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -105,7 +105,7 @@ impl ScriptRunner {
         call.run(&self.router, group.slot(), OnSplitKeys::Report).await
     }
 
-    /// Runs a script and waits until `wait_replicas` replicas have what it wrote, on the connection that ran it. The second
+    /// Runs a script and waits until `wait_replicas` replicas have its writes, on the connection that ran it. The second
     /// part of the result says whether they have.
     pub async fn run_replicated(
         &self,
@@ -132,11 +132,9 @@ impl ScriptRunner {
             let replicated = match count {
                 Ok(Value::Int(count)) if count >= i64::from(wanted) => Ok(()),
                 Ok(Value::Int(count)) => Err(Failure::NotSent(format!(
-                    "{count} of {wanted} replicas had the grant after {timeout:?}: it was given back"
+                    "{count} of {wanted} replicas had the write after {timeout:?}"
                 ))),
-                Ok(_) => {
-                    Err(Failure::NotSent("WAIT had no number for an answer: the grant was given back".into()))
-                }
+                Ok(_) => Err(Failure::NotSent("the reply to WAIT is no number".into())),
                 Err(failure) => Err(failure),
             };
             return Ok((reply, replicated));
@@ -145,7 +143,7 @@ impl ScriptRunner {
     }
 }
 
-/// Sleeps until then, on a thread of the store; for ever without a time.
+/// Sleeps until `at`, on a thread of the store; without a time it never returns.
 pub(crate) async fn sleep_until(at: Option<Instant>) {
     match at {
         Some(at) => tokio::time::sleep_until(at.into()).await,

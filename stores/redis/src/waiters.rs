@@ -29,7 +29,7 @@ pub(crate) struct Waiters {
     runner: Arc<ScriptRunner>,
     requests: BatchSender,
     confirms: BatchSender,
-    state: Mutex<State>,
+    state: Mutex<WaitersState>,
     ttls: WaiterTtls,
     wake: Notify,
     /// The longest time between two polls of a group.
@@ -37,10 +37,10 @@ pub(crate) struct Waiters {
 }
 
 #[derive(Default)]
-struct State {
+struct WaitersState {
     /// By attempt, in hexadecimal digits.
     waiters: HashMap<String, Arc<RedisWaiter>>,
-    /// The waiters for each key, in the order in which they came.
+    /// The waiters for each key, in the order of their requests.
     queues: BTreeMap<(KeyGroup, String), BTreeMap<u64, Arc<RedisWaiter>>>,
     /// How many waiters there were so far.
     joined: u64,
@@ -49,7 +49,7 @@ struct State {
     subscribed: bool,
     /// How often a connection was lost, and perhaps messages with it.
     losses: u64,
-    /// Attempts with a minimum hold that were let in by message, until the server confirms them or they are released.
+    /// Attempts with a minimum hold that were granted by a message, until the server confirms them or they are released.
     unconfirmed: HashMap<String, Instant>,
 }
 
@@ -68,7 +68,7 @@ impl GroupPoll {
     }
 }
 
-impl State {
+impl WaitersState {
     /// When the next poll of a group is due that has none in flight.
     fn next(&self) -> Option<Instant> {
         self.polls.values().filter(|poll| !poll.in_flight).map(GroupPoll::at).min()
@@ -92,7 +92,7 @@ impl State {
 }
 
 struct RedisWaiter {
-    /// Its number: waiters that came earlier have a lower one.
+    /// Its number: earlier waiters have a lower one.
     number: u64,
     attempt: String,
     ttl: Duration,
@@ -108,8 +108,8 @@ struct RedisWaiter {
 struct HandOffState {
     request: Option<ConfirmRequest>,
     since: QueuedAt,
-    under_way: Option<AbortHandle>,
-    answer: Option<HandOffOutcome>,
+    confirming: Option<AbortHandle>,
+    outcome: Option<HandOffOutcome>,
 }
 
 /// The last moment at which the client sent something to which the server replied that the waiter is in the queue, and the highest
@@ -128,7 +128,7 @@ struct ConfirmRequest {
 }
 
 /// The message of a hand-off: the fence, and how long the server keeps the lock without a confirmation, which depends on the
-/// claim of the client that released the lock.
+/// claim of the waiter's client.
 #[derive(Clone, Copy)]
 struct HandOffMessage {
     fence: Fence,
@@ -146,9 +146,9 @@ impl HandOffMessage {
 /// The outcome of a hand-off.
 pub enum HandOffOutcome {
     /// The message granted the lock: the lease counts from `sent_at`, and its rest is long enough to begin with.
-    In { sent_at: BootInstant, lease: Duration, fence: Fence },
+    Granted { sent_at: BootInstant, lease: Duration, fence: Fence },
     /// The client sent the request again at this moment, and this is the reply.
-    Asked(BootInstant, Result<Value, Failure>),
+    Replied(BootInstant, Result<Value, Failure>),
 }
 
 impl RedisWaiter {
@@ -157,26 +157,26 @@ impl RedisWaiter {
     }
 
     /// Confirms a hand-off, unless a confirmation is in flight. A waiter that is not in the queue is woken instead, and sends its
-    /// request itself. `word`: the message, if there was one.
-    fn confirm_hand_off(self: &Arc<Self>, waiters: &Arc<Waiters>, word: Option<HandOffMessage>) {
+    /// request itself. `message`: the message of the hand-off, if there was one.
+    fn confirm_hand_off(self: &Arc<Self>, waiters: &Arc<Waiters>, message: Option<HandOffMessage>) {
         let mut hand_off = self.hand_off();
-        if hand_off.under_way.is_some() {
+        if hand_off.confirming.is_some() {
             return;
         }
         let Some(request) = hand_off.request.take() else { return self.woken.notify_one() };
         let QueuedAt { sent_at, fence: before } = hand_off.since;
         let (waiter, waiters, now) = (self.clone(), waiters.clone(), waiters.runner.options.clock.now());
-        // The message counts if its lease lasts for a while yet and its fence is higher than every fence that this client has seen.
-        // Otherwise it may be an old one, or from a server that has lost data, and the server has to confirm it first.
-        let good = |word: &HandOffMessage| {
-            let newest = word.fence.get() > before.max(waiters.runner.highest_fence_seen());
-            newest && waiters.runner.grant_router.is_none() && now < sent_at + word.lease / 2
+        // The message counts if more than half of its lease is left and its fence is higher than every fence that this client has seen.
+        // Otherwise it may be a delayed message, or from a server that has lost data, and the server has to confirm it first.
+        let good = |message: &HandOffMessage| {
+            let newest = message.fence.get() > before.max(waiters.runner.highest_fence_seen());
+            newest && waiters.runner.grant_router.is_none() && now < sent_at + message.lease / 2
         };
-        let known = word.filter(good);
+        let known = message.filter(good);
         let handle = waiters.runner.router.io().clone();
         let task = handle.spawn(async move {
-            let tell = |woken| {
-                waiter.hand_off().answer = Some(woken);
+            let report = |outcome| {
+                waiter.hand_off().outcome = Some(outcome);
                 waiter.woken.notify_one();
             };
             let Some(HandOffMessage { fence, lease }) = known else {
@@ -184,18 +184,18 @@ impl RedisWaiter {
                     .requests
                     .send(request.group, request.keys, request.args, waiter.kept.clone())
                     .await;
-                return tell(HandOffOutcome::Asked(now, answer));
+                return report(HandOffOutcome::Replied(now, answer));
             };
             // The confirmation shares a script with those of other waiters, and the caller does not wait for its reply: without one,
             // the guard renews within the first lease.
             let attempt = vec![request.args[0].clone()];
-            let told = async { tell(HandOffOutcome::In { sent_at, lease, fence }) };
+            let reported = async { report(HandOffOutcome::Granted { sent_at, lease, fence }) };
             let confirmed = waiters.confirms.send(request.group, request.keys, attempt, waiter.kept.clone());
-            if let (Ok(Value::Int(1)), ()) = tokio::join!(confirmed, told) {
+            if let (Ok(Value::Int(1)), ()) = tokio::join!(confirmed, reported) {
                 waiters.forget_unconfirmed(&waiter.attempt);
             }
         });
-        hand_off.under_way = Some(task.abort_handle());
+        hand_off.confirming = Some(task.abort_handle());
     }
 }
 
@@ -213,11 +213,11 @@ impl Waiters {
         Waiters { runner, requests, confirms, state, ttls, wake, poll }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, WaitersState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins to listen for `attempt`, before anything is sent: the answer may come at once.
+    /// Registers the waiter of `attempt` before its request is sent, because a message may arrive at once.
     pub fn join(&self, attempt: String, ttl: Duration) -> WaiterHandle<'_> {
         let mut state = self.state();
         state.joined += 1;
@@ -256,18 +256,18 @@ impl Waiters {
 
     /// Handles the message of a hand-off: the attempt, the fence and the lease.
     pub fn on_hand_off(self: &Arc<Self>, message: &[u8]) {
-        let Some((attempt, word)) =
+        let Some((attempt, message)) =
             std::str::from_utf8(message).ok().and_then(|text| text.split_at_checked(32))
         else {
             return;
         };
         let waiter = self.state().waiters.get(attempt).cloned();
         if let Some(waiter) = waiter {
-            waiter.confirm_hand_off(self, HandOffMessage::read(word));
+            waiter.confirm_hand_off(self, HandOffMessage::read(message));
         }
     }
 
-    /// The connection is gone, and perhaps a message with it.
+    /// The connection is closed; messages may be lost.
     pub fn on_disconnect(&self) {
         let mut state = self.state();
         state.subscribed = false;
@@ -300,7 +300,7 @@ impl Waiters {
 impl WaiterHandle<'_> {
     /// Records that the server has the waiter in the queues of these keys. `ends`: when the lease of the first holder ends, unless
     /// the holder renews. `woken`: the arguments of the request that confirms a hand-off.
-    pub fn stand(
+    pub fn enter_queue(
         &mut self,
         group: KeyGroup,
         keys: &[String],
@@ -310,7 +310,7 @@ impl WaiterHandle<'_> {
     ) {
         let request = ConfirmRequest { group, keys: keys.to_vec(), args: woken };
         let mut hand_off = self.waiter.hand_off();
-        (hand_off.request, hand_off.under_way, hand_off.answer) = (Some(request), None, None);
+        (hand_off.request, hand_off.confirming, hand_off.outcome) = (Some(request), None, None);
         hand_off.since = hand_off.since.max(since);
         drop(hand_off);
         if self.queue_keys.is_empty() {
@@ -333,25 +333,25 @@ impl WaiterHandle<'_> {
         self.waiters.expect(group, Instant::now() + soon);
     }
 
-    /// Waits until the caller should look for the outcome, or send the request again.
+    /// Waits until there is an outcome, or until the caller should send the request again.
     pub async fn woken(&self) {
         self.waiter.woken.notified().await;
     }
 
     /// The caller sends the request itself now, so a message that arrives meanwhile starts no confirmation.
-    pub fn request(&self) {
+    pub fn begin_request(&self) {
         self.waiter.hand_off().request = None;
     }
 
     /// Whether a confirmation is in flight: then its outcome follows.
-    pub fn answers(&self) -> bool {
+    pub fn is_confirming(&self) -> bool {
         let hand_off = self.waiter.hand_off();
-        hand_off.under_way.is_some() && hand_off.answer.is_none()
+        hand_off.confirming.is_some() && hand_off.outcome.is_none()
     }
 
     /// Takes the outcome of a hand-off, if there was one.
-    pub fn answer(&self) -> Option<HandOffOutcome> {
-        self.waiter.hand_off().answer.take()
+    pub fn take_outcome(&self) -> Option<HandOffOutcome> {
+        self.waiter.hand_off().outcome.take()
     }
 
     /// Records that the caller has the lock. `unconfirmed`: it has a minimum hold, and the server may not have the confirmation yet.
@@ -375,13 +375,13 @@ impl Drop for WaiterHandle<'_> {
     fn drop(&mut self) {
         // The confirmation of a waiter that has the lock goes on.
         if !self.waiter.kept.load(Ordering::SeqCst)
-            && let Some(task) = self.waiter.hand_off().under_way.take()
+            && let Some(task) = self.waiter.hand_off().confirming.take()
         {
             task.abort();
         }
         let mut state = self.waiters.state();
         self.waiters.ttls.remove(self.waiter.ttl);
-        // The same attempt may have asked again meanwhile.
+        // A newer request of the same attempt may have replaced the waiter.
         if state.waiters.get(&self.waiter.attempt).is_some_and(|other| Arc::ptr_eq(other, &self.waiter)) {
             state.waiters.remove(&self.waiter.attempt);
         }

@@ -35,7 +35,7 @@ async fn ask_at_once(clients: &[&Client], name: &str) -> Vec<(usize, LockRequest
 }
 
 /// The keys of a lock move one by one, and for a while a node has the lock and another one who holds it. Clients
-/// that know the old map, and one that learns the map in the middle, ask all the while: never are there two holders.
+/// with the old map, and one that reads the map in the middle, send requests all the while: never are there two holders.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slot_that_moves_takes_its_locks_and_its_fences_along() {
     let Ok(cluster) = servers::redis_cluster(3) else { return };
@@ -179,7 +179,7 @@ async fn a_node_that_was_killed_is_found_again() {
     grow(&[held.fence, take(&two, &request(&here)).await.fence]);
 }
 
-/// Names in three slots, asked for in every order by four clients. No script sees all of them at once, and still it is
+/// Names in three slots, requested in every order by four clients. No script sees all of them at once, and still it is
 /// all or nothing: no update is lost, no client waits for ever, and nothing stays behind.
 #[tokio::test(flavor = "multi_thread")]
 async fn names_in_many_slots_are_taken_together_under_contention() {
@@ -223,9 +223,9 @@ async fn names_in_many_slots_are_taken_together_under_contention() {
     }
 }
 
-/// What cannot be done across slots is said, and a shared hash tag is the way out.
+/// The store rejects requests that no script can carry out across slots, and names a shared hash tag as the remedy.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_owner_is_told_to_use_a_hash_tag() {
+async fn the_error_for_an_owner_names_the_hash_tag() {
     let Ok(cluster) = servers::redis_cluster(3) else { return };
     let store = client_of(&cluster).await;
     let owned = |names: &[&str]| {
@@ -237,9 +237,9 @@ async fn an_owner_is_told_to_use_a_hash_tag() {
 }
 
 /// Names at two nodes: the first is taken, the second cannot be, and then the first cannot be given back. It is held, so that
-/// no client may be told that nothing happened.
+/// the outcome is unknown.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_part_that_cannot_be_given_back_is_not_told_as_not_taken() {
+async fn a_part_that_cannot_be_released_is_unknown() {
     let options = RedisOptions { append_only: AppendOnly::Always, ..RedisOptions::default() };
     let Ok(mut cluster) = servers::redis_cluster_with(3, options) else { return };
     let store = open(&format!("redis+cluster://{}?timeout=2s", cluster.addrs()[2])).await;
@@ -297,7 +297,7 @@ async fn a_slot_without_an_owner_is_unavailable_after_the_timeout() {
 }
 
 /// Nodes that do not know by which address clients reach them leave it out, in the map and in redirects: it is then the host
-/// that was asked.
+/// to which the client sent the request.
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_that_leave_out_their_host_are_found() {
     let extra = vec![("cluster-preferred-endpoint-type".to_owned(), "unknown-endpoint".to_owned())];
@@ -324,7 +324,7 @@ async fn nodes_that_leave_out_their_host_are_found() {
     take(&stale, &request("c")).await;
 }
 
-/// What the manual says that a user needs, in a cluster as well.
+/// The rights in the manual are enough for a user of a cluster as well.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_rights_in_the_manual_are_enough_in_a_cluster() {
     let manual = include_str!("../../../docs/stores/redis.md");

@@ -1,4 +1,4 @@
-//! A cluster with replicas under load while a primary fails over, is silent, is gone, or gives a slot away. What is held and asked
+//! A cluster with replicas under load while a primary fails over, is silent, is gone, or migrates a slot. Locks that are held and requested
 //! for at the other primaries is not harmed, the primary's own locks can be had again, and nothing is left behind.
 //!
 //! Each fault lasts for 30 s with `LOCKKEEPER_FULL`, and for two ttls without.

@@ -1,9 +1,9 @@
-//! Many who wait. What is counted are the server's commands, not the time.
+//! Many waiters. The tests count commands of the server, not time.
 
 use std::collections::HashMap;
 use std::process::{Child, Command};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkeeper::Lockkeeper;
 use lockkeeper_core::{AcquireOutcome, Mode, RenewOutcome, Store, Wait};
@@ -106,7 +106,7 @@ async fn ten_thousand_guards_are_renewed_in_one_pipeline() {
         let taken = batch.iter().map(|request| take(&store, request));
         grants.extend(futures_util::future::join_all(taken).await);
     }
-    let before = commands(&server);
+    let (before, began) = (commands(&server), Instant::now());
     assert!(store.renew(&grants).await.unwrap().iter().all(|answer| *answer == RenewOutcome::Renewed));
     let calls = since(&before, &commands(&server));
     assert_eq!(
@@ -114,10 +114,11 @@ async fn ten_thousand_guards_are_renewed_in_one_pipeline() {
         (100, 0),
         "a hundred in each: {calls:?}"
     );
-    // All of them were on their way before the first answer was read.
-    assert_eq!(
-        redis_call(server.addr(), &["PTTL", "lock:guard/9999"]).unwrap().parse::<u64>().unwrap() / 1000,
-        599
+    let left = redis_call(server.addr(), &["PTTL", "lock:guard/9999"]).unwrap().parse().unwrap();
+    let renewed = Duration::from_millis(left) + began.elapsed();
+    assert!(
+        renewed >= grants[0].ttl - Duration::from_millis(2),
+        "the last one was not renewed: {left} ms left"
     );
 }
 
@@ -180,13 +181,13 @@ async fn locks_that_end_without_a_release_leave_nothing_behind() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_readers_behind_a_writer_hold_beyond_their_ttl() {
     let Ok(server) = servers::redis(RedisOptions::default()) else { return };
-    let few = readers(&server, 1_000).await;
-    let many = readers(&server, 10_000).await;
+    let few = readers(&server, 1_000, Duration::from_secs(8)).await;
+    let many = readers(&server, 10_000, Duration::from_secs(24)).await;
     println!("server time for each reader: {few:?} with 1000, {many:?} with 10000");
     assert!(many < few * 6, "the cost of one reader grows with their number: {few:?} {many:?}");
 }
 
-/// A process has waiters all the time, so its polls go on. What the server notes for them of a waiter that was let in goes when the
+/// A process has waiters all the time, so its polls go on. The server's note of a waiter that was granted the lock goes when the
 /// waiter is released, whether the server heard it confirm or not: else every poll would read all waiters that there ever were.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_poll_reads_nothing_of_waiters_that_are_gone() {
@@ -233,15 +234,14 @@ async fn a_poll_reads_nothing_of_waiters_that_are_gone() {
     waits.abort();
 }
 
-/// The server's time for each of `count` readers, from their first request to their last release.
-async fn readers(server: &Server, count: u32) -> Duration {
+/// The server's processor time for each of `count` readers, from their first request to their last release.
+async fn readers(server: &Server, count: u32, ttl: Duration) -> Duration {
     // The claim is the first lease of a waiter: as long as the ttl, for a busy machine.
-    let url = format!("redis://{}?poll=1s&claim=12s", server.addr());
+    let url = format!("redis://{}?poll=1s&claim={}s", server.addr(), ttl.as_secs());
     let writer = open(&url).await;
     let held = take(&writer, &request("popular")).await;
     let keeper = Lockkeeper::with_store(open(&url).await, Arc::new(SystemClock));
-    let before = script_time(server);
-    let ttl = Duration::from_secs(12);
+    let before = processor_time(server);
     let readers: Vec<_> =
         (0..count).map(|_| tokio::spawn(keeper.lock("popular").shared().ttl(ttl).acquire())).collect();
     eventually("all readers are in the queue", || async {
@@ -259,21 +259,22 @@ async fn readers(server: &Server, count: u32) -> Duration {
     assert_eq!(view.held.len(), guards.len());
     futures_util::future::join_all(guards.into_iter().map(|guard| guard.release())).await;
     is_free(&writer, "popular").await;
-    (script_time(server) - before) / count
+    (processor_time(server) - before) / count
 }
 
-/// How long the server has spent in scripts.
-fn script_time(server: &Server) -> Duration {
-    let stats = redis_call(server.addr(), &["INFO", "commandstats"]).unwrap();
-    let lines = stats.lines().filter(|line| line.starts_with("cmdstat_eval"));
-    let spent = lines.filter_map(|line| line.split("usec=").nth(1)?.split(',').next()?.parse::<u64>().ok());
-    Duration::from_micros(spent.sum())
+/// The processor time of the server, which other programs of a busy machine do not count into.
+fn processor_time(server: &Server) -> Duration {
+    let stats = redis_call(server.addr(), &["INFO", "cpu"]).unwrap();
+    let used =
+        stats.lines().filter(|line| line.starts_with("used_cpu_sys:") || line.starts_with("used_cpu_user:"));
+    let seconds: f64 = used.map(|line| line.split(':').nth(1).unwrap().trim().parse::<f64>().unwrap()).sum();
+    Duration::from_secs_f64(seconds)
 }
 
 /// A message is believed only if it can be no older than what we know: one from before, which was held up on its way, tells
 /// of a lock that may be another client's by now.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_late_message_lets_nobody_in() {
+async fn a_late_message_grants_nothing() {
     let Ok(server) = servers::redis(RedisOptions::default()) else { return };
     let url = format!("redis://{}", server.addr());
     let (store, waiting) = (open(&url).await, open(&url).await);
@@ -292,7 +293,7 @@ async fn a_late_message_lets_nobody_in() {
     for fence in [before.fence, held.fence] {
         let message = format!("{}{fence} 5000", patient.key.attempt.to_hex());
         assert_eq!(redis_call(server.addr(), &["PUBLISH", &channel, &message]).unwrap(), "1");
-        // It asks the server about it, over the connection that brought the message; this is answered after that.
+        // The client sends its request to the server, over the connection of the message; the reply follows the message.
         waiting.inspect(&name("popular")).await.unwrap();
         tokio::time::sleep(Duration::from_millis(100)).await;
         assert!(!waiter.is_finished(), "two hold it: {:?}", waiter.await);
@@ -304,28 +305,30 @@ async fn a_late_message_lets_nobody_in() {
     assert_eq!(waiting.renew(&[served]).await.unwrap(), [RenewOutcome::Renewed]);
 }
 
-/// How long the lock is kept for one that is let in is up to the client that gave it back: a waiter with a longer claim of its own
-/// must not believe for longer.
+/// The server keeps the lock for a waiter for the claim of the waiter's own client, whatever the claim of the client that released it: a
+/// waiter must not rely on more, and needs no less.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_believes_no_longer_than_the_server_keeps_it() {
+async fn a_waiter_relies_on_its_own_claim() {
     let Ok(server) = servers::redis(RedisOptions::default()) else { return };
-    let holder = open(&format!("redis://{}?poll=1s&claim=2s", server.addr())).await;
-    let patient = open(&format!("redis://{}?poll=1s&claim=10m", server.addr())).await;
-    let mut by_message = 0;
-    // By the short way of a release, and by the long one.
-    for mode in [Mode::Exclusive, Mode::Shared] {
-        for _ in 0..5 {
-            let held = take(&holder, &request("popular")).await;
-            let waiter =
-                join_queue(&patient, &with(request("popular"), |request| request.mode = mode), 1).await;
-            give_back(&holder, &held.key).await;
-            let served = granted(waiter).await;
-            if served.lease < served.ttl {
-                assert!(served.lease <= Duration::from_secs(2), "{served:?}");
-                by_message += 1;
+    let client = async |claim: u64| open(&format!("redis://{}?poll=1s&claim={claim}s", server.addr())).await;
+    for (holder, own) in [(30, 100), (100, 30)] {
+        let (holder, patient) = (client(holder).await, client(own).await);
+        // By the short way of a release, and by the long one.
+        for mode in [Mode::Exclusive, Mode::Shared] {
+            let mut by_message = 0;
+            for _ in 0..5 {
+                let held = take(&holder, &request("popular")).await;
+                let waiter =
+                    join_queue(&patient, &with(request("popular"), |request| request.mode = mode), 1).await;
+                give_back(&holder, &held.key).await;
+                let served = granted(waiter).await;
+                if served.lease < served.ttl {
+                    assert_eq!(served.lease, Duration::from_secs(own), "{served:?}");
+                    by_message += 1;
+                }
+                give_back(&patient, &served.key).await;
             }
-            give_back(&patient, &served.key).await;
+            assert!(by_message > 0, "no client was let in by a message");
         }
     }
-    assert!(by_message > 0, "no client was let in by a message");
 }

@@ -67,7 +67,7 @@ fn increment(counter: &CounterFile) {
     log.write_all(b"ours\n").unwrap();
 }
 
-/// Two of theirs and two of ours count in one file. What the file says then, and who counted, in order.
+/// Two foreign clients and two of ours count in one file. The result is the content of the file and the clients in their order.
 async fn count_together(rounds: u64, how: &'static str) -> Option<(u64, Vec<String>)> {
     if !Python::is_there() {
         return None;
@@ -216,7 +216,7 @@ async fn readers_and_minimum_holds_keep_foreign_clients_out_as_well() {
     manager.lock(KEY, LONG).await.unwrap();
 }
 
-/// A foreign client renews without asking us: it would never learn that it is to stop.
+/// A foreign client renews without our scripts: it would not learn of a revoke.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_revoke_of_a_foreign_lock_says_that_it_cannot_and_changes_nothing() {
     let Ok(server) = servers::redis(RedisOptions::default()) else { return };
@@ -230,7 +230,7 @@ async fn a_revoke_of_a_foreign_lock_says_that_it_cannot_and_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_break_frees_a_foreign_lock_and_its_late_release_harms_nobody() {
+async fn a_break_frees_a_foreign_lock_and_its_late_release_harms_no_holder() {
     let Ok(server) = servers::redis(RedisOptions::default()) else { return };
     let (store, manager) = (client_of(&server).await, rslock(&server));
     let theirs = manager.lock(KEY, LONG).await.unwrap();

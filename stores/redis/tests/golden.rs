@@ -1,26 +1,31 @@
-//! The stored format. `golden/format-0.txt` has the keys that this version leaves behind a plain hold, a revoked one, shared holds, permits,
-//! a hold of two names by an owner, a queue and a record: this version must write the same, and every later version must read them.
+//! The stored format. `golden/format-1.txt` has the keys that this version leaves behind a plain hold, a revoked one, shared holds, permits,
+//! a hold of two names by an owner, a queue, a record and a bucket: this version must write the same, and every later version must read them.
 //!
-//! If the format changes, raise `FORMAT` in `codec.rs` and in `lua/common.lua` by one, keep this file for the version that is still read, and
-//! add one. `LOCKKEEPER_BLESS=1` writes it. A hold of another version is refused, and never misread.
+//! If a layout changes, raise `FORMAT` in `codec.rs` by one, set the version of the layout in `codec.rs` and `lua/common.lua` to it, keep this
+//! file, and add one, which `LOCKKEEPER_BLESS=1` writes. A hold or queue entry of another version is refused, and never misread.
 
 mod common;
+#[path = "common/fixture.rs"]
+mod fixture;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{client_of, tell};
+use common::{Client, client_of, keeper, tell};
+use fixture::{TTL, is_hold, is_of, restore, times_of, with_times, without_times};
+use lockkeeper::limit::PER_HOUR;
 use lockkeeper_core::{
     AcquireOutcome, Attempt, Error, Expect, Holder, LockRequest, Mode, Names, Owner, ReleaseOutcome,
-    RenewOutcome, RequestKey, Result, Wait,
+    RenewOutcome, RequestKey, Result, Version, Wait,
 };
-use lockkeeper_testkit::laws::{eventually, give_back, is_free, name, request, take, with};
+use lockkeeper_testkit::laws::{
+    eventually, give_back, granted, is_free, join_queue, name, request, take, with,
+};
 use lockkeeper_testkit::servers::{self, RedisKey, RedisOptions};
 
-const GOLDEN: &str = include_str!("golden/format-0.txt");
-const TTL: Duration = Duration::from_secs(600);
-/// Where the four numbers of a hold stand that depend on the time: fence, end, start, end of the minimum hold.
-const TIMES: std::ops::Range<usize> = 33..65;
+const GOLDEN: &str = include_str!("golden/format-1.txt");
+/// The format before: its holds are the same, and its queue entry has no version and no claim.
+const PREVIOUS: &str = include_str!("golden/format-0.txt");
 
 /// A request that is the same in every run.
 fn fixed(lock: &str, attempt: u8) -> LockRequest {
@@ -29,116 +34,6 @@ fn fixed(lock: &str, attempt: u8) -> LockRequest {
         request.key.attempt = Attempt::from_bytes([attempt; 16]);
         (request.holder, request.ttl) = (Arc::new(holder), TTL);
     })
-}
-
-/// Whether a part of a value is a hold: an attempt, flags, the times, and the terms of the request.
-fn is_hold(part: &[u8]) -> bool {
-    part.len() > 100 && part[..32].iter().all(u8::is_ascii_hexdigit)
-}
-
-/// The fence counter, and the version before the value of a record: 16 digits.
-fn begins_with_time(part: &[u8]) -> bool {
-    part.len() >= 16 && part[..16].iter().all(u8::is_ascii_digit)
-}
-
-/// Where the counts of a lock's holds have the time at which they were written: behind the sign of a long number.
-fn time_of_counts(part: &[u8]) -> std::ops::Range<usize> {
-    let sign = part.iter().position(|byte| *byte == 0xcf).expect("the counts have a time");
-    sign + 1..sign + 9
-}
-
-/// The client id of the fixture, which is another one in each run.
-const CLIENT: &[u8] = b"CLIENT";
-
-/// Replaces the client id.
-fn replace_client(keys: &mut [RedisKey], from: &[u8], to: &[u8]) {
-    let replaced = |bytes: &[u8]| {
-        let at = bytes.windows(from.len()).position(|window| window == from);
-        at.map_or(bytes.to_vec(), |at| [&bytes[..at], to, &bytes[at + from.len()..]].concat())
-    };
-    for key in keys {
-        key.key = replaced(&key.key);
-        key.parts.iter_mut().for_each(|part| *part = replaced(part));
-    }
-}
-
-/// Whether the key has this word: `holds`, `ends`, `queue`, `client`.
-fn is_of(key: &RedisKey, word: &str) -> bool {
-    String::from_utf8_lossy(&key.key).contains(&format!("}}:{word}:"))
-}
-
-/// Calls `change` with each value that depends on the time, and its kind.
-fn each_time(keys: &mut [RedisKey], mut change: impl FnMut(StoredTime, &mut Vec<u8>)) {
-    for key in keys {
-        let (scores, counts) = (key.kind == "zset", is_of(key, "holds"));
-        let (ends, queues) = (is_of(key, "ends"), is_of(key, "client"));
-        let numbered = is_of(key, "record") || key.key.ends_with(b":fence");
-        for i in 0..key.parts.len() {
-            let of_counts = counts && i % 2 == 1 && key.parts[i - 1] == b"#";
-            let part = &mut key.parts[i];
-            match () {
-                () if scores && i % 2 == 1 => {
-                    change(if ends { StoredTime::Ends } else { StoredTime::Digits }, part)
-                }
-                () if of_counts => change(StoredTime::Counts, part),
-                () if queues && i % 2 == 1 => change(StoredTime::Entry, part),
-                () if is_hold(part) => change(StoredTime::Hold, part),
-                () if numbered && (begins_with_time(part) || part.starts_with(b"TIME")) => {
-                    change(StoredTime::Digits, part)
-                }
-                () => {}
-            }
-        }
-    }
-}
-
-/// The values that depend on the time.
-enum StoredTime {
-    /// The end of a lease in milliseconds, as a score.
-    Ends,
-    /// Microseconds in digits, in front of the rest.
-    Digits,
-    /// The instant in the counts of a lock's holds.
-    Counts,
-    /// The start of the wait in a queue entry.
-    Entry,
-    Hold,
-}
-
-/// Replaces the times.
-fn without_times(mut keys: Vec<RedisKey>) -> Vec<RedisKey> {
-    let client = keys.iter().find(|key| is_of(key, "client")).expect("a client waits").key.clone();
-    let id = client.rsplit(|byte| *byte == b':').next().expect("the id").to_vec();
-    replace_client(&mut keys, &id, CLIENT);
-    each_time(&mut keys, |time, part| match time {
-        StoredTime::Ends => *part = b"END".to_vec(),
-        StoredTime::Digits => drop(part.splice(..16, *b"TIME")),
-        StoredTime::Counts => {
-            let time = time_of_counts(part);
-            part[time].fill(0);
-        }
-        StoredTime::Entry => part[1..9].fill(0),
-        StoredTime::Hold => part[TIMES].fill(0),
-    });
-    keys
-}
-
-/// Puts times into the fixture.
-fn with_times(mut keys: Vec<RedisKey>, now_us: u64, end_ms: u64) -> Vec<RedisKey> {
-    each_time(&mut keys, |time, part| match time {
-        StoredTime::Ends => *part = end_ms.to_string().into_bytes(),
-        StoredTime::Digits => drop(part.splice(..4, now_us.to_string().into_bytes())),
-        StoredTime::Counts => {
-            let time = time_of_counts(part);
-            part[time].copy_from_slice(&(now_us / 1000).to_be_bytes());
-        }
-        StoredTime::Entry => part[1..9].copy_from_slice(&(now_us as f64).to_be_bytes()),
-        StoredTime::Hold => {
-            let times = [now_us as f64, end_ms as f64, now_us as f64, 0.0];
-            part[TIMES].copy_from_slice(&times.map(f64::to_be_bytes).concat());
-        }
-    });
-    keys
 }
 
 /// The requests of the holds in hashes: two shared holds, a permit, and two names of one owner.
@@ -151,29 +46,15 @@ fn holds_in_hashes() -> [LockRequest; 4] {
     [shared(5), shared(6), permit, owned]
 }
 
-/// The time of a server in microseconds, and the end of a lease from now in milliseconds.
-fn times_of(server: &servers::Server) -> (u64, u64) {
-    let time = tell(server.addr(), &["TIME"]);
-    let seconds: u64 = time.lines().next().unwrap().parse().unwrap();
-    (seconds * 1_000_000, (seconds + TTL.as_secs()) * 1000)
-}
-
-/// Writes keys to a server: the counter and records for ever, the rest with a time to live.
-fn restore(server: &servers::Server, keys: &[RedisKey]) {
-    for key in keys {
-        let lives = !is_of(key, "record") && !key.key.ends_with(b":fence");
-        key.restore(server.addr(), if lives { TTL.as_millis() as u64 } else { 0 });
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn this_version_writes_format_0() {
+async fn this_version_writes_its_format() {
     let Ok(server) = servers::redis(RedisOptions::default()) else { return };
     let store = client_of(&server).await;
     take(&store, &fixed("plain", 1)).await;
     take(&store, &fixed("revoked", 4)).await;
     store.revoke(&name("revoked"), "maintenance").await.unwrap();
     store.write(&name("config/a"), b"value", Expect::Absent, None).await.unwrap();
+    assert!(is_allowed(&store).await);
     for request in &holds_in_hashes() {
         take(&store, request).await;
     }
@@ -185,19 +66,118 @@ async fn this_version_writes_format_0() {
     }
     let written = RedisKey::print(&without_times(RedisKey::all(server.addr())));
     if std::env::var_os("LOCKKEEPER_BLESS").is_some() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/format-0.txt");
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/format-1.txt");
         std::fs::write(path, &written).unwrap();
     } else {
         assert_eq!(written, GOLDEN, "the stored format has changed: see the head of this file");
     }
 }
 
+/// Takes the only token of a bucket.
+async fn is_allowed(store: &Client) -> bool {
+    keeper(store).limit("mail").rate(1, PER_HOUR).burst(1).take(1).await.unwrap().allowed()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn this_version_reads_format_0() {
+async fn this_version_reads_its_format() {
     let Ok(server) = servers::redis(RedisOptions::default()) else { return };
     let (now_us, end_ms) = times_of(&server);
     restore(&server, &with_times(RedisKey::parse(GOLDEN), now_us, end_ms));
     let store = client_of(&server).await;
+    assert!(!is_allowed(&store).await, "the bucket is empty");
+    let queue = store.inspect(&name("plain")).await.unwrap().unwrap().queue;
+    assert_eq!(queue.len(), 1, "{queue:?}");
+    assert_eq!((queue[0].holder.label.as_deref(), queue[0].since.as_micros()), (Some("nightly"), now_us));
+    reads_holds(&store, now_us).await;
+    // The release has granted the lock to the waiter of the fixture, whose process is gone.
+    let view = store.inspect(&name("plain")).await.unwrap().unwrap();
+    assert_eq!((view.held.len(), view.queue.len()), (1, 0), "{view:?}");
+    assert!(view.held[0].fence.get() > now_us, "{view:?}");
+    assert_eq!(view.held[0].holder.label.as_deref(), Some("nightly"), "{view:?}");
+}
+
+/// The release script used to take the bytes of such a queue entry for those of its own layout: the waiter was out of the queue, and the
+/// lock was held for no caller.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn this_version_reads_the_format_before_and_leaves_its_waiter_alone() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let (now_us, end_ms) = times_of(&server);
+    restore(&server, &with_times(RedisKey::parse(PREVIOUS), now_us, end_ms));
+    let store = client_of(&server).await;
+    let before = RedisKey::print(&entries(&server));
+    reads_holds(&store, now_us).await;
+    assert_eq!(RedisKey::print(&entries(&server)), before, "a queue entry was changed");
+    waits_behind_another_version(&server, &store).await;
+}
+
+/// The waiter at the front of the queue is of a process of the next version, while a fleet is updated.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_of_the_next_format_is_left_alone() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let (now_us, end_ms) = times_of(&server);
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let mut keys = with_times(RedisKey::parse(GOLDEN), now_us, end_ms);
+        keys.retain(|key| {
+            ["client", "queue"].iter().any(|word| is_of(key, word)) || key.key.ends_with(b"waited")
+        });
+        for key in keys.iter_mut().filter(|key| is_of(key, "client")) {
+            key.parts[1][0] += NEXT_FORMAT;
+        }
+        let store = client_of(&server).await;
+        // The short way of a release, and the long one.
+        let held = take(&store, &LockRequest { mode, ..request("plain") }).await;
+        restore(&server, &keys);
+        let before = RedisKey::print(&entries(&server));
+        assert_eq!(give_back(&store, &held.key).await, ReleaseOutcome::Released);
+        assert_eq!(RedisKey::print(&entries(&server)), before, "a queue entry was changed");
+        waits_behind_another_version(&server, &store).await;
+    }
+}
+
+/// A later layout of a record begins with a letter. A process of this version neither shows such a record, nor takes it for missing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_of_another_format_is_refused() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let store = client_of(&server).await;
+    store.write(&name("config/a"), b"value", Expect::Absent, None).await.unwrap();
+    let key = tell(server.addr(), &["KEYS", "lockkeeper:*record:*"]);
+    let later = "v2:0000000000000007:value";
+    tell(server.addr(), &["SET", &key, later]);
+    store.read(&name("config/a")).await.expect_err("it cannot be read");
+    for expect in [Expect::Absent, Expect::Version(Version(7))] {
+        store.write(&name("config/a"), b"mine", expect, None).await.expect_err("it cannot be compared");
+    }
+    assert_eq!(tell(server.addr(), &["GET", &key]), later);
+}
+
+/// The queues and their entries.
+fn entries(server: &servers::Server) -> Vec<RedisKey> {
+    let mut keys = RedisKey::all(server.addr());
+    keys.retain(|key| is_of(key, "client") || is_of(key, "queue"));
+    keys
+}
+
+/// The lock is free, and the first waiter of its queue is of another version: no script grants the lock past that waiter until the
+/// entries of its process have expired.
+async fn waits_behind_another_version(server: &servers::Server, store: &Client) {
+    let view = store.inspect(&name("plain")).await.unwrap().expect("a client waits");
+    assert_eq!((view.held.len(), view.waiting), (0, 1), "{view:?}");
+    let outcome = store.acquire(&request("plain")).await;
+    assert!(matches!(outcome, Ok(AcquireOutcome::Busy(_))), "{outcome:?}");
+    let waiter = join_queue(store, &request("plain"), 2).await;
+    // Several polls.
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    assert!(!waiter.is_finished(), "the lock was granted past the first waiter");
+    let other =
+        entries(server).into_iter().find(|key| key.key.ends_with(b"CLIENT")).expect("its entry is there");
+    tell(server.addr(), &["DEL", std::str::from_utf8(&other.key).unwrap()]);
+    let grant = granted(waiter).await;
+    assert_eq!(give_back(store, &grant.key).await, ReleaseOutcome::Released);
+    is_free(store, "plain").await;
+}
+
+/// The holds of a fixture are shown, belong to their attempts, and are released.
+async fn reads_holds(store: &Client, now_us: u64) {
     for lock in ["plain", "revoked"] {
         let view = store.inspect(&name(lock)).await.unwrap().unwrap_or_else(|| panic!("{lock} is held"));
         assert_eq!(view.held.len(), 1, "{view:?}");
@@ -212,28 +192,21 @@ async fn this_version_reads_format_0() {
         assert_eq!(view.held.len(), holders, "{view:?}");
         assert!(view.held.iter().all(|held| held.fence.get() == now_us), "{view:?}");
     }
-    let queue = store.inspect(&name("plain")).await.unwrap().unwrap().queue;
-    assert_eq!(queue.len(), 1, "{queue:?}");
-    assert_eq!((queue[0].holder.label.as_deref(), queue[0].since.as_micros()), (Some("nightly"), now_us));
     for request in &holds_in_hashes() {
-        assert_eq!(take(&store, request).await.fence.get(), now_us, "the same attempt keeps its fence");
-        assert_eq!(give_back(&store, &request.key).await, ReleaseOutcome::Released, "{:?}", request.key);
+        assert_eq!(take(store, request).await.fence.get(), now_us, "the same attempt keeps its fence");
+        assert_eq!(give_back(store, &request.key).await, ReleaseOutcome::Released, "{:?}", request.key);
     }
     for lock in ["shared", "permits", "both/a", "both/b"] {
-        is_free(&store, lock).await;
+        is_free(store, lock).await;
     }
     // The attempt of each hold is the proof of ownership, also for a later version.
-    let resumed = take(&store, &fixed("plain", 1)).await;
+    let resumed = take(store, &fixed("plain", 1)).await;
     assert_eq!(resumed.fence.get(), now_us, "the same attempt keeps its fence");
     for (lock, attempt) in [("plain", 1), ("revoked", 4)] {
         let key = RequestKey { attempt: Attempt::from_bytes([attempt; 16]), ..request(lock).key };
-        assert_eq!(give_back(&store, &key).await, ReleaseOutcome::Released, "{lock} {attempt}");
+        assert_eq!(give_back(store, &key).await, ReleaseOutcome::Released, "{lock} {attempt}");
     }
-    is_free(&store, "revoked").await;
-    // The release has granted the lock to the waiter of the fixture, whose process is gone.
-    let view = store.inspect(&name("plain")).await.unwrap().unwrap();
-    assert_eq!((view.held.len(), view.queue.len()), (1, 0), "{view:?}");
-    assert!(view.held[0].fence.get() > now_us, "{view:?}");
+    is_free(store, "revoked").await;
 }
 
 /// The keys of the fixture with every hold in the format after this one.

@@ -262,7 +262,7 @@ async fn a_lock_is_broken_in_a_migration() {
 
 /// While its slot is on its way, a free lock is not granted: none of its nodes could see another holder.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_free_lock_is_granted_to_nobody_in_a_migration() {
+async fn a_free_lock_is_not_granted_in_a_migration() {
     let Ok(cluster) = servers::redis_cluster(3) else { return };
     let store = open(&format!("redis+cluster://{}?timeout=300ms", cluster.addrs()[0])).await;
     let slot = cluster.slot_of("lock:orders/42");
@@ -271,4 +271,134 @@ async fn a_free_lock_is_granted_to_nobody_in_a_migration() {
     assert!(matches!(answer, Err(Error::Unavailable(_))), "{answer:?}");
     cluster.finish_migration(migration);
     take(&store, &request("orders/42")).await;
+}
+
+/// A revoke works too: the holder gets the reason at its next renewal, in the migration as well, and its release frees the lock.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_is_revoked_in_a_migration() {
+    let Ok(cluster) = servers::redis_cluster(3) else { return };
+    let (one, two) = (client_of(&cluster).await, client_of(&cluster).await);
+    for moved in MOVES {
+        let text = |kind: &str| format!("{{revoke{moved:?}}}/{kind}");
+        let plain = take(&one, &request(&text("plain"))).await;
+        let shared = || with(request(&text("shared")), |request| request.mode = Mode::Shared);
+        let readers = [take(&one, &shared()).await, take(&two, &shared()).await];
+        let names = [text("first"), text("second")];
+        let both = take(&one, &lockkeeper_testkit::laws::request_all(&[&names[0], &names[1]])).await;
+        let unmarked = take(&one, &request(&text("unmarked"))).await;
+        let slot = cluster.slot_of(&format!("lock:{}", text("plain")));
+        let from = cluster.node_of_slot(slot);
+        let to = (from + 1) % 3;
+        tell(cluster.addrs()[from], &["SET", &format!("lock:{}", text("foreign")), "theirs", "PX", "600000"]);
+        let migration = cluster.begin_migration(slot, to);
+        moved.apply(&cluster, slot, from, to);
+        let revoke =
+            async |kind: &str| soon("a revoke ends", two.revoke(&name(&text(kind)), "an upgrade")).await;
+        let [first_reader, second_reader] = readers;
+        for (kind, grants) in
+            [("plain", vec![plain]), ("shared", vec![first_reader, second_reader]), ("first", vec![both])]
+        {
+            let fence = revoke(kind).await.unwrap_or_else(|error| panic!("{moved:?}: {kind}: {error:?}"));
+            for grant in &grants {
+                assert!(fence > grant.fence, "{moved:?}: {kind}");
+                let renewal = common::renew(&one, grant).await;
+                let revoked = matches!(&renewal, RenewOutcome::Revoked(reason) if &**reason == "an upgrade");
+                assert!(revoked, "{moved:?}: {kind}: {renewal:?}");
+            }
+            revoke(kind).await.unwrap_or_else(|error| panic!("{moved:?}: {kind} once more: {error:?}"));
+            for grant in grants {
+                let released = soon("a release ends", one.release(&grant.key)).await;
+                assert!(matches!(released, Ok(ReleaseOutcome::Released)), "{moved:?}: {kind}: {released:?}");
+            }
+        }
+        let foreign = revoke("foreign").await;
+        assert!(matches!(foreign, Err(Error::Unsupported(_))), "{moved:?}: {foreign:?}");
+        revoke("free").await.unwrap_or_else(|error| panic!("{moved:?}: a free lock: {error:?}"));
+        assert_eq!(common::renew(&one, &unmarked).await, RenewOutcome::Renewed, "{moved:?}");
+        cluster.finish_migration(migration);
+        for kind in ["plain", "shared", "first", "second"] {
+            take(&two, &request(&text(kind))).await;
+        }
+        refused(&two, &request(&text("unmarked"))).await;
+    }
+}
+
+/// A break or a release in a migration does not wait for replicas, as at any other time. Its step used to wait, and when a replica
+/// was behind, the caller got *unavailable*, although the key was deleted.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_migration_step_that_has_written_is_not_unavailable() {
+    let Ok(cluster) = servers::redis_cluster_with_replicas(3, RedisOptions::default()) else { return };
+    let options = "wait_replicas=1&timeout=1s";
+    let store = open(&format!("redis+cluster://{}?{options}", cluster.addrs()[0])).await;
+    let text = |kind: &str| format!("{{replicas}}/{kind}");
+    let mut grants = Vec::new();
+    for kind in ["broken", "released", "renewed"] {
+        let asked = request(&text(kind));
+        eventually("the replica acknowledges", || async { store.acquire(&asked).await.is_ok() }).await;
+        grants.push(take(&store, &asked).await);
+    }
+    let slot = cluster.slot_of(&format!("lock:{}", text("broken")));
+    let from = cluster.node_of_slot(slot);
+    let migration = cluster.begin_migration(slot, (from + 1) % 3);
+    cluster.nodes()[3 + from].pause();
+    let broken = soon("a break ends", store.break_lock(&name(&text("broken")), "in the way")).await;
+    assert!(broken.is_ok_and(|fence| fence > grants[0].fence));
+    let released = soon("a release ends", store.release(&grants[1].key)).await;
+    assert!(matches!(released, Ok(ReleaseOutcome::Released)), "{released:?}");
+    let renewed = soon("a renewal ends", store.renew(&grants[2..])).await;
+    let unknown = matches!(&renewed, Err(Error::Unknown(_)))
+        || renewed.as_ref().is_ok_and(|outcomes| outcomes[..] == [RenewOutcome::Unknown]);
+    assert!(unknown, "a renewal that no replica has: {renewed:?}");
+    cluster.nodes()[3 + from].resume();
+    cluster.finish_migration(migration);
+}
+
+/// While a client watches and another waits, all declared keys of a lock exist, so the node runs the script, which then finds the first
+/// of the others missing. It has written nothing by then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_finds_a_key_missing_in_a_migration_is_unavailable() {
+    let Ok(cluster) = servers::redis_cluster(3) else { return };
+    let store = client_of(&cluster).await;
+    let hasty = open(&format!("redis+cluster://{}?timeout=300ms", cluster.addrs()[0])).await;
+    let _watch = store.watch("").await.unwrap();
+    let held = take(&store, &request("orders/42")).await;
+    let waiter = lockkeeper_testkit::laws::join_queue(&store, &request("orders/42"), 1).await;
+    let slot = cluster.slot_of("lock:orders/42");
+    let migration = cluster.begin_migration(slot, (cluster.node_of_slot(slot) + 1) % 3);
+    for wait in [lockkeeper_core::Wait::No, lockkeeper_core::Wait::For(Duration::from_millis(100))] {
+        let asked = with(request("orders/42"), |request| request.wait = wait);
+        let answer = soon("a request ends", hasty.acquire(&asked)).await;
+        assert!(matches!(answer, Err(Error::Unavailable(_))), "{answer:?}");
+    }
+    cluster.finish_migration(migration);
+    assert_eq!(store.release(&held.key).await.unwrap(), ReleaseOutcome::Released);
+    lockkeeper_testkit::laws::granted(waiter).await;
+}
+
+/// The node to which a slot moves dies with a part of the keys. The steps at the other node have written, and the caller used to get
+/// *unavailable*, although the hold was gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operation_that_a_dead_node_cuts_short_in_a_migration_is_unknown() {
+    let extra = vec![("cluster-require-full-coverage".to_owned(), "no".to_owned())];
+    let options = RedisOptions { extra, ..RedisOptions::default() };
+    let Ok(mut cluster) = servers::redis_cluster_with(3, options) else { return };
+    let store = open(&format!("redis+cluster://{}?timeout=1s", cluster.addrs()[0])).await;
+    let text = |kind: &str| format!("{{cut}}/{kind}");
+    let mut grants = Vec::new();
+    for kind in ["released", "revoked", "broken"] {
+        let shared = with(request(&text(kind)), |request| request.mode = Mode::Shared);
+        grants.push(take(&store, &shared).await);
+    }
+    let slot = cluster.slot_of(&format!("lock:{}", text("broken")));
+    let from = cluster.node_of_slot(slot);
+    let to = (from + 1) % 3;
+    let _migration = cluster.begin_migration(slot, to);
+    Moved::Ends.apply(&cluster, slot, from, to);
+    cluster.node_mut(to).kill9();
+    let released = soon("a release ends", store.release(&grants[0].key)).await.map(drop);
+    let revoked = soon("a revoke ends", store.revoke(&name(&text("revoked")), "why")).await.map(drop);
+    let broken = soon("a break ends", store.break_lock(&name(&text("broken")), "why")).await.map(drop);
+    for (what, answer) in [("release", released), ("revoke", revoked), ("break", broken)] {
+        assert!(matches!(answer, Err(Error::Unknown(_))), "{what}: {answer:?}");
+    }
 }

@@ -31,7 +31,7 @@ async fn two_clients(server: &Server) -> (Proxy, Arc<dyn Store>, Arc<dyn Store>)
     (proxy, store.unwrap(), other.unwrap())
 }
 
-/// What an unlucky client does, from its first word to its last. Everything must come out as if nothing had happened.
+/// The calls of a client whose connection breaks, from the first to the last. All outcomes must be as without the fault.
 async fn story(proxy: &Proxy, other: &Arc<dyn Store>) {
     // Nothing happened when it cannot even be opened.
     let store = loop {
@@ -52,7 +52,7 @@ async fn story(proxy: &Proxy, other: &Arc<dyn Store>) {
     laws::queue_reaches(other, &laws::name("y"), 1).await;
     give_back(other, &held.key).await;
     let next = soon("the waiter is served", waiter).await.unwrap();
-    // Only if its claim was lost for good may it be told so; then it holds nothing.
+    // An error is right only if the waiter lost its hand-off for good, and then it holds no lock.
     let next = next.unwrap_or_else(|error| panic!("the waiter was let down: {error}"));
     assert!(next.fence() > held.fence);
     // A release that may have happened is a release in the end.
@@ -145,7 +145,7 @@ async fn a_request_that_arrives_twice_would_be_harmless() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_stays_of_what_nobody_heard_of() {
+async fn no_request_without_a_reply_leaves_anything() {
     let Ok(server) = servers::redis(RedisOptions::default()) else { return };
     let (proxy, store, other) = two_clients(&server).await;
     laws::unknown::an_unknown_request_leaves_nothing(&proxy, &store, &other).await;

@@ -8,7 +8,7 @@ local function reported(slot, h)
   return false
 end
 
--- Gives a hold another fence; and the holds that its owner has under the same one.
+-- Changes the fence of a hold, and of the owner's other holds with the same fence.
 local function change_fence(slot, h, fence)
   local before = h.fence
   local list = h.owner ~= NONE and get_field(slot, 'o' .. h.owner) or h.attempt
@@ -22,16 +22,18 @@ local function change_fence(slot, h, fence)
   end
 end
 
--- The attempt holds all names: the same attempt again is the same request. Its fence stays, its lease counts anew.
+-- The attempt holds all names already: it keeps its fence, and its lease starts again.
 local function again(keys, attempt, wanted)
   local fence, raise
+  local confirmed = true
   for _, key in ipairs(keys) do
     local h = find(load(key), attempt)
-    if h.reason then return { TO_END + 10, h.reason } end
+    confirmed = confirmed and h.flags == 0
+    if h.reason then return { REVOKED_OWNER + 10, h.reason } end
     fence = h.fence
-    -- A server that has forgotten what this client has seen may have let it in: then the fence is too low. The counter need
-    -- not tell, because another client may have raised it since. But one of several that share a lock must not pass the
-    -- others, who came after it and know their fences.
+    -- If the server lost writes that this client has seen, the fence of the hand-off is too low. The counter does not show it,
+    -- because another client may have raised it since. A shared holder keeps its fence if the counter was not behind: it must
+    -- not pass holders that were granted after it.
     if h.flags == PENDING and h.fence <= floor and not reported(load(key), h) then
       raise = raise or h.mode == 0 or tonumber(redis.call('GET', COUNTER) or '0') < floor
     end
@@ -39,7 +41,7 @@ local function again(keys, attempt, wanted)
   press_on()
   if raise then fence = next_fence(floor) end
   if wanted > fence then
-    -- Names in several slots have one fence, the highest of them; what is granted here next is higher still.
+    -- A grant of names in several slots has the highest fence of its parts; the next grant of this slot must be higher still.
     fence = wanted
     raise_counter(wanted)
   end
@@ -49,10 +51,10 @@ local function again(keys, attempt, wanted)
     if h.fence ~= fence then change_fence(slot, h, fence) end
     renew(slot, h, client)
   end
-  return fence
+  return confirmed and { HELD_BEFORE, fence } or fence
 end
 
--- Whether the request has an entry in each of its queues. A queue itself may be lost.
+-- Whether the request has an entry in each of its queues. A queue key may have been deleted or evicted.
 local function is_queued(keys, attempt)
   if redis.call('HEXISTS', CLIENT, attempt) == 0 then return false end
   for _, key in ipairs(keys) do
@@ -64,20 +66,20 @@ local function is_queued(keys, attempt)
   return true
 end
 
-local function enqueue(keys, attempt, terms, mark, min_hold, info)
+local function enqueue(keys, attempt, terms, kind, min_hold, info)
   local ticket = next_fence(floor)
   if not ticket then return false end
   for _, key in ipairs(keys) do
     redis.call('ZADD', BASE .. 'queue:' .. key, ticket, attempt .. client)
-    tell('waiting', key, 0, info)
+    emit('waiting', key, 0, info)
   end
-  redis.call('HSET', CLIENT, attempt, struct.pack('>c1ddc0c0', mark, now_us, min_hold, attempt, terms))
-  -- It was let in and came too late: its process is not to be told again at every poll.
+  redis.call('HSET', CLIENT, attempt, struct.pack('>c1ddc0c0I4', kind, now_us, min_hold, attempt, terms, CLAIM))
+  -- Its hand-off ended before it confirmed: the poll of its process must not report the hand-off again.
   if stage == 2 then redis.call('SREM', BASE .. 'unconfirmed:' .. client, attempt) end
   return true
 end
 
--- The holds in the way that are shown: of the first that end, those that hold for longest.
+-- The holds that a busy reply shows: of the 16 that end first, the three oldest.
 local function shown(key)
   local value = redis.pcall('GET', key)
   if value ~= MARK then return { type(value) == 'string' and value or nil } end
@@ -91,7 +93,7 @@ local function shown(key)
 end
 
 local function acquire(keys, attempt, terms)
-  local mark, waits, _, min_hold, wanted = struct.unpack('>c1BBI4d', head)
+  local kind, waits, _, min_hold, wanted = struct.unpack('>c1BBI4d', head)
   local owner, ttl, delay, mode, names, info = struct.unpack('>c32I4I4I4I4c0I2c0', terms)
   waits = waits > 0
   -- A hold that this version cannot read ends the request here, before it has changed anything.
@@ -107,7 +109,7 @@ local function acquire(keys, attempt, terms)
   end
   if found == #keys then return again(keys, attempt, wanted) end
   for _, key in ipairs(keys) do
-    -- A part of it was taken away: what is left is worth nothing.
+    -- The attempt has lost some of its names, and so the whole grant.
     if find(load(key), attempt) then remove(load(key), attempt) end
   end
 
@@ -124,7 +126,7 @@ local function acquire(keys, attempt, terms)
     admit(keys, { attempt = attempt, owner = owner, fence = fence, expires = now + ttl, since = now_us,
       stays = min_hold > 0 and now + min_hold or 0, ttl = ttl, delay = delay, mode = mode, flags = 0, names = names,
       info = info })
-    -- Others who waited behind it may share it.
+    -- The next waiters may share the lock with it.
     if queued and mode > 0 then serve({ unpack(keys) }) end
     return fence
   end
@@ -134,10 +136,10 @@ local function acquire(keys, attempt, terms)
       leave(keys, attempt, client, info)
       serve({ unpack(keys) })
     end
-    if v ~= BLOCKED then return { v + 10, v == TO_END and what or nil } end
+    if v ~= BLOCKED then return { v + 10, v == REVOKED_OWNER and what or nil } end
   else
-    if not queued and not enqueue(keys, attempt, terms, mark, min_hold, info) then return { FULL + 10 } end
-    -- Queue entries go with the process that waits; its polls keep them.
+    if not queued and not enqueue(keys, attempt, terms, kind, min_hold, info) then return { FULL + 10 } end
+    -- The queue entries of a process expire together, unless the process polls.
     redis.call('PEXPIRE', CLIENT, (struct.unpack('>I4', head, 17)))
     stay(keys)
   end
@@ -151,7 +153,7 @@ for _, one in ipairs(rest) do
   local i, start, known = unpack(one)
   local attempt, terms = ARGV[i + 7], common
   if #attempt > 32 then attempt, terms = string.sub(attempt, 1, 32), string.sub(attempt, 33) end
-  -- Other requests of this script may have been granted already: one lock does not fail them.
+  -- A lock that cannot be read fails its own request only: others of this script may have been granted already.
   local understood, answer = true, { UNREADABLE }
   if known then understood, answer = guarded(acquire, names_at(start, count), attempt, terms) end
   answers[i] = understood and answer or { OTHER_FORMAT }

@@ -1,34 +1,41 @@
--- Answers many lock requests of one kind, each for a lock or for several of one hash slot. KEYS: counter, watched, waited, then
--- L of each name of each request. ARGV: the highest fence seen, the client, the base, the claim; what the requests have in
--- common: how long their keys are to live (ttl and delay), their head ('P' if the hold will be a plain one, 0 if they do not
--- wait, 1 if they do, 2 if they waited and were notified, how many names each has, the minimum hold, the fence to raise to,
--- the generation, how long a queue entry is to last), and their terms (see HOLD) from the owner on; and then the attempt of each, with terms of its own behind
--- it if it has others.
+-- Decides on many lock requests of one kind, each for a lock or for several of one hash slot. KEYS: counter, watched, waited, then
+-- L of each name of each request. ARGV: the highest fence seen, the client, the base, the claim; then for all requests: the time to
+-- live of their keys (ttl and delay), their head, and their terms (see HOLD) from the owner on; then for each request its attempt, with
+-- its terms behind it if they differ.
+-- The head: the first byte of a queue entry (PLAIN if the hold will be a plain one); the stage (0: do not wait, 1: enqueue, 2: confirm a hand-off); the number of names; the
+-- minimum hold; the fence to raise the hold to; the generation; the time to live of a queue entry.
 local COUNTER, WATCHED, WAITED, FORCED = KEYS[1], KEYS[2], KEYS[3], false
 local floor, BASE, client = tonumber(ARGV[1]), ARGV[3], ARGV[2]
-local answers, rest, RELEASED, UNREADABLE, OTHER_FORMAT = {}, {}, 17, 19, 20
+local answers, rest, RELEASED, UNREADABLE, HELD_BEFORE, OTHER_FORMAT = {}, {}, 17, 19, 20, 21
+local PLAIN = 16
 
--- First those that find their one lock free, and no queue before it: the plain pattern, and the fence with it.
-local known = redis.call('MGET', COUNTER, WATCHED, WAITED, BASE .. 'released')
+-- The fast path: a request whose one lock is free and has no queue is granted in the plain pattern.
+local known = redis.pcall('MGET', COUNTER, WATCHED, WAITED, BASE .. 'released')
+-- The script has written nothing yet. While the slot is being migrated, the last key may be on the other node.
+if known.err and string.find(known.err, 'non local key', 1, true) then
+  return redis.error_reply('TRYAGAIN The keys of a lock are on two nodes')
+elseif known.err then
+  error({ err = 'REFUSED ' .. known.err })
+end
 local last, waited, tombstones = tonumber(known[1] or '0'), known[3], known[4]
 local time = redis.call('TIME')
 local us = time[1] * 1000000 + time[2]
 local px, head, common, at = ARGV[5], ARGV[6], ARGV[7], 4
-local mark, stage, count = string.byte(head, 1, 3)
+local kind, stage, count = string.byte(head, 1, 3)
 local ends = math.floor(us / 1000) + px
 local fence, granted, first = math.max(last, us - 1, floor), false, struct.pack('>ddd', ends, us, 0)
--- While a client watches, holds are stored so that their end can be told.
-local simple = count == 1 and mark == 80 and not known[2]
+-- While a client watches, holds are stored in the hash, so that the scripts can report when they expire.
+local simple = count == 1 and kind == PLAIN and not known[2]
 for i = 1, #ARGV - 7 do
   local attempt, terms, answer = ARGV[i + 7], common, nil
   if #attempt > 32 then attempt, terms = string.sub(attempt, 1, 32), string.sub(attempt, 33) end
-  -- The attempt was released, and this request is from before: no caller waits for it.
+  -- This request was sent before the attempt was released: no caller waits for its reply.
   local released = tombstones and tonumber(redis.call('GET', BASE .. 'released:' .. attempt) or '-1')
   if released and string.byte(head, 16) <= released then
     answer = { RELEASED }
   elseif simple and stage == 2 then
-    -- A waiter was told that it has been let in, and confirms: from here on it has the whole of its ttl.
-    -- A fence that is not above all that the client has seen is raised below.
+    -- A waiter that was notified of its hand-off confirms: from here on it has its whole ttl. If its fence is not above every
+    -- fence that the client has seen, the slow path raises it.
     local value = redis.pcall('GET', KEYS[at])
     if type(value) == 'string' and string.sub(value, 1, 33) == attempt .. '\1' and struct.unpack('>d', value, 34) > floor then
       redis.call('SET', KEYS[at], attempt .. '\0' .. string.sub(value, 34, 41) .. struct.pack('>d', ends)
@@ -37,7 +44,7 @@ for i = 1, #ARGV - 7 do
       answer = struct.unpack('>d', value, 34)
     end
   elseif simple and not (waited and redis.call('EXISTS', BASE .. 'queue:' .. KEYS[at]) == 1) then
-    -- A server that is full refuses this, and who holds the lock, if it is taken, is found out below.
+    -- A full server rejects this, and another client may hold the lock: the slow path finds out.
     local value = attempt .. '\0' .. struct.pack('>d', fence + 1) .. first .. terms
     local set = redis.pcall('SET', KEYS[at], value, 'NX', 'PX', px)
     if set and set.ok then

@@ -1,12 +1,12 @@
 local key, reason = KEYS[4], ARGV[3]
 local slot, touched = load(key), { key }
--- It is not ours to delete.
-if slot.odd then return redis.error_reply('WRONGTYPE It is no lock') end
+-- Another program keeps the key.
+if slot.not_a_lock then return redis.error_reply('WRONGTYPE It is no lock') end
 press_on()
 local fence = next_fence(tonumber(ARGV[4]))
 slot.dirty, slot.foreign = true, false
 
--- A waiter that was let in by message may have worked before it confirmed: its delay counts too.
+-- A waiter may have started its work before it confirmed its hand-off: its lock-delay counts too.
 local function take_away(where, h)
   remove(where, h.attempt)
   if h.delay > 0 then hold_back(where, h, now + h.delay) end
@@ -28,7 +28,7 @@ for _, id in ipairs(ids_of(slot)) do
     end
   end
 end
-for _, one in ipairs(touched) do tell('broken', one, fence, reason) end
+for _, one in ipairs(touched) do emit('broken', one, fence, reason) end
 serve(touched)
 flush()
 return fence

@@ -1,8 +1,8 @@
--- The lock table, as far as one script can see it.
+-- The lock table: what all scripts of several keys share. Each script loads the locks that it needs.
 --
 -- The lock key L is the one that every other Redis lock client uses. It exists while any client holds the lock, and its value
--- says who does:
---   * an attempt and the rest of a HOLD behind it: one exclusive holder, and nothing that outlasts its release (a plain hold);
+-- identifies the holder:
+--   * an attempt and the rest of a HOLD behind it: one exclusive holder without lock-delay or minimum hold (a plain hold);
 --   * MARK: the holds are in a hash (a HOLD by id, the counts under '#', an index of owners) and a sorted set (ids by the end
 --     of their lease) of this lock, so that the cost of one hold does not grow with their number;
 --   * any other value belongs to another client.
@@ -10,20 +10,21 @@
 
 local MARK, NONE = 'lockkeeper', string.rep('-', 32)
 -- Attempt, flags, fence, end (ms), start (us), end of the minimum hold (ms), and then the terms of the lock request: owner,
--- ttl, delay, mode, names, holder. The reason of a revoked hold follows, and its flags have REVOKED added: so the mark is
+-- ttl, lock-delay, mode, names, holder. The reason of a revoked hold follows, and its flags have REVOKED added: so the mark is
 -- read and written with the hold, ends with it, and no fast path that compares the flags takes it for an unmarked one.
 local HOLD = '>c32Bddddc32I4I4I4I4c0I2c0'
--- A queue entry: 'P' if the hold will be a plain one, start of the wait (us), minimum hold (ms), attempt, terms.
-local ENTRY = '>c1ddc32c32I4I4I4I4c0I2c0'
--- Flags of a hold: not confirmed by its waiter yet; released, but within its minimum hold; a lock delay.
+-- A queue entry: its version in the upper four bits of the first byte, and 0 in the others if the hold will be a plain one; start of the
+-- wait (us), minimum hold (ms), attempt, terms, the claim of the waiter's client (ms).
+local ENTRY = '>Bddc32c32I4I4I4I4c0I2c0I4'
+-- Flags of a hold: not confirmed by its waiter yet; released, but within its minimum hold; a lock-delay; revoked.
 local PENDING, LINGERING, DELAY, REVOKED = 1, 2, 4, 8
--- The upper four bits of the flags are the version of the format: `FORMAT` in codec.rs.
-local FORMAT, FORMAT_STEP = 0, 16
-local FREE, REENTER, UPGRADE, BLOCKED, MIXED, ODD, FULL, TO_END = 0, 1, 2, 3, 4, 5, 6, 8
+-- The upper four bits of the flags of a hold, and of the first byte of a queue entry, are the version of its layout, as in codec.rs.
+local HOLD_FORMAT, ENTRY_FORMAT, FORMAT_STEP = 0, 1, 16
+local FREE, REENTER, UPGRADE, BLOCKED, MIXED, NOT_A_LOCK, FULL, REVOKED_OWNER = 0, 1, 2, 3, 4, 5, 6, 8
 -- How many arguments one command takes: Lua's stack is limited.
 local CHUNK = 1000
--- For how long at least, in ms, holds that ended without a release stay on record while a client watches: the next client that
--- looks at the lock tells of their end.
+-- The least time, in ms, for which expired holds stay in the hash while a client watches: the next script that loads the lock reports
+-- that they have expired.
 local REPORTED_WITHIN = 600000
 
 local time = redis.call('TIME')
@@ -31,9 +32,11 @@ local now_us = time[1] * 1000000 + time[2]
 local now = math.floor(now_us / 1000)
 local watched = WATCHED and redis.call('GET', WATCHED)
 local slots, let_in, confirmed, messages = {}, {}, {}, {}
+-- The longest lease of a hand-off of this script, in ms: for at least that long each process finds its hand-offs.
+local longest = CLAIM
 
--- A server whose memory is full refuses a script's first write if that needs memory, and no later one. Holds must be renewed
--- and released all the same: then this comes first, which needs no memory and changes nothing.
+-- A full server rejects the first write of a script if that write needs memory, and no later one. Renewals and releases must work all
+-- the same, so their scripts first write this, which needs no memory and changes nothing.
 local pressed = false
 local function press_on()
   if not pressed then redis.call('PERSIST', COUNTER) end
@@ -43,8 +46,8 @@ end
 -- The highest fence so far, and whether the counter still has to be written.
 local highest, unwritten
 
--- Never back: neither when the clock is set back, nor when the counter is lost, nor behind what a client has seen. Nil if
--- the server is full and the script has not pressed on.
+-- The next fence. It never goes back: not when the clock is set back, not when the counter is lost, and not behind a fence that a client
+-- has seen. Nil if the server is full and the script has not called `press_on`.
 local function next_fence(floor)
   local first = not highest
   highest = math.max((highest or tonumber(redis.call('GET', COUNTER) or '0')) + 1, now_us, floor + 1)
@@ -56,7 +59,7 @@ local function next_fence(floor)
   if not set.err then return highest end
   highest = nil
   if not string.find(set.err, 'OOM', 1, true) then
-    -- The first write of the script was refused: nothing was written.
+    -- The server rejected the script's first write, so the script has written nothing.
     error({ err = 'REFUSED ' .. set.err })
   end
 end
@@ -66,8 +69,8 @@ local function raise_counter(fence)
   unwritten = true
 end
 
--- A message is a hint: it must not end a script in the middle, also if the user has no right to the channel.
-local function tell(kind, key, fence, rest)
+-- Publishes an event. A failure, such as a missing right to the channel, must not end the script in the middle of its writes.
+local function emit(kind, key, fence, rest)
   if watched then
     redis.pcall('PUBLISH', watched, string.format('%s %.0f %.0f %d ', kind, fence, now_us, #key) .. key .. rest)
   end
@@ -90,7 +93,12 @@ end
 
 -- Whether another version of Lockkeeper, whose format this one does not know, wrote a stored hold.
 local function is_other_format(packed)
-  return math.floor(string.byte(packed, 33) / FORMAT_STEP) ~= FORMAT
+  return math.floor(string.byte(packed, 33) / FORMAT_STEP) ~= HOLD_FORMAT
+end
+
+-- Whether another version of Lockkeeper wrote a queue entry.
+local function is_other_entry(packed)
+  return math.floor(string.byte(packed) / FORMAT_STEP) ~= ENTRY_FORMAT
 end
 
 local function read_hold(packed)
@@ -120,7 +128,7 @@ local function set_field(slot, field, value)
   slot.fields[field], slot.changed_fields[field] = value, true
 end
 
--- Counts a hold in or out. Admission is judged by these counts, never by a walk through all holds.
+-- Adds a hold to the counts, or subtracts it. Admission needs only the counts, so its cost does not grow with the holds.
 local function tally(slot, h, by)
   local counts = slot.counts
   slot.size = slot.size + by
@@ -173,7 +181,7 @@ local function remove(slot, id)
   index(slot, h, -1)
 end
 
--- The hold with this id. An attempt is the id of a hold for as long as it is neither released nor over.
+-- The hold with this id. The id of a hold is its attempt until its release or its end.
 local function find(slot, id)
   if slot.known[id] == nil then
     local packed = slot.stored and redis.call('HGET', slot.holds, id)
@@ -194,7 +202,7 @@ local function ids_of(slot)
   return ids
 end
 
--- The lock-delay behind a hold that ended without a release: no request is granted until `ends`.
+-- Adds a lock-delay after a hold that ended without a release: no request is granted until `ends`.
 local function hold_back(slot, h, ends)
   add(slot, { attempt = h.attempt, owner = NONE, fence = h.fence, expires = ends, since = h.since, stays = 0,
     ttl = h.delay, delay = 0, mode = 0, flags = DELAY, names = '', info = '' })
@@ -214,32 +222,33 @@ local function guarded(f, ...)
   if done then return true, one, two end
   local text = type(one) == 'table' and one.err or tostring(one)
   if string.find(text, 'UNSUPPORTED', 1, true) then return false end
-  error(one, 0)
+  -- As a table: Redis puts another code before a text.
+  error({ err = text })
 end
 
--- Ends a hold whose time is over. The server need not have heard of a waiter that was let in by message: it may have worked.
+-- Removes an expired hold. A lock-delay follows also if the waiter never confirmed its hand-off: it may have started its work.
 local function expire(slot, id)
   if is_left_alone(slot, id) then return end
   local h = find(slot, id)
   if not h then
-    -- Its hold was released while the slot moved between nodes: only its end was left.
+    -- The hold was released while its slot was being migrated: only its member of the sorted set was left.
     slot.changed[id] = true
     return
   end
   remove(slot, id)
   if h.flags > PENDING then return end
-  tell('expired', slot.key, h.fence, h.info)
+  emit('expired', slot.key, h.fence, h.info)
   if h.delay > 0 and h.expires + h.delay > now then hold_back(slot, h, h.expires + h.delay) end
 end
 
--- The clock was set back: nothing stays for longer than it was given in the first place.
+-- After the clock was set back: limits a hold to one ttl from now.
 local function clamp(slot, id)
   if is_left_alone(slot, id) then return end
   local h = find(slot, id)
   if h and h.expires > now + h.ttl then h.expires, slot.changed[id] = now + h.ttl, true end
 end
 
--- Reads the counts of a lock's holds, and says when they were written.
+-- Reads the counts of a lock's holds, and returns when they were written.
 local function read_counts(slot, packed)
   local list = cmsgpack.unpack(packed)
   local counts = slot.counts
@@ -259,38 +268,38 @@ local function load_stored(slot)
   local packed = redis.call('HGET', slot.holds, '#')
   slot.stored = true
   local written = packed and read_counts(slot, packed)
-  -- No hold is left of a lock whose last one was released while its slot moved between nodes.
+  -- Without a sorted set, the hash is left over from a release while the slot was being migrated.
   if not packed or (slot.size > 0 and redis.call('ZCARD', slot.ends) == 0) then
     if FORCED then return end
-    -- The lock is being moved to another node of the cluster, or the key was deleted by hand: who holds is not known.
+    -- Another node of the cluster has the holds, or an operator has deleted them: the holders are unknown.
     error({ err = 'TRYAGAIN The holds of a lock are not on this node' })
   end
-  -- Every lease was given or renewed before the last write.
+  -- No lease is newer than the last write, so a clock behind that write was set back.
   if now + 1000 < written then
     for _, id in ipairs(ids_of(slot)) do clamp(slot, id) end
   end
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', slot.ends, '-inf', now)) do expire(slot, id) end
 end
 
--- Watchers are told of holds that ended together with their lock: their records stay for a while longer.
+-- Reports to watchers the holds that expired together with their lock key. The hash outlives the lock key while a client watches.
 local function report_expired(slot)
   for _, id in ipairs(redis.call('ZRANGE', slot.ends, 0, -1)) do
     local packed = redis.call('HGET', slot.holds, id)
     local h = packed and not is_other_format(packed) and read_hold(packed)
-    if h and h.flags <= PENDING then tell('expired', slot.key, h.fence, h.info) end
+    if h and h.flags <= PENDING then emit('expired', slot.key, h.fence, h.info) end
   end
   press_on()
   redis.call('DEL', slot.holds, slot.ends)
 end
 
--- A lock of which nothing is known yet.
+-- A lock of which the script has read nothing yet.
 local function new_slot(key)
   return { key = key, queue = BASE .. 'queue:' .. key, holds = BASE .. 'holds:' .. key, ends = BASE .. 'ends:' .. key,
     known = {}, changed = {}, fields = {}, changed_fields = {}, size = 0, slack = 0,
     counts = { delays = 0, exclusive = 0, shared = 0, permits = 0, modes = {} } }
 end
 
--- Reads one lock and drops what is over.
+-- Reads one lock and removes its expired holds.
 local function load(key)
   if slots[key] then return slots[key] end
   local slot = new_slot(key)
@@ -298,8 +307,8 @@ local function load(key)
   if value == MARK then load_stored(slot) end
   slots[key] = slot
   if type(value) == 'table' then
-    -- Something that is no lock is kept under this name.
-    slot.foreign, slot.odd = true, true
+    -- Another program keeps a value that is no lock under this key.
+    slot.foreign, slot.not_a_lock = true, true
     return slot
   elseif value == MARK then
     return slot
@@ -318,13 +327,14 @@ local function load(key)
   return slot
 end
 
--- Whether it is known who holds these locks.
+-- Whether the holders of these locks are known. They are not while their slot is being migrated.
 local function readable(keys)
   for _, key in ipairs(keys) do
     local read, why = pcall(load, key)
-    -- Redis makes a text of the error that it passes on here.
+    -- `pcall` returns the error of a script as a table or as text.
     local text = type(why) == 'table' and why.err or tostring(why)
-    if not read and string.find(text, 'TRYAGAIN', 1, true) then return false end
+    local split = string.find(text, 'TRYAGAIN', 1, true) or string.find(text, 'non local key', 1, true)
+    if not read and split then return false end
     if not read then error({ err = text }) end
   end
   return true
@@ -356,7 +366,7 @@ local function save_stored(slot)
   call_all('ZREM', slot.ends, gone)
   call_all('ZADD', slot.ends, scores)
   slot.stored = true
-  -- A hold with a delay stays on record behind its end, so that the delay can follow.
+  -- A hold with a lock-delay stays in the hash after its end, so that the delay can follow.
   local last = tonumber(redis.call('ZREVRANGE', slot.ends, 0, 0, 'WITHSCORES')[2]) + slot.slack - now
   redis.call('SET', slot.key, MARK, 'PX', last)
   local kept = watched and last + math.max(last, REPORTED_WITHIN) or last
@@ -382,7 +392,7 @@ local function save(slot)
   slot.changed, slot.changed_fields, slot.dirty = {}, {}, false
 end
 
--- Writes everything that was changed. The counter comes first: a fence must not be stored before it.
+-- Writes all changes. The counter comes first, because no fence may be stored before the counter has it.
 local function flush()
   if unwritten then redis.call('SET', COUNTER, highest) end
   unwritten = false
@@ -392,29 +402,29 @@ local function flush()
       save(slot)
     end
   end
-  -- The attempts that each process was told of, until they confirm: its poll finds those whose message was lost.
+  -- The unconfirmed hand-offs of each process: its poll finds those whose message was lost.
   for key, attempts in pairs(let_in) do
     call_all('SADD', key, attempts)
-    if redis.call('PTTL', key) < CLAIM * 2 then redis.call('PEXPIRE', key, CLAIM * 2) end
+    if redis.call('PTTL', key) < longest * 2 then redis.call('PEXPIRE', key, longest * 2) end
   end
   for key, attempts in pairs(confirmed) do call_all('SREM', key, attempts) end
-  -- Last: a waiter acts on its message, so the hold must be stored.
+  -- The messages come last: a waiter acts on its message, so its hold must be stored before.
   for _, message in ipairs(messages) do redis.pcall('PUBLISH', unpack(message)) end
   let_in, confirmed, messages = {}, {}, {}
 end
 
-local function note(list, who, attempt)
-  local key = BASE .. 'unconfirmed:' .. who
+local function note(list, client, attempt)
+  local key = BASE .. 'unconfirmed:' .. client
   list[key] = list[key] or {}
   list[key][#list[key] + 1] = attempt
 end
 
-local function covers(held, asked)
-  return held == 0 or (held == 1 and asked == 1) or (held >= 2 and asked >= held)
+local function covers(held, wanted)
+  return held == 0 or (held == 1 and wanted == 1) or (held >= 2 and wanted >= held)
 end
 
--- The rule of admission for one name: core/src/rules.rs, in another language.
-local function judge(slot, owner, mode)
+-- The rule of admission for one name, as in core/src/admission.rs.
+local function evaluate(slot, owner, mode)
   if slot.foreign then return BLOCKED end
   if slot.size == 0 then return FREE end
   local list = owner ~= NONE and get_field(slot, 'o' .. owner) or ''
@@ -440,19 +450,19 @@ local function front(slot)
   while true do
     local member = redis.call('ZRANGE', slot.queue, 0, 0)[1]
     if not member then return nil end
-    local ask = redis.call('HGET', BASE .. 'client:' .. string.sub(member, 33), string.sub(member, 1, 32))
-    if ask then return member, ask end
+    local entry = redis.call('HGET', BASE .. 'client:' .. string.sub(member, 33), string.sub(member, 1, 32))
+    if entry then return member, entry end
     redis.call('ZREM', slot.queue, member)
   end
 end
 
--- What the rule says about all names together. `place` is the queue entry of the request, if it has one.
-local function verdict(keys, owner, mode, place)
+-- The rule of admission for all names of a request together. `entry` is the queue entry of the request, if it has one.
+local function verdict(keys, owner, mode, entry)
   local mine, fence, blocked, reason = 0, nil, nil, nil
   for _, key in ipairs(keys) do
     local slot = load(key)
-    if slot.odd then return ODD, key end
-    local v, f, revoked = judge(slot, owner, mode)
+    if slot.not_a_lock then return NOT_A_LOCK, key end
+    local v, f, revoked = evaluate(slot, owner, mode)
     reason = reason or revoked
     if v == UPGRADE then return UPGRADE end
     if v == REENTER then
@@ -461,15 +471,15 @@ local function verdict(keys, owner, mode, place)
       fence = f
     elseif v == FREE then
       local first = front(slot)
-      if first and first ~= place then v = BLOCKED end
+      if first and first ~= entry then v = BLOCKED end
     end
     if v == BLOCKED then blocked = blocked or key end
   end
   if fence then
-    -- An owner that is to end what it holds does not enter it again.
-    if mine == #keys and not blocked and reason then return TO_END, reason end
+    -- An owner does not re-enter a hold that is revoked.
+    if mine == #keys and not blocked and reason then return REVOKED_OWNER, reason end
     if mine == #keys and not blocked then return REENTER, fence end
-    if not place then return MIXED end
+    if not entry then return MIXED end
     return BLOCKED, blocked or keys[1]
   end
   if blocked then return BLOCKED, blocked end
@@ -481,18 +491,19 @@ local function admit(keys, h)
     local copy = {}
     for k, v in pairs(h) do copy[k] = v end
     add(load(key), copy)
-    tell('granted', key, h.fence, h.info)
+    emit('granted', key, h.fence, h.info)
   end
 end
 
--- Lets in the first waiters of each queue, for as long as the rule lets them, and notifies them.
+-- Grants the locks to the first waiters of each queue, for as long as the rule admits them, and notifies them. A waiter of another version
+-- keeps its position: the poll of its own process grants the lock to it.
 local function serve(keys)
   local i = 1
   while i <= #keys do
     local again = false
     local member, packed = front(load(keys[i]))
-    if member then
-      local _, _, hold, _, owner, ttl, delay, mode, names, info = struct.unpack(ENTRY, packed)
+    if member and not is_other_entry(packed) then
+      local _, _, hold, _, owner, ttl, delay, mode, names, info, claim = struct.unpack(ENTRY, packed)
       local all = names == '' and { keys[i] } or split(names)
       local v, fence, known = BLOCKED, nil, readable(all)
       if known then known, v, fence = guarded(verdict, all, owner, mode, member) end
@@ -507,8 +518,10 @@ local function serve(keys)
         end
         redis.call('HDEL', BASE .. 'client:' .. client, attempt)
         note(let_in, client, attempt)
-        -- The waiter has a claim's time to confirm; then it has the whole of its ttl.
-        local lease = math.min(ttl, CLAIM)
+        -- The waiter has its own client's claim to confirm: the client that releases may have a shorter one. Then it has the whole
+        -- of its ttl.
+        local lease = math.min(ttl, claim)
+        longest = math.max(longest, lease)
         admit(all, { attempt = attempt, owner = owner, fence = fence, expires = now + lease,
           since = now_us, stays = hold > 0 and now + hold or 0, ttl = ttl, delay = delay, mode = mode, flags = PENDING,
           names = names, info = info })
@@ -520,8 +533,8 @@ local function serve(keys)
   end
 end
 
--- A queue stays for as long as a client in it is heard of; and while there is any queue, a flag says so, so that others need
--- not look for queues where there are none. Another client of the queue may have a longer claim: only ever prolong.
+-- Extends the life of queues whose clients poll, and of the flag that says that there is any queue: without the flag, scripts look for no
+-- queue. It never shortens a life, because another client of the queue may have a longer claim.
 local function stay(keys)
   for _, key in ipairs(keys) do
     local queue = BASE .. 'queue:' .. key
@@ -534,7 +547,7 @@ end
 local function leave(keys, attempt, client, info)
   for _, key in ipairs(keys) do
     redis.call('ZREM', BASE .. 'queue:' .. key, attempt .. client)
-    tell('left', key, 0, info)
+    emit('left', key, 0, info)
   end
   redis.call('HDEL', BASE .. 'client:' .. client, attempt)
 end
@@ -545,7 +558,7 @@ local function renew(slot, h, client)
   h.expires, h.flags, slot.changed[h.attempt] = now + h.ttl, 0, true
 end
 
--- Reads locks before the script changes any: one that cannot be read ends the script, and nothing is left half done.
+-- Loads locks before the script changes any: a lock that cannot be read ends the script before its first write.
 local function load_all(keys)
   for _, key in ipairs(keys) do load(key) end
 end

@@ -1,4 +1,4 @@
--- One lock as it is. KEYS: Q, L; ARGV: base, how much of the queue is wanted.
+-- Reads one lock. KEYS: queue, L; ARGV: base, the number of queue entries to return.
 local time = redis.call('TIME')
 local queue, holds = {}, {}
 for i, member in ipairs(redis.call('ZRANGE', KEYS[1], 0, ARGV[2] - 1)) do

@@ -1,5 +1,5 @@
--- Changes the sorted set of the ends of holds as the hash of the holds was changed. KEYS: the sorted set; ARGV: how long the lock
--- key lives, then each id with the time that its hold lasts from now on, or '' to take it out.
+-- Changes the sorted set of the ends of holds to match their hash. KEYS: the sorted set; ARGV: the time to live of the lock key, then
+-- each id with the time that its hold lasts from now on, or '' to remove it.
 local time = redis.call('TIME')
 local now = math.floor((time[1] * 1000000 + time[2]) / 1000)
 local made = redis.call('EXISTS', KEYS[1]) == 0
@@ -7,7 +7,7 @@ local function prolong()
   local left = redis.call('PTTL', KEYS[1])
   if left ~= -1 or made then redis.call('PEXPIRE', KEYS[1], math.max(left, 2 * ARGV[1])) end
 end
--- First, because it needs no memory: a full server refuses none of what follows.
+-- This write comes first because it needs no memory: a full server rejects no later write of the script.
 prolong()
 for i = 2, #ARGV, 2 do
   if ARGV[i + 1] ~= '' then
@@ -15,7 +15,7 @@ for i = 2, #ARGV, 2 do
     prolong()
   end
 end
--- Last: a set without members is gone, and this node may then not touch it any more.
+-- Removals come last: a set without members is deleted, and this node may not access a missing key of the slot.
 local gone = {}
 for i = 2, #ARGV, 2 do
   if ARGV[i + 1] == '' then gone[#gone + 1] = ARGV[i] end

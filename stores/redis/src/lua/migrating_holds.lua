@@ -1,7 +1,7 @@
 
--- The hash of the holds. Answers: 0 if the attempt does not hold here, 1 if it does or the step is done, 2 if there is no hash;
--- how long the lock key is to live; what is to be changed in the sorted set (an id, and how long its hold lasts from now on, or
--- '' to take it out); of a break also which other lock keys its holds had, each behind its attempt.
+-- The hash of the holds. Replies: 0 if the attempt does not hold here, 1 if it does or the step is done, 2 if there is no hash;
+-- the time to live of the lock key; the changes of the sorted set (an id, and how long its hold lasts from now on, or '' to remove it); of a break also which other lock keys its holds had, each behind its attempt; of a revoke the revoked holds; and
+-- 3 and the reason to a renewal of a revoked hold.
 local slot = new_slot(string.sub(KEYS[1], #BASE + 7))
 slot.stored = true
 local packed = redis.call('HGET', slot.holds, '#')
@@ -10,7 +10,7 @@ read_counts(slot, packed)
 
 local function holds(h) return h and math.min(h.expires, now + h.ttl) > now end
 
--- Takes a hold away; its lock delay follows.
+-- Removes a hold; its lock-delay follows.
 local function take_away(h)
   remove(slot, h.attempt)
   if h.delay > 0 then hold_back(slot, h, now + h.delay) end
@@ -22,17 +22,18 @@ if STEP == 'look' then
   if not holds(h) then return { 0, 0, {}, {} } end
   return { 1, h.ttl + math.max(h.delay, slot.slack), { ATTEMPT, tostring(h.ttl) }, {} }
 elseif STEP == 'renew' then
-  -- A revoked hold is to end.
-  if not holds(h) or h.reason then return { 0, 0, {}, {} } end
+  -- A revoked hold is not renewed.
+  if holds(h) and h.reason then return { 3, 0, {}, { h.reason } } end
+  if not holds(h) then return { 0, 0, {}, {} } end
   h.expires, h.flags, slot.changed[ATTEMPT] = now + h.ttl, 0, true
   answer, lives = 1, h.ttl + h.delay
 elseif STEP == 'release' then
   local lingers = find(slot, '~' .. ATTEMPT)
-  if h and is_meant(h) then
+  if h and applies_to(h) then
     answer = holds(h) and 1 or 0
-    tell('released', slot.key, h.fence, h.info)
+    emit('released', slot.key, h.fence, h.info)
     remove(slot, ATTEMPT)
-    -- As `release.lua` does: only a hold that a guard stood for has a minimum.
+    -- As in `release.lua`: the minimum hold applies only if a guard existed.
     local guarded = h.flags == 0 or FLAGS % 2 == 1
     local stays = math.min(h.stays, now + math.max(h.stays - math.floor(h.since / 1000), 0))
     if stays > now and not h.reason and guarded and math.floor(FLAGS / 2) % 2 == 0 then
@@ -40,7 +41,7 @@ elseif STEP == 'release' then
       add(slot, h)
     end
   elseif lingers and lingers.flags == LINGERING then
-    -- A release without a reply came here before: the other keys may still need the same change.
+    -- An earlier release had no reply: the other keys may still need the same change.
     slot.changed['~' .. ATTEMPT], slot.changed[ATTEMPT] = true, true
   elseif not h then
     slot.changed[ATTEMPT] = true
@@ -49,6 +50,18 @@ elseif STEP == 'take' then
   if h then take_away(h) end
   answer = h and 1 or 0
   slot.changed['~' .. ATTEMPT], slot.changed[ATTEMPT] = true, true
+elseif STEP == 'revoke' then
+  -- The holds of one attempt, or all of them.
+  for _, id in ipairs(ATTEMPT ~= '' and { ATTEMPT } or redis.call('HKEYS', slot.holds)) do
+    local one = (#id == 32 or string.sub(id, 1, 1) == '~') and find(slot, id)
+    if one and one.flags > PENDING then
+      remove(slot, id)
+    elseif one then
+      answer, one.reason, slot.changed[id] = 1, REASON, true
+      others[#others + 1] = pack_hold(one)
+    end
+  end
+  emit('revoked', slot.key, TIME_MS, REASON)
 elseif STEP == 'break' then
   answer = 1
   for _, id in ipairs(redis.call('HKEYS', slot.holds)) do
@@ -63,7 +76,7 @@ elseif STEP == 'break' then
       take_away(one)
     end
   end
-  tell('broken', slot.key, TIME_MS, ATTEMPT)
+  emit('broken', slot.key, TIME_MS, ATTEMPT)
 end
 
 local ends, sets = {}, {}

@@ -1,9 +1,10 @@
 
--- The lock key. Answers: 0 if the attempt does not hold here, 1 if the step is done, 2 if the holds are in the hash.
+-- The lock key. Replies: 0 if the attempt does not hold here, 1 if the step is done, 2 if the holds are in the hash, -1 if another
+-- client holds it; the revoked hold to a revoke, and the reason to a renewal of a revoked hold.
 local key = KEYS[1]
 local value = redis.pcall('GET', key)
 if type(value) == 'table' then
-  if STEP == 'break' then return redis.error_reply('WRONGTYPE It is no lock') end
+  if STEP == 'break' or STEP == 'revoke' then return redis.error_reply('WRONGTYPE It is no lock') end
   return 0
 end
 if value == MARK then
@@ -15,22 +16,31 @@ if value == MARK then
   end
   return 2
 end
-if STEP == 'break' then
-  if value then tell('broken', key, TIME_MS, ATTEMPT) end
+-- A plain hold is in the lock key itself.
+local h = value and #value > 114 and string.sub(value, 66, 97) == NONE and not is_other_format(value)
+  and read_hold(value)
+if STEP == 'revoke' then
+  if value and not h then return -1 end
+  if not h or (ATTEMPT ~= '' and h.attempt ~= ATTEMPT) then return 0 end
+  h.reason = REASON
+  emit('revoked', key, TIME_MS, REASON)
+  redis.call('SET', key, pack_hold(h), 'KEEPTTL')
+  return { pack_hold(h) }
+elseif STEP == 'break' then
+  if value then emit('broken', key, TIME_MS, ATTEMPT) end
   return redis.call('DEL', key)
 end
-if not value or #value <= 114 or string.sub(value, 1, 32) ~= ATTEMPT or string.sub(value, 66, 97) ~= NONE then return 0 end
-local h = read_hold(value)
+if not h or h.attempt ~= ATTEMPT then return 0 end
 if math.min(h.expires, now + h.ttl) <= now then return 0 end
 if STEP == 'renew' then
-  -- A revoked hold is to end: the holder learns the reason from the usual script, or that it has no lease any more from this one.
-  if h.reason then return 0 end
+  -- A revoked hold is not renewed.
+  if h.reason then return { h.reason } end
   h.expires, h.flags = now + h.ttl, 0
   prolong(key, h.ttl)
   redis.call('SET', key, pack_hold(h), 'PX', h.ttl)
   return 1
-elseif STEP == 'release' and is_meant(h) then
-  tell('released', key, h.fence, h.info)
+elseif STEP == 'release' and applies_to(h) then
+  emit('released', key, h.fence, h.info)
   return redis.call('DEL', key)
 end
 return 0

@@ -1,15 +1,16 @@
 
--- Watchers are told if the key that names their channel is on this node.
+-- The script publishes events if this node has the key that names their channel.
 local found = redis.pcall('GET', BASE .. 'watched')
 watched = type(found) == 'string' and found
 
--- The first write of these scripts: it needs no memory, so a full server does not refuse it. It never shortens a life.
+-- Extends the life of a key, and never shortens it. It is the first write of these scripts, and needs no memory, so a full server does
+-- not reject it.
 local function prolong(key, ms)
   local left = redis.call('PTTL', key)
   if left ~= -1 then redis.call('PEXPIRE', key, math.max(left, ms)) end
 end
 
--- What `release.lua` says about a hold: whether it is one that this release means.
-local function is_meant(h)
+-- Whether the release applies to a hold, as in `release.lua`.
+local function applies_to(h)
   return not (math.floor(FLAGS / 8) % 2 == 1 and h.flags == 0) and (LIMIT == 0 or h.fence <= LIMIT)
 end

@@ -1,5 +1,5 @@
--- A node that gives its slot away runs this only if all of KEYS exist, so only while a client watches. Then each of these calls
--- fails if a key of the lock is not on this node.
+-- During a migration the source node runs this script only if all of KEYS exist, so only while a client watches. Then the call fails if
+-- one of these keys is not on this node.
 local function is_here(keys)
   for _, key in ipairs(values[2] and keys or {}) do
     local found = redis.pcall('EXISTS', CLIENT, BASE .. 'unconfirmed:' .. client, BASE .. 'queue:' .. key,
@@ -9,12 +9,12 @@ local function is_here(keys)
   return readable(keys)
 end
 
--- Other releases of this script may have been carried out already: one lock does not fail them.
+-- A lock that cannot be read fails its own release only: others of this script may be done already.
 for _, one in ipairs(rest) do one[8] = is_here(names_at(one[3], one[4])) end
 serve(slow)
 
--- Flags: a guard exists though the hold is not confirmed; no caller ever learned of the grant; a request of the attempt may
--- still arrive; only what no guard can stand for, which is a queue entry or a hold that is not confirmed.
+-- Flags: a guard exists although the hold is not confirmed; no caller learned of the grant; a request of the attempt may still arrive;
+-- release only a queue entry or an unconfirmed hold, for which no guard exists.
 local GUARDED, UNREPORTED, UNANSWERED, UNCONFIRMED = 1, 2, 4, 8
 local function has(flags, flag) return math.floor(flags / flag) % 2 == 1 end
 
@@ -26,21 +26,21 @@ local function leave_tombstone(attempt, generation)
 end
 
 local function release_hold(slot, h, flags)
-  tell('released', slot.key, h.fence, h.info)
+  emit('released', slot.key, h.fence, h.info)
   remove(slot, h.attempt)
-  -- The clock was set back: a minimum hold lasts no longer from now on than it was to last from the start.
+  -- After the clock was set back, a minimum hold lasts no longer from now on than its whole time.
   local since = math.floor(h.since / 1000)
   local stays = math.min(h.stays, now + math.max(h.stays - since, 0))
-  -- A revoked lock is wanted free: its minimum hold is not kept.
+  -- The minimum hold of a revoked lock does not apply.
   if stays > now and not h.reason and (h.flags == 0 or has(flags, GUARDED)) and not has(flags, UNREPORTED) then
     h.flags, h.expires, h.ttl = LINGERING, stays, stays - now
     add(slot, h)
   end
 end
 
--- Whether a fence, or the ticket of a queue entry, is older than what the release means: the caller may have used the attempt
--- again since.
-local function meant(number, limit)
+-- Whether the release applies to a fence or a ticket of a queue entry: the caller may have acquired again with the attempt, and got a
+-- higher one.
+local function applies_to(number, limit)
   return limit == 0 or tonumber(number or 0) <= limit
 end
 
@@ -48,22 +48,22 @@ local function release(keys, attempt, flags, generation, limit)
   local gone, stays = 0, false
   if has(flags, UNANSWERED) then leave_tombstone(attempt, generation) end
   local packed = redis.call('HGET', CLIENT, attempt)
-  if packed and meant(redis.call('ZSCORE', BASE .. 'queue:' .. keys[1], attempt .. client), limit) then
-    local _, _, _, _, _, _, _, _, _, info = struct.unpack(ENTRY, packed)
+  if packed and applies_to(redis.call('ZSCORE', BASE .. 'queue:' .. keys[1], attempt .. client), limit) then
+    local info = is_other_entry(packed) and '' or select(10, struct.unpack(ENTRY, packed))
     leave(keys, attempt, client, info)
     gone = 1
   end
   for _, key in ipairs(keys) do
     local slot = load(key)
     local h = find(slot, attempt)
-    if h and not (has(flags, UNCONFIRMED) and h.flags == 0) and meant(h.fence, limit) then
+    if h and not (has(flags, UNCONFIRMED) and h.flags == 0) and applies_to(h.fence, limit) then
       release_hold(slot, h, flags)
       gone = 1
     elseif h then
       stays = true
     end
   end
-  -- Nothing is left of it for the poll of its process to find, also if its hold was over before.
+  -- The poll of the process must not find the hand-off again, also if its hold had ended before.
   if not stays then note(confirmed, client, attempt) end
   if gone == 1 then serve({ unpack(keys) }) end
   return gone

@@ -1,7 +1,7 @@
 local key, reason, only = KEYS[4], ARGV[3], ARGV[5]
 local slot, touched, found, seen = load(key), { key }, {}, {}
-if slot.odd then return redis.error_reply('WRONGTYPE It is no lock') end
--- Another client holds the lock: it would never learn that it is to stop.
+if slot.not_a_lock then return redis.error_reply('WRONGTYPE It is no lock') end
+-- Another lock client holds the lock: it would not learn of the revoke.
 if slot.foreign then return { 0 } end
 press_on()
 local fence = next_fence(tonumber(ARGV[4]))
@@ -28,8 +28,8 @@ for _, id in ipairs(only == '' and ids_of(slot) or { only }) do
     end
   end
 end
-for _, one in ipairs(touched) do tell('revoked', one, fence, reason) end
+for _, one in ipairs(touched) do emit('revoked', one, fence, reason) end
 serve(touched)
 flush()
--- The holds as they are stored: a part of a grant names the parts in other slots, which the caller revokes there.
+-- Returns the holds as they are stored: the part of a grant in this slot lists the names in other slots, which the caller revokes there.
 return { 1, fence, found }

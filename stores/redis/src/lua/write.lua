@@ -1,4 +1,4 @@
--- Writes or deletes a record if it is as expected. KEYS: counter, record; ARGV: what is expected (a version, 'absent' or
+-- Writes or deletes a record if it is as expected. KEYS: counter, record; ARGV: the expectation (a version, 'absent' or
 -- 'any'), the ttl in ms (0: for ever), the floor, 'write' or 'delete', the value.
 -- A record is its version in sixteen digits, and the value behind it.
 local found = redis.call('GET', KEYS[2])

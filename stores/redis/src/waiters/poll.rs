@@ -15,7 +15,7 @@ use crate::runner::sleep_until;
 use crate::statements::millis;
 use crate::statements::{POLL, ScriptCall};
 
-/// A lock taken by another client is released without a message to us: it is looked at more often.
+/// Another lock client releases without a message, so the process polls more often at its locks.
 const FOREIGN_POLL: Duration = Duration::from_millis(100);
 /// How many names one script polls at.
 const KEYS_PER_POLL: usize = 200;
@@ -99,7 +99,7 @@ async fn poll_keys(waiters: &Arc<Waiters>, batch: &[(KeyGroup, String)]) -> Opti
     let answer = match waiters.runner.run(group, &call).await {
         Ok(Value::Array(answer)) => answer,
         other => {
-            tracing::warn!(?other, "could not look at the waiters, will look again");
+            tracing::warn!(?other, "poll failed; the waiters of the group poll again");
             return None;
         }
     };
@@ -122,7 +122,7 @@ async fn poll_keys(waiters: &Arc<Waiters>, batch: &[(KeyGroup, String)]) -> Opti
         Value::BulkString(attempt) => std::str::from_utf8(attempt).ok(),
         _ => None,
     });
-    // The message to these was lost, or they have not confirmed yet.
+    // The message to these waiters was lost, or they have not confirmed yet.
     let let_in: HashSet<&str> = attempts.collect();
     for waiter in let_in.iter().filter_map(|attempt| state.waiters.get(*attempt)) {
         waiter.confirm_hand_off(waiters, None);
@@ -137,7 +137,7 @@ async fn poll_keys(waiters: &Arc<Waiters>, batch: &[(KeyGroup, String)]) -> Opti
                 continue;
             }
             if *kept == 0 && hand_off.since.sent_at < sent_at {
-                // One of them has lost its entry, so all of them send their requests again. An entry that is there stays.
+                // One waiter has lost its entry, so all of them send their requests again. Existing entries stay where they are.
                 waiter.woken.notify_one();
             } else if *kept != 0 {
                 // The waiter was in the queue when the server looked.
@@ -145,7 +145,7 @@ async fn poll_keys(waiters: &Arc<Waiters>, batch: &[(KeyGroup, String)]) -> Opti
             }
         }
         match *held {
-            // Free, and still there are waiters: the queue was lost. The first asks again.
+            // The lock is free although there are waiters: the queue was lost. The first waiter sends its request again.
             0 => _ = first_of(state.queues.get(queue_key)).inspect(|one| one.woken.notify_one()),
             2 => soonest = soonest.min(FOREIGN_POLL),
             _ => {}

@@ -1,4 +1,4 @@
-//! What the tests with real servers share.
+//! Tools of the tests with real servers.
 #![allow(dead_code, reason = "every test uses some of it")]
 
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ pub async fn open(url: &str) -> Client {
     try_open(url).await.unwrap_or_else(|e| panic!("{url} was to open: {e:?}"))
 }
 
-/// What `open` says if it refuses.
+/// The error of `open`.
 pub async fn refused_at_open(url: &str) -> Error {
     match try_open(url).await {
         Ok(store) => panic!("{url} was not to open: {:?}", store.profile()),

@@ -1,4 +1,4 @@
-//! The ways in: passwords, rights, TLS, sockets, and doors with no client or a client else behind them.
+//! Endpoints: passwords, rights, TLS, sockets, and addresses where no server or another program listens.
 
 use std::net::TcpListener;
 use std::time::Duration;
@@ -34,7 +34,7 @@ async fn a_missing_password_and_a_wrong_one_are_told_apart() {
     }
 }
 
-/// What the manual says that a user needs, word by word.
+/// The rights that the manual names, word by word.
 const RIGHTS: &str =
     "~lock:* ~lockkeeper:* &lockkeeper:* +@read +@write +@scripting +@pubsub +@connection +info +time +role";
 
@@ -68,7 +68,7 @@ async fn the_rights_in_the_manual_are_enough() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_user_without_the_rights_is_told_which_are_missing() {
+async fn the_error_for_a_user_names_the_missing_rights() {
     let Some(server) = server() else { return };
     let elsewhere = RIGHTS.replace("~lock:*", "~other:*");
     let mute = RIGHTS.replace("+@scripting", "-@scripting");
@@ -121,7 +121,7 @@ async fn tls_needs_an_authority_that_vouches_for_the_server() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn databases_are_apart_and_a_socket_is_a_door_like_any_other() {
+async fn databases_are_apart_and_a_socket_is_an_endpoint_like_any_other() {
     let options = RedisOptions { unix_socket: true, ..RedisOptions::default() };
     let Ok(server) = servers::redis(options) else { return };
     let socket = format!("redis+unix://{}?db=3", redis_socket(&server).display());
@@ -131,11 +131,11 @@ async fn databases_are_apart_and_a_socket_is_a_door_like_any_other() {
     take(&client_of(&server).await, &request("jobs")).await;
     let nowhere = format!("{}/99", url(&server));
     let error = refused_at_open(&nowhere).await;
-    assert!(error.to_string().contains("DB index is out of range"), "{error}");
+    says(&error, Outcome::Invalid, &["DB index is out of range"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_at_the_door_is_unavailable() {
+async fn an_address_without_a_server_is_unavailable() {
     let unused = TcpListener::bind("127.0.0.1:0").unwrap();
     let addr = unused.local_addr().unwrap();
     // It takes connections and says nothing.

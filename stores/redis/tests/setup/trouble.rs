@@ -1,4 +1,4 @@
-//! What happens to a server while the store is open.
+//! Faults of a server while the store is open.
 
 use std::time::{Duration, Instant};
 
@@ -70,7 +70,7 @@ async fn a_server_that_still_loads_is_unavailable_and_then_works() {
     refused(&store, &request("held")).await;
 }
 
-/// SIGSTOP: the kernel takes connections and requests, and no client answers. What was sent may have happened.
+/// SIGSTOP: the kernel takes connections and requests, and no client answers. Requests in flight may have happened.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_server_ends_calls_within_the_timeout_and_works_again_later() {
     let Some(server) = server() else { return };
@@ -83,7 +83,7 @@ async fn a_silent_server_ends_calls_within_the_timeout_and_works_again_later() {
     assert!(matches!(error, Error::Unavailable(_) | Error::Unknown(_)), "{error:?}");
     says(&failed(&store, &asked).await, Outcome::Unavailable, &["did not answer within 300ms"]);
     server.resume();
-    // Asked again with the same attempt, it is the same ask, whether the first one was heard or not.
+    // Sent again with the same attempt, it is the same request, whether the first one arrived or not.
     eventually("the store works again", || async {
         match store.acquire(&asked).await {
             Ok(AcquireOutcome::Granted(_)) => true,
@@ -144,7 +144,7 @@ async fn a_connection_outlives_the_callers_that_gave_up() {
 
 /// Scripts are kept in the server's memory, and nowhere else.
 #[tokio::test(flavor = "multi_thread")]
-async fn scripts_that_the_server_forgot_are_told_to_it_again() {
+async fn scripts_that_the_server_forgot_are_loaded_again() {
     let options = RedisOptions { append_only: AppendOnly::Always, ..RedisOptions::default() };
     let Ok(mut server) = servers::redis(options) else { return };
     let store = client_of(&server).await;

@@ -41,7 +41,7 @@ fn cut_all(server: &Server) -> usize {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_guard_and_a_waiter_survive_the_end_of_their_connections() {
     let Ok(server) = servers::redis(RedisOptions::default()) else { return };
-    // No poll comes to the waiter's help: it must hear the message, on a connection that did not exist when it asked.
+    // No poll comes to the waiter's help: it must receive the message, on a connection that did not exist when it sent its request.
     let two = open(&format!("{}?poll=5m&claim=10m", url(&server))).await;
     let ttl = Duration::from_secs(3);
     let keeper = keeper(&client_of(&server).await);
@@ -124,9 +124,9 @@ async fn twenty_thousand_names_leave_one_key_behind() {
     assert_eq!(tell(server.addr(), &["EXISTS", "lockkeeper:{all}:fence"]), "1");
 }
 
-/// A holder that died is told to watchers as *expired* when the next client comes, plain lock or not.
+/// Watchers get *expired* for a holder that died when the next client requests the lock, plain lock or not.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_lock_that_expired_is_told_to_watchers() {
+async fn a_lock_that_expired_is_reported_to_watchers() {
     let Ok(server) = servers::redis(RedisOptions::default()) else { return };
     let store = client_of(&server).await;
     let mut events = store.watch("").await.unwrap();
