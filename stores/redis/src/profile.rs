@@ -1,5 +1,5 @@
-//! What a server says about itself, and what that means for the promises of the store. Every new connection asks before
-//! anything else is sent on it, and a task asks again now and then: settings change, and replicas come.
+//! The settings of the servers, and the guarantees of the store that follow from them. Every new connection reads the settings before
+//! any request is sent on it, and a task reads them again from time to time: an operator may change settings or add replicas.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -9,20 +9,20 @@ use lockkeeper_core::{Error, Guarantee, LimitSupport, Profile, Result, WaitOrder
 use redis::{Pipeline, Value};
 
 use crate::config::Servers;
-use crate::connection::{ConnectHandshake, Endpoint, text_of};
+use crate::connection::{ConnectHandshake, Connection, Endpoint, text_of};
 use crate::error::Failure;
 use crate::router::Router;
 use crate::runner::ScriptRunner;
 use crate::statements;
 
-/// How many polls pass between two looks at the settings.
+/// How many polls pass between two readings of the settings.
 const POLLS: u32 = 10;
 
-/// What matters of one server.
+/// The settings of one server that decide on the guarantees.
 #[derive(Clone, Debug)]
 pub(crate) struct ServerSettings {
     info: HashMap<String, String>,
-    /// What `CONFIG GET` tells; `None`: we may not look.
+    /// The reply to `CONFIG GET`; `None` if the user has no right to it.
     config: Option<HashMap<String, String>>,
     /// Whether the server has, or had while the store was open, a replica that may be promoted.
     replicated: bool,
@@ -60,7 +60,7 @@ impl ServerSettings {
                 why.push(format!("has appendfsync {when}: a crash loses the last grants"));
                 set.push("appendfsync always");
             }
-            None => why.push("does not tell its appendfsync: a crash may lose grants".into()),
+            None => why.push("does not report its appendfsync: a crash may lose grants".into()),
         }
         match self.config("no-appendfsync-on-rewrite") {
             Some("no") => {}
@@ -69,7 +69,7 @@ impl ServerSettings {
                 why.push(text.into());
                 set.push("no-appendfsync-on-rewrite no");
             }
-            None => why.push("does not tell its no-appendfsync-on-rewrite: a crash may lose grants".into()),
+            None => why.push("does not report its no-appendfsync-on-rewrite: a crash may lose grants".into()),
         }
         let why = why.into_iter().next()?;
         Some(if set.is_empty() { why } else { format!("{why}. Set {}", set.join(", ")) })
@@ -78,7 +78,7 @@ impl ServerSettings {
     fn read(answers: Vec<Result<Value, Failure>>) -> Result<ServerSettings, Failure> {
         let mut answers = answers.into_iter();
         let mut next =
-            || answers.next().unwrap_or_else(|| Err(Failure::NotSent("an answer is missing".into())));
+            || answers.next().unwrap_or_else(|| Err(Failure::NotSent("a reply is missing".into())));
         let info = text_of(&next()?).unwrap_or_default();
         let pairs = info.lines().filter_map(|line| line.split_once(':'));
         let info = pairs.map(|(key, value)| (key.to_owned(), value.trim().to_owned())).collect();
@@ -108,7 +108,7 @@ fn settings_commands() -> Pipeline {
     commands
 }
 
-/// What was found at each server, and the profile that follows.
+/// The settings of each server, and the profile that follows.
 #[derive(Default)]
 pub(crate) struct KnownSettings {
     found: Mutex<HashMap<Endpoint, ServerSettings>>,
@@ -149,7 +149,7 @@ pub(crate) fn handshake(runner: Weak<ScriptRunner>, settings: Arc<KnownSettings>
     ConnectHandshake { commands: Arc::new(settings_commands()), on_replies: Arc::new(on_replies) }
 }
 
-/// Notes what was found. Once the store is open its profile changes with it.
+/// Records the settings of a server. Once the store is open, its profile changes with them.
 fn record_settings(monitor: &ProfileMonitor, endpoint: &Endpoint, found: ServerSettings) {
     let mut all = monitor.settings.found();
     let replicated = found.replicated || all.get(endpoint).is_some_and(|before| before.replicated);
@@ -159,37 +159,70 @@ fn record_settings(monitor: &ProfileMonitor, endpoint: &Endpoint, found: ServerS
     if let Some(before) = &*slot {
         let now = profile_of(monitor);
         if now.durable != before.durable || now.fence != before.fence {
-            tracing::warn!(server = %endpoint, notes = ?now.notes, "the server keeps other promises than before");
+            tracing::warn!(server = %endpoint, notes = ?now.notes, "the settings of the server have changed, and the guarantees of the store with them");
         }
         *slot = Some(now);
     }
 }
 
-/// Looks at every server and refuses what cannot work. From here on there is a profile.
+/// Checks all servers at once, and refuses servers that cannot keep locks. From here on there is a profile.
+///
+/// A node of a cluster that sends no reply is left out: its locks are unavailable until it replies, and those of the other nodes
+/// are not. Every new connection reads its settings before anything else is sent to it.
 pub(crate) async fn check_servers(monitor: &ProfileMonitor) -> Result<()> {
-    for server in monitor.runner.router.all().await? {
-        // To ask for the scripts to be kept is to connect, and to connect is to look.
-        statements::load_scripts(&server).await?;
-        let found = monitor.settings.found().get(server.endpoint()).cloned();
-        let unseen = || Error::Unavailable(format!("{} does not say what it is", server.endpoint()));
-        check_server(&found.ok_or_else(unseen)?, &server.endpoint().to_string(), monitor)?;
+    let router = &monitor.runner.router;
+    let servers = router.all().await?;
+    let outcomes = join_all(servers.iter().map(|server| check_connection(server, monitor))).await;
+    let some_reply = outcomes.iter().any(Result::is_ok);
+    for (server, outcome) in servers.iter().zip(outcomes) {
+        match outcome {
+            Err(error @ (Error::Unavailable(_) | Error::Unknown(_))) if router.is_cluster() && some_reply => {
+                tracing::warn!(
+                    server = %server.endpoint(), %error,
+                    "a node of the cluster sends no reply; its locks are unavailable until it does"
+                );
+            }
+            outcome => outcome?,
+        }
     }
     let profile = profile_of(monitor);
     *monitor.settings.slot() = Some(profile);
     Ok(())
 }
 
-/// Follows what changes for as long as the store is open: who the primary is, and how the servers are set up.
+async fn check_connection(server: &Connection, monitor: &ProfileMonitor) -> Result<()> {
+    // The handshake of the new connection reads the settings. If only the scripts are not loaded, their first calls do that.
+    let loaded = statements::load_scripts(server).await;
+    let found = monitor.settings.found().get(server.endpoint()).cloned();
+    match (found, loaded) {
+        (Some(found), _) => check_server(&found, &server.endpoint().to_string(), monitor),
+        (None, Err(failure)) => Err(failure.into()),
+        (None, Ok(())) => {
+            Err(Error::Unavailable(format!("{} does not report its settings", server.endpoint())))
+        }
+    }
+}
+
+/// Follows changes for as long as the store is open: another primary, other settings, new replicas.
 pub(crate) async fn run(monitor: ProfileMonitor) {
-    for turn in 1_u32.. {
-        tokio::time::sleep(monitor.runner.options.poll).await;
-        monitor.runner.router.follow_primary().await;
-        for router in [Some(&monitor.runner.router), monitor.runner.grant_router.as_ref()] {
+    // A silent server delays only the reading of its settings: the store goes on asking the sentinels for another primary.
+    tokio::join!(follow_topology(&monitor.runner), refresh_regularly(&monitor));
+}
+
+async fn follow_topology(runner: &ScriptRunner) {
+    loop {
+        tokio::time::sleep(runner.options.poll).await;
+        runner.router.follow_primary().await;
+        for router in [Some(&runner.router), runner.grant_router.as_ref()] {
             router.into_iter().for_each(Router::prune);
         }
-        if turn.is_multiple_of(POLLS) {
-            refresh(&monitor).await;
-        }
+    }
+}
+
+async fn refresh_regularly(monitor: &ProfileMonitor) {
+    loop {
+        tokio::time::sleep(monitor.runner.options.poll * POLLS).await;
+        refresh(monitor).await;
     }
 }
 
@@ -200,7 +233,7 @@ async fn refresh(monitor: &ProfileMonitor) {
         match server.calls(commands).await.and_then(ServerSettings::read) {
             Ok(found) => record_settings(monitor, server.endpoint(), found),
             Err(failure) => {
-                tracing::debug!(?failure, server = %server.endpoint(), "its settings are read later")
+                tracing::debug!(?failure, server = %server.endpoint(), "cannot read the settings of the server; the store reads them again later")
             }
         }
     }))
@@ -209,7 +242,7 @@ async fn refresh(monitor: &ProfileMonitor) {
     monitor.settings.found().retain(|endpoint, _| serving.contains(endpoint));
 }
 
-/// What follows from what was found.
+/// The profile that follows from the settings.
 fn profile_of(monitor: &ProfileMonitor) -> Profile {
     let (mut warnings, mut notes) = (Vec::new(), Vec::new());
     let (mut durable, mut evicts, mut replicas) = (true, false, false);
@@ -217,7 +250,7 @@ fn profile_of(monitor: &ProfileMonitor) -> Profile {
     for endpoint in monitor.runner.router.serving() {
         let Some(found) = all.get(&endpoint) else {
             durable = false;
-            warnings.push(format!("{endpoint} has not been asked yet how it is set up"));
+            warnings.push(format!("{endpoint} has not reported its settings yet"));
             continue;
         };
         replicas |= found.replicated;
@@ -225,7 +258,7 @@ fn profile_of(monitor: &ProfileMonitor) -> Profile {
             evicts = true;
             let policy = found.info.get("maxmemory_policy").cloned().unwrap_or_default();
             warnings.insert(0, format!(
-                "{endpoint} may throw locks away when its memory is full: its maxmemory-policy is {policy}. Set noeviction"
+                "{endpoint} may evict locks when its memory is full: its maxmemory-policy is {policy}. Set noeviction"
             ));
         }
         match found.durability_gap() {
@@ -233,7 +266,7 @@ fn profile_of(monitor: &ProfileMonitor) -> Profile {
                 durable = false;
                 warnings.push(format!("{endpoint} {why}"));
             }
-            None => notes.push(format!("{endpoint} writes every grant to its disk before it answers")),
+            None => notes.push(format!("{endpoint} writes every grant to its disk before it replies")),
         }
     }
     drop(all);
@@ -284,7 +317,8 @@ fn check_server(found: &ServerSettings, endpoint: &str, monitor: &ProfileMonitor
             "{endpoint} is Redis {version}: version 7.0 or a compatible server is needed"
         )));
     }
-    if !found.is("role", "master") {
+    // In a cluster a fail-over may have made this server a replica since another node sent the slot map: it redirects requests.
+    if !found.is("role", "master") && !monitor.runner.router.is_cluster() {
         return Err(Error::invalid(format!(
             "{endpoint} is a replica: locks are taken at the primary. Name that, or use redis+sentinel://"
         )));

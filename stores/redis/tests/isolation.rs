@@ -1,4 +1,4 @@
-//! One node of a cluster is silent or gone. What is held, asked for and waited for at the other nodes is not harmed by it.
+//! One node of a cluster is silent or gone. The locks, requests and waiters of the other nodes are not harmed by it.
 
 mod common;
 
@@ -36,7 +36,7 @@ async fn client_of(cluster: &RedisCluster) -> Client {
 async fn guards_at_other_nodes_outlive_a_silent_node() {
     let Some(cluster) = cluster() else { return };
     let keeper = keeper(&client_of(&cluster).await);
-    let ttl = Duration::from_secs(3);
+    let ttl = Duration::from_secs(6);
     let mut guards = Vec::new();
     for node in 0..3 {
         for name in names_at(&cluster, node, 8) {
@@ -69,17 +69,18 @@ async fn guards_at_other_nodes_outlive_a_silent_node() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_renewal_at_a_silent_node_is_unknown_and_the_others_are_renewed() {
     let Some(cluster) = cluster() else { return };
-    let store = client_of(&cluster).await;
+    let store = open(&format!("redis+cluster://{}?timeout=60s", cluster.addrs()[0])).await;
+    let ttl = Duration::from_secs(12);
     let mut grants = Vec::new();
     for node in 0..3 {
         let [text] = &names_at(&cluster, node, 1)[..] else { unreachable!() };
-        grants.push(take(&store, &common::ask_for(text, Duration::from_secs(4))).await);
+        grants.push(take(&store, &common::ask_for(text, ttl)).await);
     }
     cluster.nodes()[1].pause();
     let begun = Instant::now();
     let answers = soon("renewals are answered", store.renew(&grants)).await.unwrap();
     assert_eq!(answers, [RenewOutcome::Renewed, RenewOutcome::Unknown, RenewOutcome::Renewed]);
-    assert!(begun.elapsed() < Duration::from_secs(3), "after {:?}", begun.elapsed());
+    assert!(begun.elapsed() < ttl * 3 / 4, "after {:?}", begun.elapsed());
     cluster.nodes()[1].resume();
 }
 
@@ -88,7 +89,8 @@ async fn a_renewal_at_a_silent_node_is_unknown_and_the_others_are_renewed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn other_nodes_serve_while_one_is_silent() {
     let Some(cluster) = cluster() else { return };
-    let (one, two) = (client_of(&cluster).await, client_of(&cluster).await);
+    let patient = async || open(&format!("redis+cluster://{}?timeout=10s", cluster.addrs()[0])).await;
+    let (one, two) = (patient().await, patient().await);
     let healthy = names_at(&cluster, 0, 30);
     let silent = names_at(&cluster, 1, 30);
     // A waiter at each, so that both are polled.
@@ -111,11 +113,12 @@ async fn other_nodes_serve_while_one_is_silent() {
         give_back(&one, &grant.key).await;
         slowest = slowest.max(begun.elapsed());
     }
-    assert!(slowest < Duration::from_secs(1), "one took {slowest:?}");
+    // The silent node may take `timeout` for each request.
+    assert!(slowest < Duration::from_secs(5), "one took {slowest:?}");
     let begun = Instant::now();
     tell(cluster.addrs()[0], &["DEL", &format!("lock:{}", healthy[0])]);
     granted(foreign).await;
-    assert!(begun.elapsed() < Duration::from_secs(2), "the poll took {:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(6), "the poll took {:?}", begun.elapsed());
     for answer in join_all(stuck).await {
         let answer = answer.unwrap();
         assert!(matches!(answer, Err(Error::Unknown(_) | Error::Unavailable(_))), "{answer:?}");
@@ -129,7 +132,7 @@ async fn other_nodes_serve_while_one_is_silent() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_dies_costs_the_others_not_one_request() {
     let Some(mut cluster) = cluster() else { return };
-    let store = client_of(&cluster).await;
+    let store = open(&format!("redis+cluster://{}?timeout=10s", cluster.addrs()[0])).await;
     let (healthy, dead) = (names_at(&cluster, 0, 20), names_at(&cluster, 1, 20));
     take(&store, &request(&dead[0])).await;
     cluster.node_mut(1).kill9();
@@ -139,11 +142,11 @@ async fn a_node_that_dies_costs_the_others_not_one_request() {
         let begun = Instant::now();
         let answer = store.acquire(&request(here)).await;
         assert!(matches!(answer, Ok(AcquireOutcome::Granted(_))), "{answer:?}");
-        assert!(begun.elapsed() < Duration::from_secs(1), "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
     }
 }
 
-/// Seeds that take connections and never answer hold no client up for long: the next one is asked meanwhile.
+/// Seeds that accept connections and never reply delay no client for long: the client asks the next seed meanwhile.
 #[tokio::test(flavor = "multi_thread")]
 async fn seeds_that_are_silent_do_not_delay_the_opening() {
     let Some(cluster) = cluster() else { return };
@@ -151,8 +154,9 @@ async fn seeds_that_are_silent_do_not_delay_the_opening() {
     let seeds: Vec<String> =
         silent.iter().map(|listener| listener.local_addr().unwrap().to_string()).collect();
     let begun = Instant::now();
-    let store = open(&format!("redis+cluster://{},{}", seeds.join(","), cluster.addrs()[2])).await;
-    assert!(begun.elapsed() < Duration::from_millis(2500), "{:?}", begun.elapsed());
+    let store =
+        open(&format!("redis+cluster://{},{}?timeout=15s", seeds.join(","), cluster.addrs()[2])).await;
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     take(&store, &request("orders/42")).await;
     assert!(store.inspect(&name("orders/42")).await.unwrap().is_some());
 }
@@ -270,6 +274,40 @@ async fn leaves(option: &str) {
         store.inspect(&name(&text)).await.is_ok()
     })
     .await;
-    // One is the connection that this test asks on.
+    // One is the connection of this test.
     eventually("the connection is closed", || async { connections() == 1 }).await;
+}
+
+/// `CLUSTER SLOTS` goes on listing a primary that is gone. The store used to check the nodes one after the other and to fail at the
+/// first one without a reply, so while one of three nodes was gone no new process of the fleet got any lock.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_opens_while_a_node_is_gone_or_silent() {
+    for gone in [true, false] {
+        let Some(mut cluster) = cluster() else { return };
+        let names: Vec<String> = (0..3).flat_map(|node| names_at(&cluster, node, 1)).collect();
+        match gone {
+            true => cluster.node_mut(1).kill9(),
+            false => cluster.nodes()[1].pause(),
+        }
+        let store = open(&format!("redis+cluster://{}?timeout=1s", cluster.addrs()[0])).await;
+        for node in [0, 2] {
+            let grant = take(&store, &request(&names[node])).await;
+            give_back(&store, &grant.key).await;
+        }
+        let address = cluster.addrs()[1].to_string();
+        let says_so =
+            |note: &String| note.contains(&address) && note.contains("has not reported its settings");
+        assert!(store.profile().notes.iter().any(says_so), "{:?}", store.profile().notes);
+        let missing = common::failed(&store, &request(&names[1])).await;
+        assert!(matches!(missing, Error::Unavailable(_) | Error::Unknown(_)), "{missing:?}");
+        match gone {
+            true => cluster.node_mut(1).restart(),
+            false => cluster.nodes()[1].resume(),
+        }
+        let again = request(&names[1]);
+        eventually("the locks of the node are granted again", || async {
+            matches!(store.acquire(&again).await, Ok(AcquireOutcome::Granted(_)))
+        })
+        .await;
+    }
 }

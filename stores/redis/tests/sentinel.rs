@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::time::Duration;
+
 use common::{grow, keeper, open, refused_at_open, renew, says, tell};
 use lockkeeper_core::{AcquireOutcome, Error, Outcome, ReleaseOutcome, RenewOutcome};
 use lockkeeper_testkit::laws::{eventually, give_back, name, request, take};
@@ -53,7 +55,7 @@ async fn the_store_follows_the_primary_that_the_sentinels_name() {
 }
 
 /// The sentinels cannot reach the old primary, take it for dead, and name another one. It lives, and answers us: nothing fails,
-/// so nothing used to make the store ask the sentinels again, and it went on with the old one for ever.
+/// so no failure made the store ask the sentinels again, and it used the old primary for ever.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_old_primary_that_still_answers_is_left_for_the_new_one() {
     let Ok(fleet) = servers::redis_sentinel(RedisOptions::default()) else { return };
@@ -84,7 +86,7 @@ async fn an_old_primary_that_still_answers_is_left_for_the_new_one() {
     let held = take(&store, &request("after")).await;
     assert_eq!(give_back(&store, &held.key).await, ReleaseOutcome::Released);
     assert_eq!(renew(&store, &before).await, RenewOutcome::Renewed);
-    // The old primary has no replica any more, and says so for ever: that too is asked of the new one, and given back there.
+    // The old primary has no replica any more. The store sends such a request, and its release, to the new one too.
     eventually("grants that no replica has are asked of the new primary", || async {
         let asked = request("counted");
         says(&common::failed(&counted, &asked).await, Outcome::Unavailable, &["0 of 1 replicas"]);
@@ -118,4 +120,23 @@ async fn sentinels_with_a_password_are_asked_with_it() {
     let store = open(&format!("{url}&sentinel_user=keeper&sentinel_password=sesame")).await;
     let grant = take(&store, &request("orders/42")).await;
     give_back(&store, &grant.key).await;
+}
+
+/// A primary that sends no reply delays the reading of its settings. The task that asks the sentinels used to wait for that, for up to
+/// twice the timeout, and did not learn of the new primary meanwhile.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_silent_primary_does_not_delay_the_questions_to_the_sentinels() {
+    let Ok(fleet) = servers::redis_sentinel(RedisOptions::default()) else { return };
+    let url = url(&fleet, RedisSentinel::NAME).replace("timeout=1s", "timeout=5m&poll=50ms");
+    let store = open(&url).await;
+    let old = fleet.master_addr().unwrap();
+    fleet.pair.primary().pause();
+    fleet.wait_for_failover(old);
+    eventually("requests go to the new primary", || async {
+        let asked = request("orders/42");
+        let answer = tokio::time::timeout(Duration::from_secs(1), store.acquire(&asked)).await;
+        matches!(answer, Ok(Ok(AcquireOutcome::Granted(_))))
+    })
+    .await;
+    fleet.pair.primary().resume();
 }

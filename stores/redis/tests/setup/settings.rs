@@ -1,4 +1,4 @@
-//! What the store finds out about a server when it opens, and what that is worth.
+//! The settings of a server, and the profile that follows from them.
 
 use lockkeeper_core::{
     AcquireOutcome, Error, Guarantee, Mode, Outcome, Purpose, ReleaseOutcome, RenewOutcome,
@@ -17,7 +17,7 @@ fn server_with(append_only: AppendOnly, extra: &[(&str, &str)]) -> Option<Server
 
 /// A cache throws away what was not used for long: locks too, in the middle of being held. However durable it is.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_evicts_keys_is_not_for_correctness_and_is_told_why() {
+async fn a_server_that_evicts_keys_is_not_for_correctness_and_the_error_names_the_policy() {
     for policy in ["allkeys-lru", "volatile-ttl"] {
         let cache = [("maxmemory", "100mb"), ("maxmemory-policy", policy)];
         let Some(server) = server_with(AppendOnly::Always, &cache) else { return };
@@ -59,9 +59,9 @@ async fn a_server_that_may_forget_after_a_crash_is_not_for_correctness() {
     }
 }
 
-/// Each setting was told by another attempt.
+/// Each setting used to be reported only when the one before was changed.
 #[tokio::test(flavor = "multi_thread")]
-async fn all_settings_to_change_are_told_at_once() {
+async fn all_settings_to_change_are_reported_at_once() {
     let bad =
         [("no-appendfsync-on-rewrite", "yes"), ("maxmemory", "100mb"), ("maxmemory-policy", "allkeys-lru")];
     let Some(server) = server_with(AppendOnly::Off, &bad) else { return };
@@ -69,7 +69,7 @@ async fn all_settings_to_change_are_told_at_once() {
     not_for_correctness(&client_of(&server).await, &all);
 }
 
-/// `appendfsync always` is suspended while the server saves or rewrites, if it is told so.
+/// The server suspends `appendfsync always` while it saves or rewrites, if this setting is on.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_does_not_sync_while_it_rewrites_is_not_for_correctness() {
     let Some(server) = server_with(AppendOnly::Always, &[("no-appendfsync-on-rewrite", "yes")]) else {
@@ -130,7 +130,7 @@ fn looks_at(server: &Server) -> u64 {
     looks.and_then(|rest| rest.split(',').next()?.parse().ok()).unwrap_or(0)
 }
 
-/// Every new connection looks at the server before anything is asked of it: no poll is due here.
+/// Every new connection reads the settings of the server before any request is sent on it: no poll is due here.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_connection_looks_at_the_settings_first() {
     let Some(mut server) = server_with(AppendOnly::Always, &[]) else { return };
@@ -161,7 +161,7 @@ async fn shared(store: &Client, name: &str) -> lockkeeper_core::Grant {
     take(store, &with(request(name), |request| request.mode = Mode::Shared)).await
 }
 
-/// A full server takes no new lock. What is held goes on, ends, and is handed on: the client that has a lock must not lose it
+/// A full server grants no new lock. Locks that are held are renewed, released and handed off: the client that has a lock must not lose it
 /// because others have filled the memory.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_server_takes_no_new_locks_and_goes_on_with_those_that_are_held() {
@@ -194,10 +194,10 @@ async fn a_full_server_takes_no_new_locks_and_goes_on_with_those_that_are_held()
     take(&two, &asked).await;
 }
 
-/// A server without a scratch of memory may be full in the middle of a wait, too: the waiter is told or served, never
+/// A server may run out of memory in the middle of a wait, too: the waiter gets an error or the lock, and is never
 /// left hanging with a lock that no client knows of.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_ask_that_would_wait_is_told_that_the_server_is_full() {
+async fn a_request_that_would_wait_fails_on_a_full_server() {
     let Some(server) = server_with(AppendOnly::Off, &[("maxmemory-policy", "noeviction")]) else { return };
     let store = client_of(&server).await;
     take(&store, &request("held")).await;
@@ -210,7 +210,7 @@ async fn an_ask_that_would_wait_is_told_that_the_server_is_full() {
     assert_eq!(store.inspect(waiting.key.names.first()).await.unwrap().unwrap().waiting, 0);
 }
 
-/// Redis 7 refuses writes while fewer replicas are there than it was told to want.
+/// Redis 7 rejects writes while fewer replicas are connected than `min-replicas-to-write` says.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_misses_its_replicas_says_so_and_recovers() {
     let Some(server) = server_with(AppendOnly::Off, &[]) else { return };
