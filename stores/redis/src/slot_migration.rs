@@ -149,31 +149,49 @@ impl<'a> SlotMigration<'a> {
     pub async fn release(self, keys: &[String], release: &[u8]) -> Result<Value, Failure> {
         let (attempt, flags, generation, limit) =
             decode_release(release).ok_or_else(|| Failure::NoReply("a malformed release".into()))?;
-        if flags & release_flags::UNANSWERED != 0 {
-            self.leave_tombstone(attempt, generation).await?;
-        }
-        let left = self.leave_queue(keys, attempt, limit).await?;
         let step = MigrationStep { flags, limit, ..MigrationStep::new("release", attempt) };
-        let released = self.release_holds(keys, step).await.map_err(after_a_write)?;
-        Ok(Value::Int((left || released).into()))
+        // Whether a step has written. Then no failure of a later one means that nothing happened.
+        let mut written = false;
+        let released = async {
+            if flags & release_flags::UNANSWERED != 0 {
+                self.leave_tombstone(attempt, generation, &mut written).await?;
+            }
+            let left = self.leave_queue(keys, step, &mut written).await?;
+            let released = self.release_holds(keys, step, &mut written).await?;
+            Ok(Value::Int((left || released).into()))
+        };
+        let released = released.await;
+        released.map_err(|failure| if written { after_a_write(failure) } else { failure })
     }
 
-    async fn release_holds(self, keys: &[String], step: MigrationStep<'_>) -> Result<bool, Failure> {
+    async fn release_holds(
+        self,
+        keys: &[String],
+        step: MigrationStep<'_>,
+        written: &mut bool,
+    ) -> Result<bool, Failure> {
         let mut gone = false;
         for key in keys {
             gone |= match self.step_lock(key, step).await? {
                 LockReply::Status(NOT_HERE) => false,
-                LockReply::Status(IN_HASH) => self.release_from_hash(key, step).await?,
+                LockReply::Status(IN_HASH) => self.release_from_hash(key, step, written).await?,
                 _ => true,
             };
+            *written |= gone;
         }
         let unconfirmed = format!("{}unconfirmed:{}", self.prefix(), self.runner.client);
         self.call(cmd("SREM").arg(unconfirmed).arg(step.attempt)).await?;
         Ok(gone)
     }
 
-    async fn release_from_hash(self, key: &str, step: MigrationStep<'_>) -> Result<bool, Failure> {
+    async fn release_from_hash(
+        self,
+        key: &str,
+        step: MigrationStep<'_>,
+        written: &mut bool,
+    ) -> Result<bool, Failure> {
         let holds = self.step_holds(key, step).await?;
+        *written |= holds.status != NO_HASH;
         self.follow_holds(key, &holds).await?;
         Ok(holds.status == DONE)
     }
@@ -190,7 +208,7 @@ impl<'a> SlotMigration<'a> {
         Ok(())
     }
 
-    async fn leave_tombstone(self, attempt: &str, generation: u8) -> Result<(), Failure> {
+    async fn leave_tombstone(self, attempt: &str, generation: u8, written: &mut bool) -> Result<(), Failure> {
         let prefix = self.prefix();
         for (key, value) in
             [(format!("{prefix}released:{attempt}"), generation), (format!("{prefix}released"), 1)]
@@ -198,23 +216,32 @@ impl<'a> SlotMigration<'a> {
             let ttl = millis(self.runner.tombstone_ttl());
             let call = ScriptCall::new(&MIGRATING_TOMBSTONE, &[key]).arg(value).arg(ttl);
             self.runner.run(self.group, &call).await?;
+            *written = true;
         }
         Ok(())
     }
 
     /// Removes a queue entry. The entry counts only while the request is in the process's hash too, so the hash comes last and
     /// the release can be sent again.
-    async fn leave_queue(self, keys: &[String], attempt: &str, limit: u64) -> Result<bool, Failure> {
+    async fn leave_queue(
+        self,
+        keys: &[String],
+        step: MigrationStep<'_>,
+        written: &mut bool,
+    ) -> Result<bool, Failure> {
         let (prefix, client) = (self.prefix(), &self.runner.client);
+        let MigrationStep { attempt, limit, .. } = step;
         let mut left = false;
         for key in keys {
             let call = ScriptCall::new(&MIGRATING_QUEUE, &[format!("{prefix}queue:{key}")]);
             let call = call.arg(format!("{attempt}{client}")).arg(limit);
             left |= self.runner.run(self.group, &call).await? == Value::Int(1);
+            *written |= left;
         }
         if left || limit == 0 {
             let requests = format!("{prefix}client:{client}");
             left |= self.call(cmd("HDEL").arg(requests).arg(attempt)).await? == Value::Int(1);
+            *written |= left;
         }
         Ok(left)
     }

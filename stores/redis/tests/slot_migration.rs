@@ -6,10 +6,13 @@ mod common;
 use std::time::Duration;
 
 use common::{Client, keeper, open, tell};
+use futures_util::StreamExt;
 use futures_util::future::join_all;
 use lockkeeper::{Guard, Lockkeeper};
-use lockkeeper_core::{AcquireOutcome, Error, Fence, Mode, ReleaseOutcome, RenewOutcome};
-use lockkeeper_testkit::laws::{eventually, name, owner, refused, request, soon, take, with};
+use lockkeeper_core::{
+    AcquireOutcome, Error, EventKind, Fence, LockRequest, Mode, ReleaseOutcome, RenewOutcome,
+};
+use lockkeeper_testkit::laws::{eventually, join_queue, name, owner, refused, request, soon, take, with};
 use lockkeeper_testkit::servers::{self, RedisCluster, RedisOptions, Skip};
 
 const TTL: Duration = Duration::from_secs(3);
@@ -26,6 +29,8 @@ enum Moved {
     OtherKeys,
     Holds,
     Ends,
+    /// The hash of the requests of each process that waits.
+    Requests,
     Everything,
 }
 
@@ -41,6 +46,7 @@ impl Moved {
             Moved::OtherKeys => ours,
             Moved::Holds => key.contains(":holds:"),
             Moved::Ends => key.contains(":ends:"),
+            Moved::Requests => key.contains(":client:"),
             Moved::Everything => true,
         }
     }
@@ -198,9 +204,9 @@ async fn a_waiter_is_let_in_after_a_long_migration() {
     for moved in MOVES {
         let text = format!("{{wait{moved:?}}}/plain");
         let held = take(&one, &request(&text)).await;
-        let waiting = lockkeeper_testkit::laws::join_queue(&two, &request(&text), 1).await;
+        let waiting = join_queue(&two, &request(&text), 1).await;
         let gives_up = request(&text);
-        let given_up = lockkeeper_testkit::laws::join_queue(&two, &gives_up, 2).await;
+        let given_up = join_queue(&two, &gives_up, 2).await;
         let slot = cluster.slot_of(&format!("lock:{text}"));
         let from = cluster.node_of_slot(slot);
         let to = (from + 1) % 3;
@@ -362,7 +368,7 @@ async fn a_request_that_finds_a_key_missing_in_a_migration_is_unavailable() {
     let hasty = open(&format!("redis+cluster://{}?timeout=300ms", cluster.addrs()[0])).await;
     let _watch = store.watch("").await.unwrap();
     let held = take(&store, &request("orders/42")).await;
-    let waiter = lockkeeper_testkit::laws::join_queue(&store, &request("orders/42"), 1).await;
+    let waiter = join_queue(&store, &request("orders/42"), 1).await;
     let slot = cluster.slot_of("lock:orders/42");
     let migration = cluster.begin_migration(slot, (cluster.node_of_slot(slot) + 1) % 3);
     for wait in [lockkeeper_core::Wait::No, lockkeeper_core::Wait::For(Duration::from_millis(100))] {
@@ -389,6 +395,8 @@ async fn an_operation_that_a_dead_node_cuts_short_in_a_migration_is_unknown() {
         let shared = with(request(&text(kind)), |request| request.mode = Mode::Shared);
         grants.push(take(&store, &shared).await);
     }
+    // The release finds the queue at the first node too, and goes on to the holds.
+    let waiter = join_queue(&store, &request(&text("released")), 1).await;
     let slot = cluster.slot_of(&format!("lock:{}", text("broken")));
     let from = cluster.node_of_slot(slot);
     let to = (from + 1) % 3;
@@ -401,4 +409,120 @@ async fn an_operation_that_a_dead_node_cuts_short_in_a_migration_is_unknown() {
     for (what, answer) in [("release", released), ("revoke", revoked), ("break", broken)] {
         assert!(matches!(answer, Err(Error::Unknown(_))), "{what}: {answer:?}");
     }
+    waiter.abort();
+}
+
+/// A waiter leaves while the slot migrates: its entry is out of the queue, and the node with the requests of its process is dead. The
+/// caller used to get *unavailable*. A release that finds no node for its first step has done nothing, and is.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wait_that_a_dead_node_cuts_short_in_a_migration_is_unknown() {
+    let extra = vec![("cluster-require-full-coverage".to_owned(), "no".to_owned())];
+    let options = RedisOptions { extra, ..RedisOptions::default() };
+    let Ok(mut cluster) = servers::redis_cluster_with(3, options) else { return };
+    let store = open(&format!("redis+cluster://{}?timeout=1s", cluster.addrs()[0])).await;
+    let text = |kind: &str| format!("{{cut}}/{kind}");
+    let free = take(&store, &request(&text("free"))).await;
+    take(&store, &request(&text("held"))).await;
+    let waits = request(&text("held"));
+    let waiter = join_queue(&store, &waits, 1).await;
+    let slot = cluster.slot_of(&format!("lock:{}", text("held")));
+    let from = cluster.node_of_slot(slot);
+    let to = (from + 1) % 3;
+    let _migration = cluster.begin_migration(slot, to);
+    Moved::Requests.apply(&cluster, slot, from, to);
+    cluster.node_mut(to).kill9();
+    let left = soon("a release ends", store.release(&waits.key)).await;
+    assert!(matches!(left, Err(Error::Unknown(_))), "{left:?}");
+    let released = soon("a release ends", store.release(&free.key)).await;
+    assert!(matches!(released, Err(Error::Unavailable(_))), "{released:?}");
+    waiter.abort();
+}
+
+/// All keys of a lock have moved, and some never existed: the old node redirects the request, and the new one refuses it until the slot
+/// is its own.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_that_the_new_node_refuses_is_sent_again_until_the_slot_has_moved() {
+    let Ok(cluster) = servers::redis_cluster(3) else { return };
+    let store = open(&format!("redis+cluster://{}?timeout=60s", cluster.addrs()[0])).await;
+    let before = take(&store, &request("orders/42")).await;
+    assert_eq!(store.release(&before.key).await.unwrap(), ReleaseOutcome::Released);
+    let slot = cluster.slot_of("lock:orders/42");
+    let from = cluster.node_of_slot(slot);
+    let to = (from + 1) % 3;
+    let migration = cluster.begin_migration(slot, to);
+    Moved::Everything.apply(&cluster, slot, from, to);
+    let asked = tokio::spawn(async move { store.acquire(&request("orders/42")).await });
+    let refusals = || {
+        let errors = tell(cluster.addrs()[to], &["INFO", "errorstats"]);
+        let count = |line: &str| line.strip_prefix("errorstat_TRYAGAIN:count=")?.parse::<usize>().ok();
+        errors.lines().find_map(count).unwrap_or(0)
+    };
+    eventually("the new node has refused it twice", || async { refusals() >= 2 || asked.is_finished() })
+        .await;
+    assert!(!asked.is_finished(), "the first refusal ended the request: {:?}", asked.await);
+    cluster.finish_migration(migration);
+    let answer = soon("the request ends", asked).await.unwrap();
+    let Ok(AcquireOutcome::Granted(grant)) = answer else { panic!("not granted: {answer:?}") };
+    assert!(grant.fence > before.fence);
+}
+
+/// A client watches, so a script looks at more keys of a lock than it declares, and finds one missing. The next request of the same script
+/// used to see that lock as free: the waiter at the front of its queue left it, and then the script failed.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lock_that_one_request_cannot_read_is_not_free_for_the_next_one_of_the_script() {
+    let Ok(cluster) = servers::redis_cluster(3) else { return };
+    let store = open(&format!("redis+cluster://{}?timeout=5s&poll=10s&claim=1m", cluster.addrs()[0])).await;
+    // A plain hold: it was granted before a client watches.
+    take(&store, &request("orders/42")).await;
+    let _watch = store.watch("").await.unwrap();
+    let first = with(request("orders/42"), |request| request.wait = lockkeeper_core::Wait::For(LONG));
+    let waiter = join_queue(&store, &first, 1).await;
+    let slot = cluster.slot_of("lock:orders/42");
+    let from = cluster.node_of_slot(slot);
+    let others = (0..20).map(|_| LockRequest { key: request("orders/42").key, ..first.clone() });
+    let requests: Vec<_> = others.chain([first.clone()]).collect();
+    // Tombstones that refuse no request: a script reads them before the locks.
+    let keys = tell(cluster.addrs()[from], &["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "100"]);
+    let flag = keys.lines().find_map(|key| key.strip_suffix("watched")).expect("a client watches");
+    tell(cluster.addrs()[from], &["SET", &format!("{flag}released"), "1"]);
+    for request in &requests {
+        let tombstone = format!("{flag}released:{}", request.key.attempt.to_hex());
+        tell(cluster.addrs()[from], &["SET", &tombstone, "-1"]);
+    }
+    let migration = cluster.begin_migration(slot, (from + 1) % 3);
+    // The server holds back the first scripts, so the other requests share one. The last of them is that of the waiter.
+    tell(cluster.addrs()[from], &["CLIENT", "PAUSE", "60000", "WRITE"]);
+    let mut answers = std::pin::pin!(join_all(requests.iter().map(|request| store.acquire(request))));
+    assert!(futures_util::poll!(answers.as_mut()).is_pending());
+    tell(cluster.addrs()[from], &["CLIENT", "UNPAUSE"]);
+    for answer in soon("the requests end", answers).await {
+        assert!(matches!(answer, Err(Error::Unavailable(_))), "{answer:?}");
+    }
+    waiter.abort();
+    cluster.finish_migration(migration);
+}
+
+/// A revoke needs memory for its reason. A full server used to refuse it in a migration, after its watchers had heard that it happened.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_server_revokes_a_lock_in_a_migration() {
+    let Ok(cluster) = servers::redis_cluster(3) else { return };
+    let store = client_of(&cluster).await;
+    let grant = take(&store, &request("orders/42")).await;
+    let mut watch = store.watch("").await.unwrap();
+    let slot = cluster.slot_of("lock:orders/42");
+    let from = cluster.node_of_slot(slot);
+    let migration = cluster.begin_migration(slot, (from + 1) % 3);
+    for setting in [["maxmemory-policy", "noeviction"], ["maxmemory", "1"]] {
+        tell(cluster.addrs()[from], &["CONFIG", "SET", setting[0], setting[1]]);
+    }
+    let fence = soon("a revoke ends", store.revoke(&name("orders/42"), "an upgrade")).await.unwrap();
+    let event = soon("the watcher is notified", watch.next()).await;
+    assert!(
+        matches!(&event, Some(Ok(event)) if matches!(event.kind, EventKind::Revoked { .. })),
+        "{event:?}"
+    );
+    assert!(fence > grant.fence);
+    let renewal = common::renew(&store, &grant).await;
+    assert!(matches!(&renewal, RenewOutcome::Revoked(reason) if &**reason == "an upgrade"), "{renewal:?}");
+    cluster.finish_migration(migration);
 }

@@ -69,11 +69,17 @@ local function raise_counter(fence)
   unwritten = true
 end
 
--- Publishes an event. A failure, such as a missing right to the channel, must not end the script in the middle of its writes.
+-- Publishes an event once the script has written what it is about: a server may still reject that.
 local function emit(kind, key, fence, rest)
   if watched then
-    redis.pcall('PUBLISH', watched, string.format('%s %.0f %.0f %d ', kind, fence, now_us, #key) .. key .. rest)
+    messages[#messages + 1] = { watched, string.format('%s %.0f %.0f %d ', kind, fence, now_us, #key) .. key .. rest }
   end
+end
+
+-- Publishes the events and hand-offs of the script. A failure, such as a missing right to the channel, must not end the script.
+local function publish()
+  for _, message in ipairs(messages) do redis.pcall('PUBLISH', unpack(message)) end
+  messages = {}
 end
 
 local function split(names)
@@ -299,19 +305,15 @@ local function new_slot(key)
     counts = { delays = 0, exclusive = 0, shared = 0, permits = 0, modes = {} } }
 end
 
--- Reads one lock and removes its expired holds.
-local function load(key)
-  if slots[key] then return slots[key] end
-  local slot = new_slot(key)
-  local value = redis.pcall('GET', key)
-  if value == MARK then load_stored(slot) end
-  slots[key] = slot
+-- Reads the keys of a lock and removes its expired holds.
+local function read_slot(slot)
+  local value = redis.pcall('GET', slot.key)
   if type(value) == 'table' then
     -- Another program keeps a value that is no lock under this key.
     slot.foreign, slot.not_a_lock = true, true
-    return slot
+    return
   elseif value == MARK then
-    return slot
+    return load_stored(slot)
   end
   if watched and redis.call('EXISTS', slot.ends) == 1 then report_expired(slot) end
   -- A hold of another format counts as another client's.
@@ -324,7 +326,16 @@ local function load(key)
   else
     slot.foreign = value and true
   end
-  return slot
+end
+
+-- Loads one lock. A lock whose keys could not all be read is not loaded: to the next request of the script it would look free.
+local function load(key)
+  if not slots[key] then
+    local slot = new_slot(key)
+    read_slot(slot)
+    slots[key] = slot
+  end
+  return slots[key]
 end
 
 -- Whether the holders of these locks are known. They are not while their slot is being migrated.
@@ -408,9 +419,9 @@ local function flush()
     if redis.call('PTTL', key) < longest * 2 then redis.call('PEXPIRE', key, longest * 2) end
   end
   for key, attempts in pairs(confirmed) do call_all('SREM', key, attempts) end
+  let_in, confirmed = {}, {}
   -- The messages come last: a waiter acts on its message, so its hold must be stored before.
-  for _, message in ipairs(messages) do redis.pcall('PUBLISH', unpack(message)) end
-  let_in, confirmed, messages = {}, {}, {}
+  publish()
 end
 
 local function note(list, client, attempt)

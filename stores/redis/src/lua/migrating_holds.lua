@@ -102,4 +102,5 @@ sets[#sets + 1], sets[#sets + 2] = '#', pack_counts(slot)
 prolong(slot.holds, 2 * lives)
 call_all('HSET', slot.holds, sets)
 call_all('HDEL', slot.holds, dels)
+publish()
 return { answer, lives, ends, others }

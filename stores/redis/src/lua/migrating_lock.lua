@@ -23,12 +23,16 @@ if STEP == 'revoke' then
   if value and not h then return -1 end
   if not h or (ATTEMPT ~= '' and h.attempt ~= ATTEMPT) then return 0 end
   h.reason = REASON
-  emit('revoked', key, TIME_MS, REASON)
+  prolong(key, 1)
   redis.call('SET', key, pack_hold(h), 'KEEPTTL')
+  emit('revoked', key, TIME_MS, REASON)
+  publish()
   return { pack_hold(h) }
 elseif STEP == 'break' then
+  local deleted = redis.call('DEL', key)
   if value then emit('broken', key, TIME_MS, ATTEMPT) end
-  return redis.call('DEL', key)
+  publish()
+  return deleted
 end
 if not h or h.attempt ~= ATTEMPT then return 0 end
 if math.min(h.expires, now + h.ttl) <= now then return 0 end
@@ -40,7 +44,9 @@ if STEP == 'renew' then
   redis.call('SET', key, pack_hold(h), 'PX', h.ttl)
   return 1
 elseif STEP == 'release' and applies_to(h) then
+  local deleted = redis.call('DEL', key)
   emit('released', key, h.fence, h.info)
-  return redis.call('DEL', key)
+  publish()
+  return deleted
 end
 return 0

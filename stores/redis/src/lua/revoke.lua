@@ -2,7 +2,10 @@ local key, reason, only = KEYS[4], ARGV[3], ARGV[5]
 local slot, touched, found, seen = load(key), { key }, {}, {}
 if slot.not_a_lock then return redis.error_reply('WRONGTYPE It is no lock') end
 -- Another lock client holds the lock: it would not learn of the revoke.
-if slot.foreign then return { 0 } end
+if slot.foreign then
+  flush()
+  return { 0 }
+end
 press_on()
 local fence = next_fence(tonumber(ARGV[4]))
 
