@@ -32,13 +32,18 @@ pub(crate) async fn renew_all(
         .flat_map(|group| group.chunks(RENEWALS_PER_SCRIPT));
     let calls = batches.map(|batch| async move { (batch, renew_batch(runner, parts, batch).await) });
     let begun = Instant::now();
-    let limit = |elapsed| runner.router.pause((shortest / 4).saturating_sub(elapsed).max(elapsed));
-    collect(calls.collect(), parts.len(), || limit(begun.elapsed())).await
+    let limit = || runner.router.pause(patience(shortest, begun.elapsed()));
+    collect(calls.collect(), parts.len(), limit).await
 }
 
-/// Collects the replies of batches, each with the numbers of its holds. `limit` begins with the first reply: it lasts until a quarter
-/// of the shortest ttl is over, or twice the time that the first reply took. A server that is up replies at about the time at which
-/// another one does, also where the shortest ttl is not much longer than a round trip.
+/// For how much longer a renewal waits for the other replies, if the first one took `first`: until a quarter of the shortest ttl is over,
+/// or twice that time, but not beyond two fifths of the ttl. A guard renews when a third of its ttl is over, so its deadline is not past by then.
+fn patience(shortest: Duration, first: Duration) -> Duration {
+    (shortest / 4).max(first * 2).min(shortest * 2 / 5).saturating_sub(first)
+}
+
+/// Collects the replies of batches, each with the numbers of its holds. `limit` begins with the first reply. A server that is up replies
+/// at about the time at which another one does, also where the shortest ttl is not much longer than a round trip.
 async fn collect<'b, C, P>(
     mut calls: FuturesUnordered<C>,
     holds: usize,
@@ -136,6 +141,20 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
+
+    /// With a silent node, the replies of a slow one used to be reported after twice the time that the first took: beyond the deadline of
+    /// its guards, if that was more than half of the ttl.
+    #[test]
+    fn the_wait_for_a_silent_node_ends_before_the_deadline_of_the_others() {
+        let ttl = Duration::from_secs(4);
+        let reported = |first| first + patience(ttl, first);
+        for first in (0..4000).step_by(10).map(Duration::from_millis) {
+            let latest = first.max(ttl / 2);
+            assert!(reported(first) <= latest, "{first:?}: reported after {:?}", reported(first));
+        }
+        assert_eq!(reported(Duration::from_millis(10)), ttl / 4);
+        assert_eq!(reported(Duration::from_millis(700)), Duration::from_millis(1400));
+    }
 
     /// The first reply used to end the call if it came after the limit: of servers that were all well, but slower than a quarter of
     /// the shortest ttl, one renewed its guards, and those of the others were unknown, round after round.
