@@ -228,8 +228,9 @@ impl RedlockInner {
         let silent =
             self.no_majority(replies.seen.len() + replies.granted_nodes, replies.young, &replies.failures);
         match silent {
-            Error::Unavailable(text) if round.unclean() >= self.quorum => Error::Unknown(format!(
-                "{text}. A majority may be locked without a holder until the release arrives"
+            // Also if a node has rejected the request: the others may have locked it.
+            error if round.unclean() >= self.quorum => Error::Unknown(format!(
+                "{error}. A majority may be locked without a holder until the release arrives"
             )),
             other => other,
         }

@@ -5,8 +5,9 @@ mod common;
 use std::time::Duration;
 
 use common::*;
-use lockkeeper_core::{AcquireOutcome, LockName, LockRequest, Locks, ReleaseOutcome, Wait};
+use lockkeeper_core::{AcquireOutcome, Error, LockName, LockRequest, Locks, ReleaseOutcome, Wait};
 use lockkeeper_redlock::{Options, RedlockStore};
+use lockkeeper_testkit::proxy::Direction;
 use lockkeeper_testkit::servers::{Server, redis_call};
 
 /// Far longer than a test waits: what is gone was released.
@@ -169,4 +170,48 @@ async fn a_held_lock_is_busy_while_a_minority_is_gone() {
             }
         }
     }
+}
+
+/// One node refuses at once, and a majority locks and replies too late. The caller used to get *not allowed*, as if nothing had happened.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refusal_beside_a_majority_that_is_silent_is_unknown() {
+    let Some(fleet) = start().await else { return };
+    let rights = ["ACL", "SETUSER", "default", "-set"];
+    call(&fleet.servers[0], &rights);
+    let store = fleet.open(CALM).await;
+    for proxy in &fleet.proxies[1..=QUORUM] {
+        proxy.hold(Direction::Replies);
+    }
+    let answer = store.acquire(&request("orders/42", TTL)).await;
+    assert!(matches!(&answer, Err(Error::Unknown(text)) if text.contains("majority")), "{answer:?}");
+    fleet.proxies.iter().for_each(lockkeeper_testkit::proxy::Proxy::heal);
+    fleet.nothing_left("orders/42", "the replies arrive").await;
+    // A majority refuses: no other node can have made it a grant.
+    fleet.servers[1..QUORUM].iter().for_each(|server| _ = call(server, &rights));
+    let answer = store.acquire(&request("orders/42", TTL)).await;
+    assert!(matches!(&answer, Err(Error::Denied(_))), "{answer:?}");
+}
+
+/// A script of a lock request raises its errors before it writes. The caller used to get *unknown*, and to send the request again for
+/// a whole ttl, where the key is another program's or a right is missing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_error_before_the_first_write_says_what_to_change() {
+    let Some(fleet) = start().await else { return };
+    let store = fleet.open(CALM).await;
+    for server in &fleet.servers[..QUORUM] {
+        call(server, &["RPUSH", "lock:a-list", "an item"]);
+    }
+    let answer = store.acquire(&request("a-list", TTL)).await;
+    assert!(matches!(&answer, Err(Error::Invalid(text)) if text.contains("prefix")), "{answer:?}");
+    let answer = store.inspect(&LockName::new("a-list").unwrap()).await;
+    assert!(matches!(&answer, Err(Error::Invalid(_))), "a view: {answer:?}");
+    for server in &fleet.servers {
+        let rights = ["on", ">secret", "~*", "&*", "+@all", "-set"];
+        call(server, &[&["ACL", "SETUSER", "reader"][..], &rights].concat());
+    }
+    let url = fleet.url(CALM).replace("://", "://reader:secret@");
+    let reader = RedlockStore::open(Options::from_url(&url).unwrap()).await.unwrap();
+    let answer = reader.acquire(&request("orders/42", TTL)).await;
+    assert!(matches!(&answer, Err(Error::Denied(_))), "{answer:?}");
+    take(&store, &request("orders/42", TTL)).await;
 }

@@ -99,12 +99,13 @@ async fn a_key_of_another_type_fails_one_renewal_and_not_its_neighbours() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_silent_node_does_not_delay_a_renewal() {
     let Some(fleet) = start().await else { return };
-    let store = fleet.open("young_node=0s&node_timeout=4s&timeout=5s").await;
-    let short = take_everywhere(&fleet, &store, "short", Duration::from_secs(4)).await;
-    let long = take_everywhere(&fleet, &store, "long", TTL).await;
+    let store = fleet.open("young_node=0s&node_timeout=60s&timeout=90s&max_ttl=300s").await;
+    let [short, long] = [240, 300].map(Duration::from_secs);
+    let short = take_everywhere(&fleet, &store, "short", short).await;
+    let long = take_everywhere(&fleet, &store, "long", long).await;
     fleet.proxies[0].hold(Direction::Requests);
     let began = Instant::now();
     assert_eq!(store.renew(std::slice::from_ref(&long)).await.unwrap(), [RenewOutcome::Renewed]);
     assert_eq!(store.renew(&[long, short]).await.unwrap(), [RenewOutcome::Renewed, RenewOutcome::Renewed]);
-    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(30), "{:?}", began.elapsed());
 }
