@@ -25,7 +25,8 @@ fn server_on_a_clock() -> Option<(Server, ClockShim)> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clock_set_back_keeps_others_out_for_one_ttl_more_at_most() {
     let Some((server, clock)) = server_on_a_clock() else { return };
-    let ttl = Duration::from_secs(2);
+    // Long enough for a busy machine to set the clock before its end.
+    let ttl = Duration::from_secs(6);
     let dead = client_of(&server).await;
     let old = take(&dead, &ask_for("jobs", ttl)).await;
     drop(dead);
@@ -34,7 +35,7 @@ async fn a_clock_set_back_keeps_others_out_for_one_ttl_more_at_most() {
 
     let store = client_of(&server).await;
     refused(&store, &request("jobs")).await;
-    assert!(pttl(server.addr(), "lock:jobs") <= 2000, "it stays for longer than it was given");
+    assert!(pttl(server.addr(), "lock:jobs") <= 6000, "it stays for longer than it was given");
     // An hour would be beyond every patience.
     let waiter = join_queue(&store, &request("jobs"), 1).await;
     grow(&[old.fence, granted(waiter).await.fence]);
@@ -45,7 +46,7 @@ async fn a_clock_set_back_keeps_others_out_for_one_ttl_more_at_most() {
 async fn a_waiter_in_line_is_not_forgotten_when_the_clock_is_set_back() {
     let Some((server, clock)) = server_on_a_clock() else { return };
     let (dead, store) = (client_of(&server).await, client_of(&server).await);
-    let old = take(&dead, &ask_for("jobs", Duration::from_secs(2))).await;
+    let old = take(&dead, &ask_for("jobs", Duration::from_secs(6))).await;
     let waiter = join_queue(&store, &request("jobs"), 1).await;
     drop(dead);
     clock.jump(-HOUR);
@@ -76,13 +77,13 @@ async fn every_reader_is_over_after_one_ttl_more_when_the_clock_is_set_back() {
     let (dead, store) = (client_of(&server).await, client_of(&server).await);
     let reader =
         |secs| with(ask_for("jobs", Duration::from_secs(secs)), |request| request.mode = Mode::Shared);
-    for secs in [2, 3, 1] {
+    for secs in [4, 6, 2] {
         take(&dead, &reader(secs)).await;
     }
     drop(dead);
     clock.jump(-HOUR);
     let waiter = join_queue(&store, &request("jobs"), 1).await;
-    assert!(pttl(server.addr(), "lock:jobs") <= 3000, "it stays for longer than it was given");
+    assert!(pttl(server.addr(), "lock:jobs") <= 6000, "it stays for longer than it was given");
     granted(waiter).await;
 }
 

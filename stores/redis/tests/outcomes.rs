@@ -140,7 +140,9 @@ async fn a_wait_that_ends_while_the_server_is_unreachable_leaves_no_queue_entry(
     let elsewhere = take(&other, &request("elsewhere")).await;
     let waits = join_queue(&store, &request("elsewhere"), 1).await;
     let held = take(&other, &request("jobs")).await;
-    let brief = || with(request("jobs"), |request| request.wait = Wait::For(Duration::from_secs(2)));
+    // Long enough for a busy machine to see them in the queue.
+    let wait = Duration::from_secs(6);
+    let brief = || with(request("jobs"), |request| request.wait = Wait::For(wait));
     let requests: Vec<LockRequest> = (0..4).map(|_| brief()).collect();
     let tasks = requests.iter().cloned().map(|request| {
         let store = store.clone();
@@ -148,8 +150,7 @@ async fn a_wait_that_ends_while_the_server_is_unreachable_leaves_no_queue_entry(
     });
     let tasks: Vec<_> = tasks.collect();
     let library = keeper(&store);
-    let guarded =
-        tokio::spawn(library.lock("jobs").ttl(Duration::from_secs(2)).wait(Duration::from_secs(2)).acquire());
+    let guarded = tokio::spawn(library.lock("jobs").ttl(Duration::from_secs(2)).wait(wait).acquire());
     queue_reaches(&other, &name("jobs"), 5).await;
     proxy.cut_all();
     for task in tasks {
@@ -380,25 +381,25 @@ async fn a_hand_off_lasts_for_the_claim_of_the_waiter() {
 /// arrives first: the queue entry that the request makes afterwards used to stay.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_that_overtakes_its_request_leaves_no_queue_entry() {
-    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
-    let store = open(&format!("{}?poll=100ms&claim=10m&timeout=5m", url(&server))).await;
-    let other = client_of(&server).await;
+    let Some((server, proxy, store, other)) = through_a_proxy("claim=10m&timeout=5m").await else { return };
     take(&other, &request("jobs")).await;
     server.pause();
-    let waits = with(request("jobs"), |request| request.wait = Wait::Forever);
-    let mut answers = Vec::new();
-    for asked in [request("a"), request("b"), waits.clone()] {
-        let store = store.clone();
-        answers.push(tokio::spawn(async move { store.acquire(&asked).await }));
-        // If it is too short, the requests share a script, and the release does not overtake.
-        tokio::time::sleep(Duration::from_millis(50)).await;
+    let sent = async |count| eventually("it is sent", || async { proxy.count().requests >= count }).await;
+    for asked in [request("a"), request("b")] {
+        let (store, before) = (store.clone(), proxy.count().requests);
+        tokio::spawn(async move { store.acquire(&asked).await });
+        sent(before + 1).await;
     }
+    let before = proxy.count().requests;
+    let waits = with(request("jobs"), |request| request.wait = Wait::Forever);
+    let mut answer = std::pin::pin!(store.acquire(&waits));
+    assert!(futures_util::poll!(answer.as_mut()).is_pending());
     let (releasing, key) = (store.clone(), waits.key.clone());
     let release = tokio::spawn(async move { releasing.release(&key).await });
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    sent(before + 1).await;
     server.resume();
     release.await.unwrap().unwrap();
-    let answer = soon("the request ends", answers.pop().unwrap()).await.unwrap();
+    let answer = soon("the request ends", answer).await;
     assert!(answer.is_err(), "{answer:?}");
     eventually("the queue is empty", || async { waiting(&other, "jobs").await == 0 }).await;
 }

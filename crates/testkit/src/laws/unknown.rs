@@ -15,6 +15,8 @@ use crate::proxy::{Direction, Fault, Proxy};
 
 /// How long a request waits that is to end within a law.
 const TTL: Duration = Duration::from_secs(2);
+/// How long a request waits that joins a queue before an outage begins, which a busy machine may delay.
+const OUTAGE_WAIT: Duration = Duration::from_secs(6);
 
 /// `store` talks through the proxy, `other` past it. A request joins the queue and its reply is lost; then the server is unreachable for the
 /// retry. The caller must not hear that nothing has happened, and the queue entry must not stay: neither if the library sent the request,
@@ -127,13 +129,13 @@ pub async fn a_wait_that_ends_during_an_outage_leaves_nothing(
         let text = format!("outage/{library}");
         let queue = name(&text);
         let held = take(other, &request(&text)).await;
-        let asked = with(request(&text), |request| request.wait = Wait::For(TTL));
+        let asked = with(request(&text), |request| request.wait = Wait::For(OUTAGE_WAIT));
         let (store2, text2) = (store.clone(), text.clone());
         let requests = tokio::spawn(async move {
             match library {
                 true => {
                     let keeper = Lockkeeper::with_store(store2, Arc::new(SystemClock));
-                    let told = keeper.lock(text2).ttl(LONG).wait(TTL).acquire().await.map(drop);
+                    let told = keeper.lock(text2).ttl(LONG).wait(OUTAGE_WAIT).acquire().await.map(drop);
                     // The keeper lives on with the process.
                     (told, Some(keeper))
                 }
