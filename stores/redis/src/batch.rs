@@ -12,7 +12,7 @@ use futures_util::stream::FuturesUnordered;
 use redis::Value;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::buckets::take_call;
+use crate::buckets::{take_call, take_one_by_one};
 use crate::codec::release_flags;
 use crate::error::Failure;
 use crate::keys::KeyGroup;
@@ -185,7 +185,7 @@ impl BatchWorker {
             }
             Err(failure) if kind == BatchKind::Take && (failure.keys_are_split() || failure.is("NOPERM")) => {
                 let takes = batch.iter().map(|item| (&item.keys[..], &item.args[0][..]));
-                runner.take_one_by_one(group, &takes.collect::<Vec<_>>()).await
+                take_one_by_one(runner, group, &takes.collect::<Vec<_>>()).await
             }
             Ok(Value::Array(replies)) if replies.len() == batch.len() => {
                 replies.into_iter().map(Ok).collect()

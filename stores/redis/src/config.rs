@@ -19,7 +19,7 @@ pub enum Servers {
     Sentinel {
         /// Where the sentinels are.
         sentinels: Vec<Endpoint>,
-        /// What they call it.
+        /// Its name at the sentinels.
         name: String,
         /// The user to log in as at the sentinels, which have users of their own.
         user: Option<String>,
@@ -46,7 +46,7 @@ pub struct Options {
     pub servers: Servers,
     /// User, password, database, TLS and timeout.
     pub access: ConnectOptions,
-    /// What stands before the name in the key of a lock: `lock:` by default. Other clients of the same locks need the
+    /// The text before the name in the key of a lock: `lock:` by default. Other clients of the same locks need the
     /// same.
     pub prefix: String,
     /// How many replicas must have a grant before it counts.

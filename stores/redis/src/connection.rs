@@ -35,7 +35,7 @@ impl std::fmt::Display for Endpoint {
     }
 }
 
-/// What all connections of a store have in common.
+/// The options that all connections of a store share.
 #[derive(Clone, Debug)]
 pub struct ConnectOptions {
     /// The user to log in as.
@@ -50,7 +50,7 @@ pub struct ConnectOptions {
     pub timeout: Duration,
 }
 
-/// What a server sends without a request.
+/// A message that a server sends without a request.
 #[derive(Clone, Debug)]
 pub enum PushEvent {
     /// A message on a subscribed channel.
@@ -95,7 +95,7 @@ pub struct Connection {
     io: Handle,
 }
 
-/// What a connection shares with the task that connects. The task goes on when the caller that started it is cancelled:
+/// The part of a connection that it shares with the task that connects. The task goes on when the caller that started it is cancelled:
 /// callers with a timeout shorter than a TLS handshake would otherwise never get a connection.
 struct Dialer {
     endpoint: Endpoint,

@@ -8,11 +8,12 @@ use lockkeeper_core::{Error, Limits, Result};
 use redis::Value;
 
 use crate::batch::KeepFlag;
+use crate::buckets::bucket_key;
 use crate::error::{Failure, unexpected_reply};
 use crate::statements::{LIMIT, ScriptCall};
 use crate::store::RedisStore;
 
-/// What the script has to know of a request, but for its keys.
+/// The numbers of a request that the script needs beside its keys.
 fn numbers_of(request: &LimitRequest) -> String {
     let wait = match request.operation {
         LimitOperation::Take { wait } => wait.as_nanos(),
@@ -59,7 +60,7 @@ impl Limits for RedisStore {
             ));
         }
         let keys: Vec<String> =
-            request.buckets.iter().map(|bucket| runner.bucket_key(bucket.spec.key())).collect();
+            request.buckets.iter().map(|bucket| bucket_key(&runner.keys, bucket.spec.key())).collect();
         let numbers = numbers_of(request);
         let operation = match request.operation {
             LimitOperation::Take { .. } => {

@@ -71,7 +71,7 @@ impl Payload<'_> {
     }
 }
 
-/// What the router does with a request whose keys are on two nodes, because their slot is being migrated.
+/// How the router handles a request whose keys are on two nodes, because their slot is being migrated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnSplitKeys {
     /// Sends it again until the timeout: the migration may end soon.

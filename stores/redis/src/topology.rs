@@ -1,4 +1,4 @@
-//! What the client knows about the servers: the primary, the node of each slot, and the nodes that failed lately.
+//! The client's view of the servers: the primary, the node of each slot, and the nodes that failed lately.
 
 use std::collections::HashSet;
 use std::sync::Arc;

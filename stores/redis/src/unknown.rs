@@ -17,7 +17,7 @@ use crate::runner::sleep_until;
 
 /// The attempts and releases of one store whose outcome is unknown.
 pub struct UnknownOutcomes {
-    state: Mutex<State>,
+    state: Mutex<UnknownState>,
     wake: Notify,
     /// How long a tombstone lasts on the server, and an attempt in this registry.
     tombstone_ttl: Duration,
@@ -29,7 +29,7 @@ pub struct UnknownOutcomes {
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
-struct State {
+struct UnknownState {
     /// By attempt, in hexadecimal digits.
     attempts: HashMap<String, UnansweredAttempt>,
     /// When expired attempts were last removed.
@@ -65,7 +65,7 @@ impl UnknownOutcomes {
         UnknownOutcomes { state: Mutex::default(), wake: Notify::new(), tombstone_ttl, first_pause }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, UnknownState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
