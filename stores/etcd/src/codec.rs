@@ -180,4 +180,55 @@ mod tests {
             assert_eq!(String::from_utf8(bytes).unwrap(), golden.trim_end());
         }
     }
+
+    /// One key of each kind that `v1-granted.json` and `v1-waiting.json` do not have, as `KEY VALUE`: what this version writes.
+    #[test]
+    fn each_kind_of_value_matches_the_golden_fixture() {
+        let holder = Arc::new(Holder::new("host", 1, Some("label".into())).unwrap());
+        let name = |text: &str| LockName::new(text).unwrap();
+        let ttl = std::time::Duration::from_secs(30);
+        let fence = Fence::new(1_700_000_000_000_001).unwrap();
+        let id = |byte| Attempt::from_bytes(keys::hash_attempt(&Attempt::from_bytes([byte; 16]))).to_hex();
+        let mut request = LockRequest::new(Attempt::from_bytes([7; 16]), name("x"), ttl, holder);
+        let value = |request: &LockRequest, fence| {
+            EntryValue::new(request, EntryState::Granted, fence, WallTime::from_micros(1_700_000_000_000_000))
+        };
+        let mut lines = Vec::new();
+        let mut add = |key: &str, id: String, value: Vec<u8>| {
+            lines.push(format!("lock/{key}/{id} {}", String::from_utf8(value).unwrap()));
+        };
+        let plain = value(&request, None);
+        let several = [name("several/a"), name("several/b")];
+        for text in &several {
+            add(text.as_str(), id(7), plain.value_under(text, &several));
+        }
+        add(
+            "slot",
+            "05".repeat(16),
+            plain.clone().with_attempt(&keys::hash_attempt(&request.key.attempt)).to_bytes(),
+        );
+        add(
+            "revoked",
+            id(7),
+            EntryValue { fence: Some(fence), revoked: Some("maintenance".into()), ..plain }.to_bytes(),
+        );
+        request.owner = Some(lockkeeper_core::Owner::from_bytes([9; 16]));
+        add("owned", id(7), value(&request, Some(fence)).to_bytes());
+        request.owner = None;
+        request.mode = Mode::Permit(3);
+        add("counted", id(7), value(&request, None).to_bytes());
+        request.mode = Mode::Shared;
+        add("shared", id(7), value(&request, None).to_bytes());
+        add("shared", id(8), value(&request, None).to_bytes());
+        request.mode = Mode::Exclusive;
+        (request.lock_delay, request.min_hold) = (ttl * 2, ttl);
+        let ended = value(&request, None);
+        add("delayed", id(7), ended.in_state(EntryState::Delayed, fence));
+        add("lingering", id(7), ended.in_state(EntryState::Lingering, fence));
+        let written = lines.join("\n") + "\n";
+        if std::env::var_os("LOCKKEEPER_BLESS").is_some() {
+            std::fs::write("tests/golden/v1-kinds.txt", &written).unwrap();
+        }
+        assert_eq!(written, include_str!("../tests/golden/v1-kinds.txt"));
+    }
 }

@@ -223,3 +223,26 @@ impl Watchers {
 fn revision(event: &proto::KeyEvent) -> Option<i64> {
     event.kv.as_ref().map(|kv| kv.mod_revision)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// If this fails, the stored format has changed: raise `FORMAT` in `codec.rs`, and add a fixture.
+    #[test]
+    fn causes_match_the_golden_fixture() {
+        let golden = include_str!("../tests/golden/v1-causes.txt");
+        let name = |text: &str| LockName::new(text).unwrap();
+        let causes = [
+            ChangeCause::Expired { names: vec![name("a"), name("b")] },
+            ChangeCause::Broken { names: vec![name("a")], reason: "stuck".into(), part: true },
+            ChangeCause::Revoked { names: vec![name("a")], reason: "maintenance".into(), part: false },
+        ];
+        for (cause, line) in causes.iter().zip(golden.lines()) {
+            assert_eq!(String::from_utf8(cause.to_bytes()).unwrap(), line);
+            let read: ChangeCause = serde_json::from_str(line).unwrap();
+            assert_eq!(format!("{read:?}"), format!("{cause:?}"));
+        }
+        assert_eq!(golden.lines().count(), causes.len());
+    }
+}

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{Fleet, take};
-use lockkeeper_core::{Attempt, Holder, LockName, LockRequest, Locks, ReleaseOutcome};
+use lockkeeper_core::{AcquireOutcome, Attempt, Holder, LockName, LockRequest, Locks, ReleaseOutcome};
 use lockkeeper_testkit::servers::{RedisKey, redis_call};
 
 const GOLDEN: &str = include_str!("golden/v2.txt");
@@ -84,4 +84,31 @@ async fn this_version_reads_format_2() {
         let released = store.release(&fixed(lock, attempt).key).await.unwrap();
         assert_eq!(released, ReleaseOutcome::Released, "{lock}");
     }
+}
+
+/// The metadata of another version is ignored: the lock counts as another client's until its key is gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_version_counts_as_another_client() {
+    let Some(fleet) = Fleet::start() else { return };
+    let store = fleet.open("young_node=0s&max_ttl=60m&node_timeout=10s&timeout=20s").await;
+    let newer = GOLDEN.replace("TIME", "1700000000000000").replace(" v2%20", " v3%20");
+    for key in RedisKey::parse(&newer).iter().filter(|key| key.key.ends_with(b"lock:held")) {
+        fleet.servers.iter().for_each(|server| key.restore(server.addr(), TTL.as_millis() as u64));
+    }
+    let name = LockName::new("held").unwrap();
+    let view = store.inspect(&name).await.unwrap().expect("the lock is held");
+    let label = view.held[0].holder.label.as_deref();
+    assert_eq!((view.held.len(), label), (1, Some("another Redis client")), "{view:?}");
+    let mut other = fixed("held", 2);
+    other.wait = lockkeeper_core::Wait::No;
+    let refused = store.acquire(&other).await.unwrap();
+    assert!(matches!(refused, AcquireOutcome::Busy(_)), "{refused:?}");
+    // The key is gone, and the metadata stays for a moment: it belongs to no lock.
+    for server in &fleet.servers {
+        assert_eq!(redis_call(server.addr(), &["DEL", "lock:held"]).unwrap(), "1");
+    }
+    assert_eq!(store.inspect(&name).await.unwrap(), None);
+    let taken = take(&store, &other).await;
+    assert_eq!(store.inspect(&name).await.unwrap().expect("the lock is held").held[0].fence, taken.fence);
+    assert_eq!(store.release(&taken.key).await.unwrap(), ReleaseOutcome::Released);
 }

@@ -222,4 +222,38 @@ mod tests {
         assert_eq!(reserved(), again);
         std::fs::remove_dir_all(&dir).unwrap();
     }
+
+    /// Writes the same numbers and the same pair as the program that wrote `tests/golden/floor-v1`, and reads them from that file. If
+    /// this fails, the format has changed: raise [`VERSION`], and keep the fixture, because a file of an older format must still be read.
+    #[test]
+    fn the_golden_floor_is_read_and_written() {
+        let golden = include_bytes!("../tests/golden/floor-v1");
+        let dir = std::env::temp_dir().join(format!("lockkeeper-golden-floor-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let pair = [1, 2, 3, 4];
+        let written = FenceFloor::beside(&dir.join("written"));
+        for fence in [1_700_000_000_000_000, 1_700_000_000_500_000] {
+            written.reserve(Fence::new(fence).unwrap(), WallTime::from_micros(fence)).unwrap();
+        }
+        // Only a transaction that has read the file writes the newest fence.
+        written.read().unwrap();
+        written.write_latest(Fence::new(1_700_000_000_500_001).unwrap()).unwrap();
+        written.set_pair(pair);
+        if std::env::var_os("LOCKKEEPER_WRITE_GOLDEN").is_some() {
+            std::fs::copy(&written.path, "tests/golden/floor-v1").unwrap();
+        }
+        assert!(std::fs::read(&written.path).unwrap() == golden, "the stored bytes have changed");
+        let values = FloorValues { reserved: 1_700_000_060_500_000, latest: 1_700_000_000_500_001 };
+        for (file, length, latest, found) in [
+            ("read", golden.len(), values.latest, Some(pair)),
+            // A file from before the version, the pair and the newest fence has the reserved number.
+            ("short", LATEST as usize, 0, None),
+        ] {
+            let read = FenceFloor::beside(&dir.join(file));
+            std::fs::write(&read.path, &golden[..length]).unwrap();
+            assert_eq!(read.read().unwrap(), FloorValues { latest, ..values }, "{file}");
+            assert_eq!(read.pair(), found, "{file}");
+        }
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
 }

@@ -126,27 +126,6 @@ async fn a_young_copy_after_a_power_cut_repeats_no_fence() {
 }
 
 #[tokio::test]
-async fn a_file_of_format_1_is_brought_up_to_date() {
-    let dir = Dir::new();
-    let held = take(&open(&dir.db()), &request("a")).await;
-    Connection::open(dir.db())
-        .unwrap()
-        .execute_batch(
-            "ALTER TABLE state DROP COLUMN written_at;
-             ALTER TABLE queue_entry RENAME TO place;
-             ALTER TABLE held_name RENAME TO stake;
-             ALTER TABLE stake RENAME COLUMN seq TO turn;
-             ALTER TABLE hold RENAME COLUMN status TO lingering;
-             ALTER TABLE hold RENAME COLUMN seq TO turn;
-             PRAGMA user_version = 1",
-        )
-        .unwrap();
-    let store = open(&dir.db());
-    assert_eq!(common::refused(&store, &request("a")).await.held[0].fence, held.fence);
-    assert!(take(&store, &request("b")).await.fence > held.fence);
-}
-
-#[tokio::test]
 async fn a_lost_floor_is_made_again() {
     let dir = Dir::new();
     let clock = VirtualClock::default();

@@ -1,5 +1,6 @@
-//! The golden fixture: rows of format 3 as SQL, which later versions must read. Values that differ from run to run (the boot,
-//! the process, the peer) are placeholders.
+//! The golden fixtures: rows of each format as SQL, which later versions must read. Values that differ from run to run (the boot,
+//! the process, the peer) are placeholders. Formats 1 and 2 have the tables of the programs that wrote them, and the rows of format 3.
+//! The fixture of the fence floor is tested in `fence_floor.rs`.
 
 mod common;
 
@@ -14,6 +15,8 @@ use lockkeeper_host::{Process, VirtualClock};
 use rusqlite::Connection;
 
 const GOLDEN: &str = include_str!("golden/format-3.sql");
+const OLDER: [(i64, &str); 2] =
+    [(1, include_str!("golden/format-1.sql")), (2, include_str!("golden/format-2.sql"))];
 const TABLES: [&str; 7] = ["state", "hold", "held_name", "waiter", "queue_entry", "delay", "record"];
 
 #[test]
@@ -81,15 +84,23 @@ async fn the_stored_rows_are_those_of_the_fixture() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_rows_of_the_fixture_are_read() {
+async fn the_rows_of_the_fixtures_are_read() {
+    for (format, golden) in OLDER.into_iter().chain([(3, GOLDEN)]) {
+        the_rows_are_read(format, golden).await;
+    }
+}
+
+/// Opens a file with these rows, and continues the locks in it.
+async fn the_rows_are_read(format: i64, golden: &str) {
     let dir = Dir::new();
     let clock = VirtualClock::default();
-    let mut text = GOLDEN.to_owned();
+    let mut text = golden.to_owned();
     for (value, placeholder) in variables(&"00".repeat(16)) {
         text = text.replace(placeholder, &value);
     }
     let file = Connection::open(dir.db()).unwrap();
-    file.execute_batch("PRAGMA application_id = 1280012402; PRAGMA user_version = 3").unwrap();
+    file.execute_batch(&format!("PRAGMA application_id = 1280012402; PRAGMA user_version = {format}"))
+        .unwrap();
     file.execute_batch(&text).unwrap();
     drop(file);
     let store = open_by(&dir.db(), &clock);
@@ -103,7 +114,11 @@ async fn the_rows_of_the_fixture_are_read() {
     }
     let ticket =
         |file: &Connection| file.query_row("SELECT ticket FROM waiter", [], |row| row.get::<_, i64>(0));
-    assert_eq!(ticket(&Connection::open(dir.db()).unwrap()).unwrap(), 2, "the waiter lost its position");
+    assert_eq!(
+        ticket(&Connection::open(dir.db()).unwrap()).unwrap(),
+        2,
+        "format {format}: the waiter lost its position"
+    );
     let view = store.inspect(&name("jobs")).await.unwrap().unwrap();
     let held = with_key(request("jobs"), 1);
     let grant = Grant {
@@ -119,5 +134,8 @@ async fn the_rows_of_the_fixture_are_read() {
     assert_eq!(store.release(&held.key).await.unwrap(), ReleaseOutcome::Released);
     let outcome = common::soon("the waiter is granted the lock", waiter).await.unwrap();
     let AcquireOutcome::Granted(granted) = outcome else { panic!("{outcome:?}") };
-    assert!(granted.fence > grant.fence);
+    assert!(granted.fence > grant.fence, "format {format}");
+    let upgraded = Connection::open(dir.db()).unwrap();
+    let version = upgraded.query_row("PRAGMA user_version", [], |row| row.get::<_, i64>(0)).unwrap();
+    assert_eq!(version, 3, "format {format} was brought up to date");
 }

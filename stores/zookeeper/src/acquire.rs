@@ -7,17 +7,26 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{AcquireOutcome, BootInstant, Busy, Error, Grant, LockRequest, Names, Result};
+use lockkeeper_core::{
+    AcquireOutcome, BootInstant, Busy, Error, Grant, LockName, LockRequest, Names, Result,
+};
 use lockkeeper_host::sleep_until;
-use lockkeeper_store_kit::CancelSignal;
+use lockkeeper_store_kit::{CancelSignal, RecentSet};
 
 use crate::admission::{self, Decision};
-use crate::connection::Session;
+use crate::client::ZooKeeperClient;
+use crate::codec::EventTag;
 use crate::error::Failure;
-use crate::events::EventTag;
+use crate::error::StepError;
+use crate::event_log::EventLog;
+use crate::fence_base::FenceBase;
+use crate::hold_registry::HoldRegistry;
 use crate::keys::AttemptHash;
 use crate::queue::QueueSnapshot;
-use crate::store::StoreInner;
+use crate::read_queue::QueueReader;
+use crate::release::Releaser;
+use crate::request_barrier::RequestBarriers;
+use crate::session::Session;
 
 /// How long a waiting request sleeps after a failure before it reads the queue again.
 pub const RETRY_DELAY: Duration = Duration::from_millis(100);
@@ -26,9 +35,26 @@ pub const RETRY_DELAY: Duration = Duration::from_millis(100);
 /// no other limit.
 const MIN_RETRIES: u32 = 8;
 
+/// Acquires locks.
+pub struct Acquirer {
+    pub client: Arc<ZooKeeperClient>,
+    pub base: Arc<FenceBase>,
+    pub registry: Arc<HoldRegistry>,
+    pub events: Arc<EventLog>,
+    pub queues: Arc<QueueReader>,
+    pub barriers: Arc<RequestBarriers>,
+    pub releaser: Arc<Releaser>,
+    /// The names whose queue nodes existed at their last use.
+    pub known_queues: RecentSet<LockName>,
+    /// How often a waiter reads the queue without a notification.
+    pub poll: Duration,
+    /// How long one request may take.
+    pub timeout: Duration,
+}
+
 /// One call of `acquire`, from its first request to its outcome.
 pub struct PendingAcquire<'a> {
-    pub shared: &'a Arc<StoreInner>,
+    pub acquirer: &'a Acquirer,
     pub request: &'a LockRequest,
     pub hash: AttemptHash,
     /// The session that owns its nodes.
@@ -59,7 +85,7 @@ pub enum AcquireStep {
 
 /// Ends the request's entry in the registry, also when the caller drops the future.
 struct RegistryGuard<'a> {
-    shared: &'a StoreInner,
+    acquirer: &'a Acquirer,
     hash: AttemptHash,
     names: &'a Names,
     caller: Arc<CancelSignal>,
@@ -68,24 +94,24 @@ struct RegistryGuard<'a> {
 
 impl Drop for RegistryGuard<'_> {
     fn drop(&mut self) {
-        let now = self.shared.clock.now();
-        self.shared.registry.end(self.hash, self.names, &self.caller, self.left_nothing, now);
+        let now = self.acquirer.client.clock.now();
+        self.acquirer.registry.end(self.hash, self.names, &self.caller, self.left_nothing, now);
     }
 }
 
-impl StoreInner {
-    pub async fn acquire(self: &Arc<Self>, request: &LockRequest) -> Result<AcquireOutcome> {
+impl Acquirer {
+    pub async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
         let hash = crate::keys::hash_attempt(&request.key.attempt);
-        let (caller, before) = self.registry.begin(hash, request, self.clock.now());
+        let (caller, before) = self.registry.begin(hash, request, self.client.clock.now());
         let mut entered = RegistryGuard {
-            shared: self,
+            acquirer: self,
             hash,
             names: &request.key.names,
             caller: caller.clone(),
             left_nothing: false,
         };
         let mut pending = PendingAcquire {
-            shared: self,
+            acquirer: self,
             request,
             hash,
             session: None,
@@ -112,7 +138,7 @@ impl StoreInner {
 
 impl PendingAcquire<'_> {
     async fn run(&mut self, caller: &CancelSignal) -> Result<AcquireOutcome> {
-        let clock = &self.shared.clock;
+        let clock = &self.acquirer.client.clock;
         let deadline = self.request.wait.deadline(clock.now());
         let (mut since_failure, mut retries) = (None, 0);
         loop {
@@ -127,7 +153,7 @@ impl PendingAcquire<'_> {
                 Ok(AcquireStep::Granted(grant)) => return Ok(AcquireOutcome::Granted(grant)),
                 Ok(AcquireStep::Again) => {
                     retries += 1;
-                    if retries < MIN_RETRIES || clock.now() < deadline + self.shared.options.timeout {
+                    if retries < MIN_RETRIES || clock.now() < deadline + self.acquirer.timeout {
                         continue;
                     }
                     // The wait time is over, and every read found a change.
@@ -161,13 +187,14 @@ impl PendingAcquire<'_> {
                     continue;
                 }
                 self.is_waiting = true;
-                self.shared
+                self.acquirer
+                    .events
                     .emit_event(&self.request.key.names, EventTag::Waiting, &self.request.holder)
                     .await;
             }
             tokio::select! {
                 () = self.wait_for_change(&queues) => {}
-                () = tokio::time::sleep(self.shared.options.poll) => {}
+                () = tokio::time::sleep(self.acquirer.poll) => {}
                 () = sleep_until(&**clock, deadline) => {}
                 () = caller.cancelled() => {}
             }
@@ -177,10 +204,10 @@ impl PendingAcquire<'_> {
     async fn give_up(&mut self, queues: &mut [QueueSnapshot]) -> Result<AcquireOutcome> {
         if let Some(session) = self.session.clone() {
             for queue in queues.iter_mut() {
-                self.shared.read_first_entries(&session, queue).await?;
+                self.acquirer.queues.read_first_entries(&session, queue).await?;
             }
         }
-        let busy = admission::busy(&self.own_nodes, queues, self.shared.base().number);
+        let busy = admission::busy(&self.own_nodes, queues, self.acquirer.base.get().number);
         self.leave_queue().await?;
         Ok(AcquireOutcome::Busy(busy))
     }
@@ -206,7 +233,7 @@ impl PendingAcquire<'_> {
     }
 
     async fn try_step(&mut self) -> Result<AcquireStep, StepError> {
-        let session = self.shared.connection.session().await?;
+        let session = self.acquirer.client.connection.session().await?;
         if self.session.as_ref().is_some_and(|old| old.id != session.id) && !self.own_nodes.is_empty() {
             self.forget_session_nodes();
         }
@@ -226,7 +253,7 @@ impl PendingAcquire<'_> {
                 EnqueueOutcome::Repaired => return Ok(AcquireStep::Again),
             }
         }
-        let queues = self.shared.list_queues(&session, self.request.key.names.as_slice()).await?;
+        let queues = self.acquirer.queues.list_queues(&session, self.request.key.names.as_slice()).await?;
         self.evaluate(&session, queues).await
     }
 
@@ -255,14 +282,14 @@ impl PendingAcquire<'_> {
         for (queue, own) in queues.iter_mut().zip(&self.own_nodes) {
             queue.orphans.retain(|(_, hash)| *hash != self.hash);
             let listed = queue.entries.len();
-            self.shared.read_for_request(session, self.request, queue, own).await?;
+            self.acquirer.queues.read_for_request(session, self.request, queue, own).await?;
             if queue.entries.len() < listed {
                 // An entry was deleted after the list was read, and the list does not contain the hold-back node that
                 // it may have left.
                 return Ok(AcquireStep::Again);
             }
         }
-        let base = self.shared.base().number;
+        let base = self.acquirer.base.get().number;
         match admission::evaluate_request(self.request, &self.own_nodes, &queues, base, self.is_waiting) {
             Ok(Decision::Grant(fence)) => self.write_grant(session, &queues, fence).await,
             Ok(Decision::Wait) => Ok(AcquireStep::Blocked(queues)),
@@ -276,9 +303,12 @@ impl PendingAcquire<'_> {
     /// Removes the request from its queues.
     pub async fn leave_queue(&mut self) -> Result<(), Failure> {
         if !self.own_nodes.is_empty() {
-            self.shared.remove_attempt(&self.request.key.names, &self.hash).await?;
+            self.acquirer.releaser.remove_attempt(&self.request.key.names, &self.hash).await?;
             if self.is_waiting {
-                self.shared.emit_event(&self.request.key.names, EventTag::Left, &self.request.holder).await;
+                self.acquirer
+                    .events
+                    .emit_event(&self.request.key.names, EventTag::Left, &self.request.holder)
+                    .await;
             }
             self.own_nodes.clear();
             self.has_hold_back = false;
@@ -295,22 +325,4 @@ pub enum EnqueueOutcome {
     Queued,
     /// A node that the transaction needs was missing, and exists now.
     Repaired,
-}
-
-/// Why a step failed.
-pub enum StepError {
-    Backend(Failure),
-    Final(Error),
-}
-
-impl From<Failure> for StepError {
-    fn from(failure: Failure) -> Self {
-        StepError::Backend(failure)
-    }
-}
-
-impl From<Error> for StepError {
-    fn from(error: Error) -> Self {
-        StepError::Final(error)
-    }
 }

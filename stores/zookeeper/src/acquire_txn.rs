@@ -6,16 +6,15 @@ use futures_util::future::join_all;
 use lockkeeper_core::{BootInstant, Error, Fence, Grant, LockName};
 use zookeeper_client as zk;
 
-use crate::acquire::{AcquireStep, EnqueueOutcome, PendingAcquire, RETRY_DELAY, StepError};
+use crate::acquire::{AcquireStep, EnqueueOutcome, PendingAcquire, RETRY_DELAY};
 use crate::admission::revoked_error;
-use crate::codec::{RequestState, StoredRequest};
-use crate::connection::Session;
-use crate::error::Failure;
-use crate::events::EventTag;
+use crate::codec::{EventTag, RequestState, StoredRequest};
+use crate::error::{Failure, StepError};
 use crate::fence_base::fence_at;
 use crate::hold_back::hold_back_for;
 use crate::hold_registry::{OwnHold, SessionGrant};
 use crate::queue::{QueueEntry, QueueSnapshot};
+use crate::session::Session;
 use crate::statements::{ANY, TxnOp, check, create, create_ephemeral, set};
 
 fn unexpected_reply() -> Error {
@@ -31,12 +30,12 @@ impl PendingAcquire<'_> {
     /// a second write. Watchers need an event and a minimum hold needs the time of the grant, so both need a second
     /// write.
     fn is_plain(&self) -> bool {
-        let (request, watched) = (self.request, self.shared.is_watched());
+        let (request, watched) = (self.request, self.acquirer.events.is_watched());
         self.names().len() == 1 && request.owner.is_none() && request.min_hold.is_zero() && !watched
     }
 
     fn new_stored(&self, state: RequestState, fence: Option<Fence>) -> StoredRequest {
-        StoredRequest::new(self.request, state, fence, self.shared.clock.wall())
+        StoredRequest::new(self.request, state, fence, self.acquirer.client.clock.wall())
     }
 
     /// The hold-back node of a grant, which outlives the session. A lock-delay needs one from the start. A long ttl
@@ -49,30 +48,33 @@ impl PendingAcquire<'_> {
     /// Creates the request's nodes. The reply contains the number of children of the queue node, so a request that is
     /// alone needs no second read.
     pub async fn enqueue(&mut self, session: &Arc<Session>) -> Result<EnqueueOutcome, StepError> {
-        let (shared, names, base) = (self.shared, self.request.key.names.as_slice(), self.shared.base());
-        self.highest_fence_before = shared.highest_fence_seen();
+        let (acquirer, names, base) =
+            (self.acquirer, self.request.key.names.as_slice(), self.acquirer.base.get());
+        self.highest_fence_before = acquirer.base.highest_fence_seen();
         let plain = self.is_plain();
         let stored = self.new_stored(if plain { RequestState::Queued } else { RequestState::Waiting }, None);
-        let barrier = shared.barrier_check(session).await?;
-        let mut ops = vec![shared.check_base(base), barrier.clone()];
+        let barrier = acquirer.barriers.check(session).await?;
+        let mut ops = vec![acquirer.base.check(base), barrier.clone()];
         for name in names {
             ops.push(create_ephemeral(
-                shared.keys.entry_prefix(name, &self.hash, self.request.owner.is_some()),
+                acquirer.client.keys.entry_prefix(name, &self.hash, self.request.owner.is_some()),
                 stored.under(name, names),
             ));
         }
         let node = if plain { self.new_hold_back(session, &stored) } else { None };
         if let Some(node) = &node {
-            ops.push(create(shared.keys.hold_back(&names[0], &self.hash), node.clone()));
+            ops.push(create(acquirer.client.keys.hold_back(&names[0], &self.hash), node.clone()));
         }
         // Only a set operation returns the zxid of its transaction (ZOOKEEPER-4026).
-        ops.push(set(shared.keys.queue(&names[0]), Vec::new(), ANY));
+        ops.push(set(acquirer.client.keys.queue(&names[0]), Vec::new(), ANY));
         // A name that is used for the first time needs its queue node first. Most queue nodes exist.
-        let parents = names.iter().filter(|name| !shared.known_queues.has([*name]));
+        let parents = names.iter().filter(|name| !acquirer.known_queues.has([*name]));
         let parents = join_all(parents.map(|name| async move {
-            session.create_container(&shared.keys.queue(name), shared.connection.acls()).await
+            session
+                .create_container(&acquirer.client.keys.queue(name), acquirer.client.connection.acls())
+                .await
         }));
-        let (parents, done) = tokio::join!(parents, shared.write_batched(session, ops, &[]));
+        let (parents, done) = tokio::join!(parents, acquirer.client.write_batched(session, ops, &[]));
         if let Err(Failure::NoReply(_)) = &done {
             // The transaction may have been applied.
             self.may_exist = true;
@@ -80,12 +82,12 @@ impl PendingAcquire<'_> {
         let done = match done {
             Ok(done) => done,
             Err(failure) => {
-                _ = shared.known_queues.remove(names);
+                _ = acquirer.known_queues.remove(names);
                 self.repair(session, failure, &barrier, parents).await?;
                 return Ok(EnqueueOutcome::Repaired);
             }
         };
-        shared.known_queues.add(names);
+        acquirer.known_queues.add(names);
         self.own_nodes = done.created().take(names.len()).map(str::to_owned).collect();
         (self.version, self.has_hold_back) = (0, node.is_some());
         let stat = done.stat().ok_or_else(unexpected_reply)?;
@@ -108,10 +110,10 @@ impl PendingAcquire<'_> {
     ) -> Result<(), StepError> {
         match failure {
             Failure::Rejected(0, zk::Error::NoNode | zk::Error::BadVersion) => {
-                Ok(self.shared.refresh_base(session, false).await?)
+                Ok(self.acquirer.base.refresh(session, false).await?)
             }
             Failure::Rejected(1, zk::Error::NoNode) => {
-                Ok(self.shared.renew_barrier_if_current(session, barrier).await?)
+                Ok(self.acquirer.barriers.replace_if_current(session, barrier).await?)
             }
             Failure::Rejected(_, zk::Error::NoNode) => {
                 // The servers have just removed the empty queue node, or an administrator has deleted everything.
@@ -120,14 +122,14 @@ impl PendingAcquire<'_> {
                 if let Some(failure) = rejected {
                     return Err(failure.into());
                 }
-                self.shared.create_root(session).await?;
-                self.shared.ensure_events_node(session).await?;
-                Ok(self.shared.refresh_base(session, false).await?)
+                self.acquirer.client.create_root(session).await?;
+                self.acquirer.events.ensure_events_node(session).await?;
+                Ok(self.acquirer.base.refresh(session, false).await?)
             }
             Failure::Rejected(_, zk::Error::NodeExists) => {
                 // A hold-back node of the same attempt, left by a session that has ended.
                 for name in self.names() {
-                    session.delete(&self.shared.keys.hold_back(name, &self.hash)).await?;
+                    session.delete(&self.acquirer.client.keys.hold_back(name, &self.hash)).await?;
                 }
                 Ok(())
             }
@@ -142,7 +144,7 @@ impl PendingAcquire<'_> {
         sent_at: BootInstant,
         zxid: i64,
     ) -> Result<AcquireStep, StepError> {
-        let fence = fence_at(self.shared.base().number, zxid)?;
+        let fence = fence_at(self.acquirer.base.get().number, zxid)?;
         let stored = self.new_stored(RequestState::Queued, None);
         self.register_grant(session, sent_at, fence, stored).await
     }
@@ -154,11 +156,12 @@ impl PendingAcquire<'_> {
         queues: &[QueueSnapshot],
         fence: Option<Fence>,
     ) -> Result<AcquireStep, StepError> {
-        let (shared, names, base) = (self.shared, self.request.key.names.as_slice(), self.shared.base());
-        self.highest_fence_before = shared.highest_fence_seen();
+        let (acquirer, names, base) =
+            (self.acquirer, self.request.key.names.as_slice(), self.acquirer.base.get());
+        self.highest_fence_before = acquirer.base.highest_fence_seen();
         let stored = self.new_stored(RequestState::Granted, fence);
         let node = self.new_hold_back(session, &stored);
-        let mut ops = vec![shared.check_base(base)];
+        let mut ops = vec![acquirer.base.check(base)];
         for (queue, own) in queues.iter().zip(&self.own_nodes) {
             if let Some(fence) = fence {
                 // The hold that is re-entered must exist when the transaction is applied. Otherwise another request
@@ -173,14 +176,14 @@ impl PendingAcquire<'_> {
             }
             ops.push(set(own, stored.under(&queue.name, names), self.version));
             if let (Some(node), false) = (&node, self.has_hold_back) {
-                ops.push(create(shared.keys.hold_back(&queue.name, &self.hash), node.clone()));
+                ops.push(create(acquirer.client.keys.hold_back(&queue.name, &self.hash), node.clone()));
             }
-            ops.extend(shared.event(&queue.name, EventTag::Granted, fence, Some(&stored.holder)));
+            ops.extend(acquirer.events.event(&queue.name, EventTag::Granted, fence, Some(&stored.holder)));
         }
-        let done = match shared.write_batched(session, ops, names).await {
+        let done = match acquirer.client.write_batched(session, ops, names).await {
             Ok(done) => done,
             Err(Failure::Rejected(0, zk::Error::NoNode | zk::Error::BadVersion)) => {
-                shared.refresh_base(session, false).await?;
+                acquirer.base.refresh(session, false).await?;
                 return Ok(AcquireStep::Again);
             }
             Err(Failure::Rejected(_, zk::Error::NodeExists)) => {
@@ -190,7 +193,7 @@ impl PendingAcquire<'_> {
             }
             Err(Failure::Rejected(_, zk::Error::NoNode | zk::Error::BadVersion)) => {
                 self.read_version(session).await?;
-                shared.ensure_events_node(session).await?;
+                acquirer.events.ensure_events_node(session).await?;
                 return Ok(AcquireStep::Again);
             }
             // The grant may have been written. Its node says so, so the next step begins by reading it.
@@ -226,14 +229,14 @@ impl PendingAcquire<'_> {
     /// Looks for the nodes of an earlier call with the same attempt, which was cancelled or got no reply. Nodes of
     /// another session do not count. `None`: the attempt has no queue entry.
     pub async fn resume_earlier(&mut self, session: &Arc<Session>) -> Result<Option<AcquireStep>, StepError> {
-        if self.shared.registry.table().ending.contains(&self.hash) {
+        if self.acquirer.registry.table().ending.contains(&self.hash) {
             // The lease ended before the caller tried again, and the registry is still removing its nodes.
             tokio::time::sleep(RETRY_DELAY).await;
             return Ok(Some(AcquireStep::Again));
         }
-        self.shared.replace_barrier(session).await?;
-        let sent_at = self.shared.clock.now();
-        let found = self.shared.find_own(session, &self.request.key.names, &self.hash).await?;
+        self.acquirer.barriers.replace(session).await?;
+        let sent_at = self.acquirer.client.clock.now();
+        let found = self.acquirer.queues.find_own(session, &self.request.key.names, &self.hash).await?;
         let (alive, dead): (Vec<_>, Vec<_>) = found.entries.into_iter().partition(|entry| {
             entry.content.as_ref().is_some_and(|read| read.stat.ephemeral_owner == session.id)
         });
@@ -244,19 +247,19 @@ impl PendingAcquire<'_> {
                 .all(|entry| entry.content.as_ref().is_some_and(|read| read.stat.version == version));
         if !is_complete || !dead.is_empty() {
             // An incomplete grant is no grant.
-            self.shared.registry.table().holds.entry(self.hash).and_modify(|hold| hold.grant = None);
-            self.shared.remove_attempt(&self.request.key.names, &self.hash).await?;
+            self.acquirer.registry.table().holds.entry(self.hash).and_modify(|hold| hold.grant = None);
+            self.acquirer.releaser.remove_attempt(&self.request.key.names, &self.hash).await?;
             return Ok(None);
         }
         if let Some(reason) = alive.iter().find_map(QueueEntry::revoked) {
             // The attempt keeps its hold until the earlier lease ends. This call does not extend it.
-            self.shared.registry.expire_by(&self.hash, self.previous_expiry);
+            self.acquirer.registry.expire_by(&self.hash, self.previous_expiry);
             return Err(StepError::Final(revoked_error(reason)));
         }
         self.own_nodes = alive.iter().map(|entry| entry.path.clone()).collect();
         (self.version, self.has_hold_back, self.may_exist) = (version, found.has_hold_back, false);
-        let known = self.shared.registry.table().holds.get(&self.hash).and_then(|hold| hold.grant.clone());
-        let base = self.shared.base().number;
+        let known = self.acquirer.registry.table().holds.get(&self.hash).and_then(|hold| hold.grant.clone());
+        let base = self.acquirer.base.get().number;
         let fence = match known {
             // Other nodes of the same attempt belong to another call.
             Some(known) if known.session.id == session.id && known.paths == self.own_nodes => known.fence,
@@ -301,12 +304,12 @@ impl PendingAcquire<'_> {
         self.register_hold(session, sent_at, fence, stored);
         if !explicit && fence.get() <= self.highest_fence_before {
             // The ensemble was restored from an older state. Raise the fence base, and do not report this grant.
-            self.shared.release_attempt(&self.request.key.names, self.hash).await?;
-            self.shared.refresh_base(session, true).await?;
+            self.acquirer.releaser.release_attempt(&self.request.key.names, self.hash).await?;
+            self.acquirer.base.refresh(session, true).await?;
             self.forget_nodes();
             return Ok(AcquireStep::Again);
         }
-        self.shared.observe_fence(fence);
+        self.acquirer.base.observe_fence(fence);
         Ok(self.granted_step(session, sent_at, fence))
     }
 
@@ -332,7 +335,7 @@ impl PendingAcquire<'_> {
             has_hold_back: self.has_hold_back,
             writing_hold_back: false,
         };
-        self.shared.registry.insert(
+        self.acquirer.registry.insert(
             self.hash,
             OwnHold {
                 names: self.request.key.names.clone(),
@@ -355,7 +358,7 @@ impl PendingAcquire<'_> {
     pub async fn delete_hold_backs(&mut self) -> Result<(), Failure> {
         let Some(session) = self.session.clone().filter(|_| self.has_hold_back) else { return Ok(()) };
         for name in self.names() {
-            session.delete(&self.shared.keys.hold_back(name, &self.hash)).await?;
+            session.delete(&self.acquirer.client.keys.hold_back(name, &self.hash)).await?;
         }
         self.has_hold_back = false;
         Ok(())

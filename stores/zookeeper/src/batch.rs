@@ -15,8 +15,8 @@ use lockkeeper_core::LockName;
 use lockkeeper_store_kit::BatchDelay;
 use tokio::sync::{mpsc, oneshot};
 
-use crate::connection::{MultiReply, Session};
 use crate::error::Failure;
+use crate::session::{MultiReply, Session};
 use crate::statements::TxnOp;
 
 /// How many batches are in flight: one that the servers process, and one on its way to them.

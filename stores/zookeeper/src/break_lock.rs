@@ -7,15 +7,21 @@ use std::time::Duration;
 use lockkeeper_core::{Fence, LockName, Result};
 use zookeeper_client as zk;
 
-use crate::acquire::StepError;
+use crate::client::ZooKeeperClient;
+use crate::codec::EventTag;
 use crate::codec::{HoldBackKind, HoldBackNode, RequestState};
-use crate::connection::{MultiReply, Session};
 use crate::error::Failure;
-use crate::events::EventTag;
+use crate::error::StepError;
+use crate::event_log::EventLog;
+use crate::fence_base::FenceBase;
 use crate::fence_base::fence_at;
+use crate::hold_back::HoldBacks;
+use crate::queue::HolderNode;
 use crate::queue::{QueueEntry, QueueSnapshot};
+use crate::read_queue::QueueReader;
+use crate::revoke::revoke_ops;
+use crate::session::{MultiReply, Session};
 use crate::statements::{ANY, TxnOp, create, delete, set};
-use crate::store::StoreInner;
 
 /// How many operations one transaction has at most, and how many bytes. The operations for one holder are never split.
 const MAX_OPS: usize = 200;
@@ -23,18 +29,10 @@ const MAX_BYTES: usize = 256 << 10;
 
 /// How to end the holds of a lock.
 #[derive(Clone, Copy)]
-pub struct BreakRequest<'a> {
+struct BreakRequest<'a> {
     /// [`EventTag::Broken`] or [`EventTag::Revoked`].
-    pub tag: EventTag,
-    pub reason: &'a str,
-}
-
-/// One node of a holder.
-pub struct HolderNode {
-    pub name: LockName,
-    pub entry: QueueEntry,
-    /// A hold-back node exists for it.
-    pub has_hold_back: bool,
+    tag: EventTag,
+    reason: &'a str,
 }
 
 /// The operations for one holder. They are applied together or not at all.
@@ -45,17 +43,31 @@ struct HolderPlan {
     later: Vec<(String, u64)>,
 }
 
-impl StoreInner {
+/// Breaks and revokes locks.
+pub struct LockBreaker {
+    pub client: Arc<ZooKeeperClient>,
+    pub base: Arc<FenceBase>,
+    pub events: Arc<EventLog>,
+    pub hold_backs: Arc<HoldBacks>,
+    pub queues: Arc<QueueReader>,
+}
+
+impl LockBreaker {
     /// Takes the lock away from all holders. The zxid of the transaction makes the returned fence.
-    pub async fn break_lock(self: &Arc<Self>, name: &LockName, reason: &str) -> Result<Fence> {
+    pub async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {
         self.apply_break(name, BreakRequest { tag: EventTag::Broken, reason }).await
     }
 
-    pub async fn apply_break(self: &Arc<Self>, name: &LockName, request: BreakRequest<'_>) -> Result<Fence> {
+    /// Asks all holders to release the lock. A minimum hold of a released lock ends, and a lock-delay ends too.
+    pub async fn revoke(&self, name: &LockName, reason: &str) -> Result<Fence> {
+        self.apply_break(name, BreakRequest { tag: EventTag::Revoked, reason }).await
+    }
+
+    async fn apply_break(&self, name: &LockName, request: BreakRequest<'_>) -> Result<Fence> {
         loop {
             match self.try_apply_break(name, request).await {
                 Ok(Some(fence)) => {
-                    self.observe_fence(fence);
+                    self.base.observe_fence(fence);
                     return Ok(fence);
                 }
                 Ok(None) | Err(StepError::Backend(Failure::SessionEnded)) => {}
@@ -67,21 +79,21 @@ impl StoreInner {
 
     /// `None`: the queue changed meanwhile.
     async fn try_apply_break(
-        self: &Arc<Self>,
+        &self,
         name: &LockName,
         request: BreakRequest<'_>,
     ) -> Result<Option<Fence>, StepError> {
-        let session = self.connection.session().await?;
+        let session = self.client.connection.session().await?;
         // After this write the server knows every holder that a majority has accepted.
-        self.sync_by_write(&session).await?;
-        let (highest_fence_seen, base) = (self.highest_fence_seen(), self.base());
-        let mut queue = self.list_queue(&session, name).await?;
-        self.read_entries(&session, &mut queue, |i, entry| i == 0 || entry.hash.is_some()).await?;
-        self.read_hold_backs(&session, &mut queue).await?;
+        self.client.sync_by_write(&session).await?;
+        let (highest_fence_seen, base) = (self.base.highest_fence_seen(), self.base.get());
+        let mut queue = self.queues.list_queue(&session, name).await?;
+        self.queues.read_entries(&session, &mut queue, |i, entry| i == 0 || entry.hash.is_some()).await?;
+        self.hold_backs.read(&session, &mut queue).await?;
         let mut plans = self.plan_break(&session, &queue, request).await?;
         let mut last = take_batch(&mut plans);
         while !plans.is_empty() {
-            let mut ops = vec![self.check_base(base)];
+            let mut ops = vec![self.base.check(base)];
             ops.append(&mut last.ops);
             if self.write_or_retry(&session, ops).await?.is_none() {
                 return Ok(None);
@@ -89,15 +101,15 @@ impl StoreInner {
             self.schedule_hold_back_removal(&mut last);
             last = take_batch(&mut plans);
         }
-        let mut ops = vec![self.check_base(base), set(self.keys.bases(), Vec::new(), ANY)];
+        let mut ops = vec![self.base.check(base), set(self.client.keys.bases(), Vec::new(), ANY)];
         ops.append(&mut last.ops);
-        ops.extend(self.event_with_reason(name, request.tag, request.reason));
+        ops.extend(self.events.event_with_reason(name, request.tag, request.reason));
         let Some(done) = self.write_or_retry(&session, ops).await? else { return Ok(None) };
         self.schedule_hold_back_removal(&mut last);
         let Some(stat) = done.stat() else { return Ok(None) };
         let fence = fence_at(base.number, stat.mzxid)?;
         if fence.get() <= highest_fence_seen {
-            self.refresh_base(&session, true).await?;
+            self.base.refresh(&session, true).await?;
             return Ok(None);
         }
         Ok(Some(fence))
@@ -121,9 +133,10 @@ impl StoreInner {
         for entry in queue.holders() {
             let nodes = self.nodes_of(session, queue, entry, &mut queues).await?;
             let mut plan = match request.tag {
-                EventTag::Revoked => {
-                    HolderPlan { ops: self.revoke_ops(&nodes, request.reason)?, later: Vec::new() }
-                }
+                EventTag::Revoked => HolderPlan {
+                    ops: revoke_ops(&nodes, self.base.get().number, request.reason)?,
+                    later: Vec::new(),
+                },
                 _ => self.end_ops(&nodes),
             };
             if plan.ops.is_empty() {
@@ -131,7 +144,9 @@ impl StoreInner {
             }
             let others = nodes.iter().filter(|node| reported.insert(node.name.clone()));
             plan.ops.extend(
-                others.filter_map(|node| self.event_with_reason(&node.name, request.tag, request.reason)),
+                others.filter_map(|node| {
+                    self.events.event_with_reason(&node.name, request.tag, request.reason)
+                }),
             );
             plans.push(plan);
         }
@@ -139,29 +154,29 @@ impl StoreInner {
     }
 
     async fn write_or_retry(
-        self: &Arc<Self>,
+        &self,
         session: &Session,
         ops: Vec<TxnOp>,
     ) -> Result<Option<MultiReply>, Failure> {
-        match self.write(session, &ops).await {
+        match self.client.write(session, &ops).await {
             Ok(done) => Ok(Some(done)),
             Err(Failure::Rejected(
                 step,
                 zk::Error::NoNode | zk::Error::BadVersion | zk::Error::NodeExists,
             )) => {
                 if step < 2 {
-                    self.refresh_base(session, false).await?;
+                    self.base.refresh(session, false).await?;
                 }
-                self.ensure_events_node(session).await?;
+                self.events.ensure_events_node(session).await?;
                 Ok(None)
             }
             Err(failure) => Err(failure),
         }
     }
 
-    fn schedule_hold_back_removal(self: &Arc<Self>, plan: &mut HolderPlan) {
+    fn schedule_hold_back_removal(&self, plan: &mut HolderPlan) {
         for (path, delay) in plan.later.drain(..) {
-            self.remove_hold_backs_later(vec![path], Duration::from_millis(delay + 5));
+            self.hold_backs.remove_later(vec![path], Duration::from_millis(delay + 5));
         }
     }
 
@@ -171,7 +186,7 @@ impl StoreInner {
         for HolderNode { name, entry, has_hold_back } in nodes {
             plan.ops.push(delete(&entry.path, ANY));
             let Some(hash) = entry.hash else { continue };
-            let path = self.keys.hold_back(name, &hash);
+            let path = self.client.keys.hold_back(name, &hash);
             plan.ops.extend(has_hold_back.then(|| delete(&path, ANY)));
             if let Some(stored) = nodes[0].entry.stored().filter(|stored| stored.lock_delay_ms > 0) {
                 let delay = stored.lock_delay_ms;
@@ -216,10 +231,10 @@ impl StoreInner {
         queues: &mut HashMap<LockName, QueueSnapshot>,
     ) -> Result<Option<HolderNode>, Failure> {
         if !queues.contains_key(name) {
-            queues.insert(name.clone(), self.list_queue(session, name).await?);
+            queues.insert(name.clone(), self.queues.list_queue(session, name).await?);
         }
         let Some(queue) = queues.get_mut(name) else { return Ok(None) };
-        self.read_entries(session, queue, |_, entry| entry.hash == holder.hash).await?;
+        self.queues.read_entries(session, queue, |_, entry| entry.hash == holder.hash).await?;
         let Some(entry) = queue.entries.iter().find(|entry| entry.hash == holder.hash) else {
             return Ok(None);
         };

@@ -10,14 +10,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 
-use crate::connection::Session;
 use crate::error::Failure;
+use crate::session::Session;
 use crate::statements::ANY;
-use crate::store::StoreInner;
 
 /// The newest write that reads wait for.
-#[derive(Default)]
-pub struct CatchUp(Mutex<Option<SharedWrite>>);
+pub struct CatchUp {
+    /// The node that is written.
+    node: String,
+    newest: Mutex<Option<SharedWrite>>,
+}
 
 struct SharedWrite {
     session: i64,
@@ -27,10 +29,14 @@ struct SharedWrite {
 }
 
 impl CatchUp {
+    pub fn new(node: String) -> Self {
+        CatchUp { node, newest: Mutex::default() }
+    }
+
     /// After this, reads of the session return every write that the servers had confirmed before the call.
-    pub async fn catch_up(&self, session: &Arc<Session>, node: &str) -> Result<(), Failure> {
+    pub async fn catch_up(&self, session: &Arc<Session>) -> Result<(), Failure> {
         let write = {
-            let mut newest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
             match &*newest {
                 Some(open) if open.session == session.id && !open.sent.load(Ordering::Acquire) => {
                     open.write.clone()
@@ -38,7 +44,7 @@ impl CatchUp {
                 earlier => {
                     // One write at a time, so that the reads that come meanwhile share the next one.
                     let earlier = earlier.as_ref().map(|earlier| earlier.write.clone());
-                    let next = SharedWrite::new(session.clone(), node.to_owned(), earlier);
+                    let next = SharedWrite::new(session.clone(), self.node.clone(), earlier);
                     newest.insert(next).write.clone()
                 }
             }
@@ -68,12 +74,5 @@ impl SharedWrite {
             }
         };
         SharedWrite { session: id, sent, write: write.boxed().shared() }
-    }
-}
-
-impl StoreInner {
-    /// Makes the connected server catch up with all writes that were confirmed before this call.
-    pub async fn catch_up(&self, session: &Arc<Session>) -> Result<(), Failure> {
-        self.catch_up.catch_up(session, &self.keys.bases()).await
     }
 }

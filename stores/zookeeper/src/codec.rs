@@ -1,4 +1,4 @@
-//! The JSON that is stored in queue entries and hold-back nodes, and the version of all stored formats.
+//! The JSON that is stored in queue entries, hold-back nodes and event nodes, and the version of all stored formats.
 
 use std::time::Duration;
 
@@ -174,4 +174,32 @@ impl HoldBackNode {
     fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).unwrap_or_default()
     }
+}
+
+/// The kind of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EventTag {
+    Granted,
+    Released,
+    Expired,
+    Broken,
+    Revoked,
+    Waiting,
+    Left,
+}
+
+/// The content of an event node.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct StoredEvent {
+    pub name: LockName,
+    #[serde(rename = "event")]
+    pub tag: EventTag,
+    /// The fence, if it is not made from the zxid of the event node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fence: Option<Fence>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub holder: Option<Holder>,
 }

@@ -6,23 +6,9 @@ use std::io::{self, ErrorKind};
 use futures_util::future::join_all;
 use zookeeper_client as zk;
 
-use crate::error::Failure;
+use crate::error::{Failure, RefusalCause};
 use crate::four_letter;
 use crate::tls::ZooKeeperTls;
-
-/// Why a server does not accept a session.
-#[derive(Debug, PartialEq, Eq)]
-#[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "some of them only TLS tells"))]
-pub enum RefusalCause {
-    /// The client does not trust the server's certificate, or the server rejects the client's: a retry does not help.
-    Untrusted(String),
-    /// The server does not speak TLS.
-    NotTls,
-    /// The server closed the connection without a reply.
-    Silent,
-    /// Another cause.
-    Other(String),
-}
 
 /// Asks all servers. `client_error` is the error of the client library.
 pub async fn diagnose(servers: &[String], tls: Option<&ZooKeeperTls>, client_error: &zk::Error) -> Failure {

@@ -64,6 +64,38 @@ impl Failure {
     }
 }
 
+/// Why a step of an operation failed: a request, or a reason that ends the operation.
+pub enum StepError {
+    Backend(Failure),
+    Final(Error),
+}
+
+impl From<Failure> for StepError {
+    fn from(failure: Failure) -> Self {
+        StepError::Backend(failure)
+    }
+}
+
+impl From<Error> for StepError {
+    fn from(error: Error) -> Self {
+        StepError::Final(error)
+    }
+}
+
+/// Why a server does not accept a session.
+#[derive(Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "some of them only TLS tells"))]
+pub enum RefusalCause {
+    /// The client does not trust the server's certificate, or the server rejects the client's: a retry does not help.
+    Untrusted(String),
+    /// The server does not speak TLS.
+    NotTls,
+    /// The server closed the connection without a reply.
+    Silent,
+    /// Another cause.
+    Other(String),
+}
+
 /// The error that the caller of the store gets, with advice.
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {

@@ -5,20 +5,20 @@
 //! a transaction that checks the old one is rejected. The content of the node is the time until which a client
 //! watches.
 
-use std::sync::PoisonError;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use lockkeeper_core::{Error, Fence, Result};
 use zookeeper_client as zk;
 
-use crate::connection::Session;
+use crate::client::ZooKeeperClient;
 use crate::error::Failure;
+use crate::session::Session;
 use crate::statements::{ANY, TxnOp, check, create, delete, set};
-use crate::store::StoreInner;
 
 /// The fence base as this process knows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FenceBase {
+pub struct KnownBase {
     pub number: u64,
     /// The data version of its node. It changes when a client begins to watch.
     pub version: i32,
@@ -32,15 +32,27 @@ pub fn fence_at(base: u64, zxid: i64) -> Result<Fence> {
     Fence::new(fence).map_err(|_| Error::Limited("this store has used all fences up to 2^53".into()))
 }
 
-impl StoreInner {
+/// The fence base as this process knows it, and the fences that it has seen.
+pub struct FenceBase {
+    client: Arc<ZooKeeperClient>,
+    /// The number that is added to a zxid to make a fence.
+    known: Mutex<KnownBase>,
+    highest_fence_seen: AtomicU64,
+}
+
+impl FenceBase {
+    pub fn new(client: Arc<ZooKeeperClient>) -> Self {
+        FenceBase { client, known: Mutex::default(), highest_fence_seen: AtomicU64::new(0) }
+    }
+
     /// The base as this process knows it.
-    pub fn base(&self) -> FenceBase {
-        *self.base.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn get(&self) -> KnownBase {
+        *self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The check that the base has not changed, and that no client has begun to watch.
-    pub fn check_base(&self, base: FenceBase) -> TxnOp {
-        check(self.keys.base(base.number), base.version)
+    pub fn check(&self, base: KnownBase) -> TxnOp {
+        check(self.client.keys.base(base.number), base.version)
     }
 
     /// The highest fence that this process has seen.
@@ -54,19 +66,19 @@ impl StoreInner {
 
     /// Reads the base. A missing base is created, and a base that would allow a lower fence is raised: an
     /// administrator who deletes or restores nodes does not intend every fenced resource to refuse its writers.
-    pub async fn refresh_base(&self, session: &Session, suspect: bool) -> Result<(), Failure> {
+    pub async fn refresh(&self, session: &Session, suspect: bool) -> Result<(), Failure> {
         let highest_fence_seen = self.highest_fence_seen();
         loop {
-            let (known, found) = (self.base(), self.bases(session).await?.into_iter().max());
+            let (known, found) = (self.get(), self.bases(session).await?.into_iter().max());
             // The base is another than before: the client that created it may not know the highest fence.
             let may_be_stale =
                 found.is_none() || suspect || (known.number != 0 && found != Some(known.number));
             let usable = match found.filter(|_| !may_be_stale) {
                 Some(number) => Some(number),
-                None => self.raise_base(session, highest_fence_seen).await?,
+                None => self.raise(session, highest_fence_seen).await?,
             };
             if let Some(number) = usable
-                && self.adopt_base(session, number).await?
+                && self.adopt(session, number).await?
             {
                 return Ok(());
             }
@@ -75,7 +87,7 @@ impl StoreInner {
 
     /// The bases that exist: one, as a rule.
     async fn bases(&self, session: &Session) -> Result<Vec<u64>, Failure> {
-        let bases = self.keys.bases();
+        let bases = self.client.keys.bases();
         loop {
             match session.children(&bases).await {
                 Ok((children, _)) => {
@@ -83,8 +95,8 @@ impl StoreInner {
                     return Ok(numbers.filter(|n| *n < 1 << 53).collect());
                 }
                 Err(failure) if failure.is(&zk::Error::NoNode) => {
-                    self.create_root(session).await?;
-                    session.create_with_parents(&bases, self.connection.acls()).await?;
+                    self.client.create_root(session).await?;
+                    session.create_with_parents(&bases, self.client.connection.acls()).await?;
                 }
                 Err(failure) => return Err(failure),
             }
@@ -93,12 +105,12 @@ impl StoreInner {
 
     /// Returns a base under which no fence is lower than `highest_fence_seen`: the existing one, or a new one. `None`:
     /// another client changed the bases at the same time.
-    async fn raise_base(&self, session: &Session, highest_fence_seen: u64) -> Result<Option<u64>, Failure> {
+    async fn raise(&self, session: &Session, highest_fence_seen: u64) -> Result<Option<u64>, Failure> {
         // This write returns the current zxid. The bases are listed after it, and its version guards the transaction
         // below: without that, two clients that found no base would each create one.
-        let bases = self.keys.bases();
+        let bases = self.client.keys.bases();
         let Some(stat) = Failure::if_exists(session.set(&bases, b"", ANY).await)? else { return Ok(None) };
-        self.connection.observe_time(stat.mtime);
+        self.client.connection.observe_time(stat.mtime);
         let all = self.bases(session).await?;
         let zxid = stat.mzxid.unsigned_abs();
         let needed = highest_fence_seen.saturating_sub(zxid);
@@ -107,12 +119,12 @@ impl StoreInner {
         {
             return Ok(Some(number));
         }
-        let clock = self.clock.wall().as_micros().min(Fence::MAX.get() / 2);
+        let clock = self.client.clock.wall().as_micros().min(Fence::MAX.get() / 2);
         let highest = all.iter().copied().max().unwrap_or(0);
         let number = clock.saturating_sub(zxid).max(needed).max(highest);
         let mut ops = vec![set(bases, Vec::new(), stat.version)];
-        ops.extend(all.iter().map(|old| delete(self.keys.base(*old), ANY)));
-        ops.push(create(self.keys.base(number), Vec::new()));
+        ops.extend(all.iter().map(|old| delete(self.client.keys.base(*old), ANY)));
+        ops.push(create(self.client.keys.base(number), Vec::new()));
         match session.multi(&ops).await {
             Ok(_) => tracing::info!(number, "wrote a new fence base"),
             // Another client was faster.
@@ -125,27 +137,21 @@ impl StoreInner {
     }
 
     /// Remembers the base. False: its node is gone.
-    async fn adopt_base(&self, session: &Session, number: u64) -> Result<bool, Failure> {
-        let Some((data, stat)) = Failure::if_exists(session.get(&self.keys.base(number)).await)? else {
+    async fn adopt(&self, session: &Session, number: u64) -> Result<bool, Failure> {
+        let Some((data, stat)) = Failure::if_exists(session.get(&self.client.keys.base(number)).await)?
+        else {
             return Ok(false);
         };
         let watched = std::str::from_utf8(&data).ok().and_then(|text| text.parse().ok()).unwrap_or(0);
-        *self.base.lock().unwrap_or_else(PoisonError::into_inner) =
-            FenceBase { number, version: stat.version, watched };
+        *self.known.lock().unwrap_or_else(PoisonError::into_inner) =
+            KnownBase { number, version: stat.version, watched };
         Ok(true)
     }
 
-    /// Creates the root node.
-    pub async fn create_root(&self, session: &Session) -> Result<(), Failure> {
-        session.create_with_parents(self.keys.root(), self.connection.acls()).await
-    }
-
-    /// A lower bound of the ensemble's clock, in milliseconds.
-    pub async fn ensemble_time(&self, session: &Session) -> Result<u64, Failure> {
-        if self.connection.known_ensemble_time().is_none() {
-            let stat = session.set(&self.keys.bases(), b"", ANY).await?;
-            self.connection.observe_time(stat.mtime);
-        }
-        Ok(self.connection.known_ensemble_time().unwrap_or(0))
+    /// Reads the fence base again after a rejected transaction. True: it differs from `before`, and the transaction
+    /// can be retried.
+    pub async fn changed_since(&self, session: &Session, before: KnownBase) -> Result<bool, Failure> {
+        self.refresh(session, false).await?;
+        Ok(before != self.get())
     }
 }

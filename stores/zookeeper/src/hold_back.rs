@@ -7,18 +7,18 @@
 //! counts only with a margin of 10 s.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use lockkeeper_core::BootInstant;
 use zookeeper_client as zk;
 
+use crate::client::ZooKeeperClient;
 use crate::codec::{HoldBackKind, HoldBackNode, StoredRequest, millis};
-use crate::connection::Session;
 use crate::error::Failure;
 use crate::queue::{HoldBack, QueueSnapshot};
-use crate::store::StoreInner;
+use crate::session::Session;
 
 /// How far the clocks of successive leaders may differ, in milliseconds.
 const MAX_CLOCK_SKEW_MS: u64 = 10_000;
@@ -28,7 +28,7 @@ const SWEEP_THRESHOLD: usize = 1024;
 /// When this process first saw each hold-back node: the path and the zxid of its last write, and until when it holds
 /// the lock back.
 #[derive(Default)]
-pub struct FirstSeen(Mutex<HashMap<(String, i64), BootInstant>>);
+struct FirstSeen(Mutex<HashMap<(String, i64), BootInstant>>);
 
 impl FirstSeen {
     /// For how many more milliseconds a node holds the lock back, on this process's clock.
@@ -49,14 +49,24 @@ pub fn hold_back_for(session: &Session, stored: &StoredRequest) -> Option<Vec<u8
     (rest > 0 || stored.lock_delay_ms > 0).then(|| HoldBackNode::of_lease(stored, rest))
 }
 
-impl StoreInner {
+/// Reads and removes hold-back nodes.
+pub struct HoldBacks {
+    client: Arc<ZooKeeperClient>,
+    first_seen: FirstSeen,
+}
+
+impl HoldBacks {
+    pub fn new(client: Arc<ZooKeeperClient>) -> Self {
+        HoldBacks { client, first_seen: FirstSeen::default() }
+    }
+
     /// Reads the hold-back nodes whose holders are gone. Expired ones are deleted. A node whose holder has just
     /// disappeared begins to count now.
-    pub async fn read_hold_backs(&self, session: &Session, queue: &mut QueueSnapshot) -> Result<(), Failure> {
+    pub async fn read(&self, session: &Session, queue: &mut QueueSnapshot) -> Result<(), Failure> {
         if queue.orphans.is_empty() {
             return Ok(());
         }
-        let time = self.ensemble_time(session).await?;
+        let time = self.client.ensemble_time(session).await?;
         let orphans = std::mem::take(&mut queue.orphans);
         let reads = orphans.into_iter().map(|(path, _)| async move {
             let Some((data, stat)) = Failure::if_exists(session.get(&path).await)? else { return Ok(None) };
@@ -67,8 +77,8 @@ impl StoreInner {
                 let data = node.as_ref().map(|node| node.of_kind(HoldBackKind::Delayed)).unwrap_or_default();
                 match session.set(&path, &data, stat.version).await {
                     Ok(stat) => {
-                        self.connection.observe_time(stat.mtime);
-                        self.first_seen.left_ms(&path, stat.mzxid, ms, self.clock.now());
+                        self.client.connection.observe_time(stat.mtime);
+                        self.first_seen.left_ms(&path, stat.mzxid, ms, self.client.clock.now());
                     }
                     Err(Failure::Rejected(_, zk::Error::BadVersion | zk::Error::NoNode)) => {}
                     Err(failure) => return Err(failure),
@@ -80,7 +90,7 @@ impl StoreInner {
                 // The holder has released the lock, so an early end does no harm.
                 Some(HoldBackKind::Lingering) | None => end.saturating_sub(time),
                 _ => {
-                    let own_left = self.first_seen.left_ms(&path, stat.mzxid, ms, self.clock.now());
+                    let own_left = self.first_seen.left_ms(&path, stat.mzxid, ms, self.client.clock.now());
                     own_left.min((end + MAX_CLOCK_SKEW_MS).saturating_sub(time))
                 }
             };
@@ -101,14 +111,14 @@ impl StoreInner {
     }
 
     /// Deletes hold-back nodes when they have expired: a foreign waiter does not know how.
-    pub fn remove_hold_backs_later(self: &std::sync::Arc<Self>, paths: Vec<String>, after: Duration) {
-        let shared = self.clone();
+    pub fn remove_later(&self, paths: Vec<String>, after: Duration) {
+        let client = self.client.clone();
         tokio::spawn(async move {
             tokio::time::sleep(after).await;
-            let Ok(session) = shared.connection.session().await else { return };
+            let Ok(session) = client.connection.session().await else { return };
             for path in paths {
                 let Ok((data, stat)) = session.get(&path).await else { continue };
-                let time = shared.connection.known_ensemble_time().unwrap_or(0);
+                let time = client.connection.known_ensemble_time().unwrap_or(0);
                 let over = serde_json::from_slice::<HoldBackNode>(&data).is_ok_and(|node| {
                     node.kind != HoldBackKind::Pending && stat.mtime.unsigned_abs() + node.duration_ms <= time
                 });

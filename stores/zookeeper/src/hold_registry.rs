@@ -11,8 +11,8 @@ use lockkeeper_store_kit::CancelSignal;
 use tokio::sync::Notify;
 
 use crate::codec::StoredRequest;
-use crate::connection::Session;
 use crate::keys::AttemptHash;
+use crate::session::Session;
 
 /// How long a request with an unknown outcome is kept for a caller that retries it.
 const KEEP_FOR_RETRY: Duration = Duration::from_secs(5);

@@ -11,8 +11,8 @@ use crate::store::ZooKeeperStore;
 #[async_trait]
 impl Limits for ZooKeeperStore {
     async fn limit(&self, request: &LimitRequest) -> Result<LimitOutcome> {
-        let wall = || self.shared.clock.wall();
-        let client = RecordClient { records: self, clock: &*self.shared.clock, wall: &wall };
+        let wall = || self.shared.client.clock.wall();
+        let client = RecordClient { records: self, clock: &*self.shared.client.clock, wall: &wall };
         self.shared.limits.limit(client, request).await
     }
 }

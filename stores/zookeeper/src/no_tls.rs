@@ -6,7 +6,7 @@ use lockkeeper_core::{Error, Result};
 use tokio::net::TcpStream;
 use zookeeper_client::{self as zk, Client};
 
-use crate::diagnose::RefusalCause;
+use crate::error::RefusalCause;
 
 /// TLS settings. This build does not have the feature `tls`, so there are none.
 #[derive(Clone, Debug)]

@@ -3,41 +3,42 @@
 use lockkeeper_core::{Error, Guarantee, LimitSupport, Profile, Result, WaitOrder};
 use zookeeper_client::{self as zk, CreateMode};
 
+use crate::client::ZooKeeperClient;
 use crate::codec;
-use crate::connection::Session;
+use crate::config::Options;
 use crate::error::Failure;
+use crate::fence_base::FenceBase;
 use crate::server_version::{self, ServerVersion};
-use crate::store::StoreInner;
+use crate::session::Session;
 
 /// Connects, refuses servers and paths that cannot work, and returns the guarantees.
-pub(crate) async fn check(shared: &StoreInner) -> Result<Profile> {
-    let session = shared.connection.session().await?;
-    let root = shared.keys.root();
+pub(crate) async fn check(options: &Options, client: &ZooKeeperClient, base: &FenceBase) -> Result<Profile> {
+    let session = client.connection.session().await?;
+    let root = client.keys.root();
     let exists = session.call(session.client.check_stat(root)).await?.is_some();
     if !exists {
-        if !shared.options.create {
+        if !options.create {
             return Err(Error::Invalid(format!(
                 "{root} does not exist: create it first (zkCli.sh create {root}), correct the address, or add ?create=yes"
             )));
         }
-        shared.create_root(&session).await?;
+        client.create_root(&session).await?;
     }
-    check_format(shared, &session).await?;
+    check_format(client, &session).await?;
     // Also finds out whether the user may read and write here.
-    shared.refresh_base(&session, false).await?;
-    match shared.ensemble_time(&session).await {
+    base.refresh(&session, false).await?;
+    match client.ensemble_time(&session).await {
         Err(Failure::Rejected(_, zk::Error::Unimplemented)) => {
             return Err(Error::Unsupported("this ZooKeeper is too old: 3.5 or later is needed".into()));
         }
         time => _ = time?,
     }
-    let options = &shared.options;
     let (requested, granted) = (options.session, session.client.session_timeout());
     let version = server_version::query(&options.servers, options.tls.as_ref(), options.timeout).await;
     let warning = durability_warning(version.as_ref());
     if let Some(note) = &warning {
         // The same at every call: a program may print it once a day.
-        tracing::warn!(daily = true, servers = ?shared.options.servers, "{note}");
+        tracing::warn!(daily = true, servers = ?options.servers, "{note}");
     }
     let guarantee = if warning.is_some() { Guarantee::Likely } else { Guarantee::Kept };
     let mut notes = Vec::from_iter(warning);
@@ -58,7 +59,7 @@ pub(crate) async fn check(shared: &StoreInner) -> Result<Profile> {
             "a session timeout of {requested:?} was requested, the servers allow {granted:?} (maxSessionTimeout)"
         ));
     }
-    if shared.options.login.is_none() {
+    if options.login.is_none() {
         notes.push(
             "without a user every client may read and change the locks: the nodes are open to all".into(),
         );
@@ -73,7 +74,7 @@ pub(crate) async fn check(shared: &StoreInner) -> Result<Profile> {
         durable: guarantee,
         waiting: WaitOrder::Queue,
         // The servers round the end of a session up to their next tick, and a session has at least two ticks.
-        wake: shared.options.poll + granted * 3 / 2,
+        wake: options.poll + granted * 3 / 2,
         shared: true,
         permits: true,
         multi_name: true,
@@ -90,9 +91,9 @@ pub(crate) async fn check(shared: &StoreInner) -> Result<Profile> {
 }
 
 /// Refuses a path whose nodes have another format. The first store on a path writes the version of its own.
-async fn check_format(shared: &StoreInner, session: &Session) -> Result<()> {
-    let path = shared.keys.format();
-    let mode = CreateMode::Persistent.with_acls(shared.connection.acls());
+async fn check_format(client: &ZooKeeperClient, session: &Session) -> Result<()> {
+    let path = client.keys.format();
+    let mode = CreateMode::Persistent.with_acls(client.connection.acls());
     loop {
         if let Some((data, _)) = Failure::if_exists(session.get(&path).await)? {
             if data == codec::FORMAT.as_bytes() {
@@ -100,14 +101,14 @@ async fn check_format(shared: &StoreInner, session: &Session) -> Result<()> {
             }
             return Err(Error::Unsupported(format!(
                 "the nodes below {} have format {}, and this program reads format {}: use another path, or a program of that version",
-                shared.keys.root(),
+                client.keys.root(),
                 String::from_utf8_lossy(&data),
                 codec::FORMAT
             )));
         }
         match session.call(session.client.create(&path, codec::FORMAT.as_bytes(), &mode)).await {
             Err(failure) if failure.is(&zk::Error::NodeExists) => {}
-            Err(failure) if failure.is(&zk::Error::NoNode) => shared.create_root(session).await?,
+            Err(failure) if failure.is(&zk::Error::NoNode) => client.create_root(session).await?,
             written => return Ok(written.map(drop)?),
         }
     }

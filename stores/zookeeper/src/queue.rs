@@ -239,3 +239,11 @@ impl QueueSnapshot {
         held.chain(kept.map(|held| ActiveHold { owner: None, mode: held.mode, fence: held.fence }))
     }
 }
+
+/// One node of a holder.
+pub struct HolderNode {
+    pub name: LockName,
+    pub entry: QueueEntry,
+    /// A hold-back node exists for it.
+    pub has_hold_back: bool,
+}

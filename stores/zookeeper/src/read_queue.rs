@@ -1,23 +1,38 @@
 //! Reads queues: the node names with one request for each queue, and the content of only the nodes that are needed.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use futures_util::future::join_all;
-use lockkeeper_core::{LockName, LockRequest, Mode};
+use lockkeeper_core::{LockName, LockRequest, Mode, Names};
 
 use crate::admission::{PredecessorVerdict, evaluate_predecessor, is_plain_sharer};
-use crate::connection::Session;
+use crate::client::ZooKeeperClient;
 use crate::error::Failure;
+use crate::hold_back::HoldBacks;
+use crate::keys::AttemptHash;
 use crate::queue::{NodeContent, QueueEntry, QueueSnapshot};
-use crate::store::StoreInner;
+use crate::session::Session;
 
 /// How many entries are read to report the holders to a request that was refused.
 const SHOWN_IN_BUSY: usize = 3;
 
-impl StoreInner {
+/// The nodes of one attempt.
+pub struct OwnEntries {
+    pub entries: Vec<QueueEntry>,
+    pub has_hold_back: bool,
+}
+
+/// Reads queues.
+pub struct QueueReader {
+    pub client: Arc<ZooKeeperClient>,
+    pub hold_backs: Arc<HoldBacks>,
+}
+
+impl QueueReader {
     /// Lists the queue of a name without the content of its nodes. Empty if there is no such node.
     pub async fn list_queue(&self, session: &Session, name: &LockName) -> Result<QueueSnapshot, Failure> {
-        let dir = self.keys.queue(name);
+        let dir = self.client.keys.queue(name);
         let (children, children_zxid) = match Failure::if_exists(session.children(&dir).await)? {
             Some((children, stat)) => (children, stat.pzxid),
             None => (Vec::new(), 0),
@@ -72,7 +87,7 @@ impl StoreInner {
         own: &str,
     ) -> Result<(), Failure> {
         if is_plain_sharer(request) && self.read_predecessor(session, queue, own).await? {
-            return self.read_hold_backs(session, queue).await;
+            return self.hold_backs.read(session, queue).await;
         }
         let position = queue.position(own).unwrap_or(queue.entries.len());
         let simple = request.mode == Mode::Exclusive && request.owner.is_none();
@@ -81,7 +96,7 @@ impl StoreInner {
             false => i < position || (entry.owned && i != position),
         };
         self.read_entries(session, queue, wanted).await?;
-        self.read_hold_backs(session, queue).await
+        self.hold_backs.read(session, queue).await
     }
 
     /// Reads the entry right ahead of a plain sharer, the first entry, and all re-entries. Returns whether that decides the request.
@@ -112,5 +127,26 @@ impl StoreInner {
         queue: &mut QueueSnapshot,
     ) -> Result<(), Failure> {
         self.read_entries(session, queue, |i, _| i < SHOWN_IN_BUSY).await
+    }
+
+    /// Finds the nodes of an attempt in the queues of these names, also those that were created on an earlier
+    /// connection.
+    pub async fn find_own(
+        &self,
+        session: &Session,
+        names: &Names,
+        hash: &AttemptHash,
+    ) -> Result<OwnEntries, Failure> {
+        self.client.sync_by_write(session).await?;
+        let queues = self.list_queues(session, names.as_slice()).await?;
+        let mut own = OwnEntries { entries: Vec::new(), has_hold_back: false };
+        for mut queue in queues {
+            queue.entries.retain(|entry| entry.hash.as_ref() == Some(hash));
+            self.read_entries(session, &mut queue, |_, _| true).await?;
+            own.entries.append(&mut queue.entries);
+            own.has_hold_back |= queue.hold_back_hashes.contains(hash)
+                || queue.orphans.iter().any(|(_, orphan)| orphan == hash);
+        }
+        Ok(own)
     }
 }

@@ -3,16 +3,19 @@
 //! checks that they exist, and deletes those of the previous value. So chunks that no record names can be deleted at
 //! any time.
 
+use std::sync::Arc;
+
 use futures_util::future::join_all;
 use lockkeeper_core::{Error, LockName, Result};
 use lockkeeper_host::random_128;
 use serde::{Deserialize, Serialize};
 use zookeeper_client::{self as zk, CreateMode};
 
-use crate::connection::Session;
+use crate::client::ZooKeeperClient;
 use crate::error::Failure;
+use crate::keys::Keys;
+use crate::session::Session;
 use crate::statements::{ANY, TxnOp, check, create, delete};
-use crate::store::StoreInner;
 
 /// How many chunks are deleted in one transaction.
 const DELETE_BATCH: usize = 64;
@@ -47,13 +50,18 @@ impl RecordHeader {
 
 impl RecordHeader {
     /// The paths of its chunks.
-    fn paths(&self, shared: &StoreInner, key: &LockName) -> impl Iterator<Item = String> {
-        let dir = shared.keys.chunks_of(key);
+    fn paths(&self, keys: &Keys, key: &LockName) -> impl Iterator<Item = String> {
+        let dir = keys.chunks_of(key);
         self.chunks.iter().map(move |chunk| format!("{dir}/{chunk}"))
     }
 }
 
-impl StoreInner {
+/// Reads and writes the chunks of long records.
+pub struct ChunkStore {
+    pub client: Arc<ZooKeeperClient>,
+}
+
+impl ChunkStore {
     /// The operations on chunks in the transaction that replaces `old` by `new`.
     pub fn chunk_ops(
         &self,
@@ -61,8 +69,10 @@ impl StoreInner {
         old: Option<&RecordHeader>,
         new: Option<&RecordHeader>,
     ) -> Vec<TxnOp> {
-        let named = new.into_iter().flat_map(|new| new.paths(self, key)).map(|path| check(path, ANY));
-        let obsolete = old.into_iter().flat_map(|old| old.paths(self, key)).map(|path| delete(path, ANY));
+        let named =
+            new.into_iter().flat_map(|new| new.paths(&self.client.keys, key)).map(|path| check(path, ANY));
+        let obsolete =
+            old.into_iter().flat_map(|old| old.paths(&self.client.keys, key)).map(|path| delete(path, ANY));
         named.chain(obsolete).collect()
     }
 
@@ -104,7 +114,7 @@ impl StoreInner {
         prefix: &str,
         chunk: &[u8],
     ) -> Result<String, Failure> {
-        let (dir, acls) = (self.keys.chunks_of(key), self.connection.acls());
+        let (dir, acls) = (self.client.keys.chunks_of(key), self.client.connection.acls());
         let mode = CreateMode::PersistentSequential.with_acls(acls);
         let mut tries = 0;
         loop {
@@ -114,7 +124,7 @@ impl StoreInner {
                 Err(failure) if failure.is(&zk::Error::NoNode) && tries < 3 => tries += 1,
                 Err(failure) => return Err(failure),
             }
-            session.create_with_parents(&self.keys.chunks(), acls).await?;
+            session.create_with_parents(&self.client.keys.chunks(), acls).await?;
             session.create_container(&dir, acls).await?;
         }
     }
@@ -130,7 +140,7 @@ impl StoreInner {
         if header.chunks.is_empty() {
             return Ok(Some(here.to_vec()));
         }
-        let paths: Vec<String> = header.paths(self, key).collect();
+        let paths: Vec<String> = header.paths(&self.client.keys, key).collect();
         let mut value = Vec::new();
         for chunk in join_all(paths.iter().map(|path| session.get(path))).await {
             match chunk {
@@ -144,7 +154,7 @@ impl StoreInner {
 
     /// Deletes chunks that no record names.
     pub async fn delete_chunks(&self, session: &Session, key: &LockName, header: &RecordHeader) {
-        for path in header.paths(self, key) {
+        for path in header.paths(&self.client.keys, key) {
             _ = session.delete(&path).await;
         }
     }
@@ -152,9 +162,9 @@ impl StoreInner {
     /// Deletes the chunks of a key that its record does not name and that were written before `since` by the
     /// ensemble's clock. Their writer died or lost its connection before it could name or delete them.
     pub async fn sweep_chunks(&self, session: &Session, key: &LockName, since: u64) -> Result<(), Failure> {
-        let (dir, path) = (self.keys.chunks_of(key), self.keys.record(key));
+        let (dir, path) = (self.client.keys.chunks_of(key), self.client.keys.record(key));
         let Some((children, _)) = Failure::if_exists(session.children(&dir).await)? else { return Ok(()) };
-        let Some((_, above)) = Failure::if_exists(session.get(&self.keys.records()).await)? else {
+        let Some((_, above)) = Failure::if_exists(session.get(&self.client.keys.records()).await)? else {
             return Ok(());
         };
         let record = Failure::if_exists(session.get(&path).await)?;
@@ -171,7 +181,7 @@ impl StoreInner {
         for some in gone.chunks(DELETE_BATCH) {
             // Only if the record has not changed since it was read: its writer may be about to name these chunks. A
             // record that does not exist is created and deleted again, so that the transaction fails if there is one.
-            let mut ops = vec![check(self.keys.records(), above.version)];
+            let mut ops = vec![check(self.client.keys.records(), above.version)];
             match &record {
                 Some((_, stat)) => ops.push(check(&path, stat.version)),
                 None => ops.extend([create(&path, Vec::new()), delete(&path, ANY)]),

@@ -2,17 +2,10 @@
 //! reads it, deletes it.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use lockkeeper_core::{BootInstant, LockName};
 use tokio::sync::Notify;
-
-use crate::error::Failure;
-use crate::store::StoreInner;
-
-/// The pause before a deletion that failed is tried again.
-const RETRY_DELAY: Duration = Duration::from_secs(5);
 
 /// The records to delete, and when: one entry for each record, however often it is written.
 #[derive(Default)]
@@ -57,8 +50,13 @@ impl RecordExpiry {
         self.table().remove(key);
     }
 
+    /// Waits until a record may expire sooner than [`due`](Self::due) said.
+    pub async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
     /// Removes and returns the first expired record. `Err`: when the next one expires.
-    fn due(&self, now: BootInstant) -> Result<(LockName, i32), Option<BootInstant>> {
+    pub fn due(&self, now: BootInstant) -> Result<(LockName, i32), Option<BootInstant>> {
         let mut table = self.table();
         let Some((at, key)) = table.by_time.first().cloned() else { return Err(None) };
         if at > now {
@@ -67,43 +65,6 @@ impl RecordExpiry {
         let node_version = table.by_key.get(&key).map_or(0, |(_, node_version)| *node_version);
         table.remove(&key);
         Ok((key, node_version))
-    }
-}
-
-/// Deletes expired records for as long as the store is open.
-pub async fn run(shared: Arc<StoreInner>) {
-    loop {
-        let now = shared.clock.now();
-        let next = match shared.record_expiry.due(now) {
-            Ok((key, node_version)) => {
-                if let Err(failure) = shared.remove_expired(&key, node_version).await {
-                    tracing::debug!(
-                        ?failure,
-                        "failed to delete an expired record; it stays invisible, retrying"
-                    );
-                    shared.record_expiry.schedule(&key, shared.clock.now() + RETRY_DELAY, node_version);
-                }
-                continue;
-            }
-            Err(next) => next,
-        };
-        let pause = next.map_or(Duration::from_secs(3600), |next| next.since(now));
-        tokio::select! {
-            () = tokio::time::sleep(pause) => {}
-            () = shared.record_expiry.changed.notified() => {}
-        }
-    }
-}
-
-impl StoreInner {
-    /// Deletes a record if it has this version and has expired.
-    async fn remove_expired(self: &Arc<Self>, key: &LockName, node_version: i32) -> Result<(), Failure> {
-        let session = self.connection.session().await?;
-        let snapshot = self.read_current(&session, key).await?;
-        if snapshot.is_expired(node_version) {
-            self.remove_record(&session, key, &snapshot).await?;
-        }
-        Ok(())
     }
 }
 

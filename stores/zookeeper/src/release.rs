@@ -3,24 +3,24 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{Fence, LockName, Names, ReleaseOutcome, Result};
+use lockkeeper_core::{Fence, Names, ReleaseOutcome, Result};
 use zookeeper_client as zk;
 
+use crate::client::ZooKeeperClient;
+use crate::codec::EventTag;
 use crate::codec::{HoldBackKind, HoldBackNode, RequestState, millis};
-use crate::connection::{MultiReply, Session};
 use crate::error::Failure;
-use crate::events::EventTag;
+use crate::event_log::EventLog;
+use crate::fence_base::FenceBase;
+use crate::hold_back::HoldBacks;
+use crate::hold_registry::HoldRegistry;
 use crate::hold_registry::{OwnHold, SessionGrant};
 use crate::keys::AttemptHash;
 use crate::queue::QueueEntry;
+use crate::read_queue::QueueReader;
+use crate::request_barrier::RequestBarriers;
+use crate::session::Session;
 use crate::statements::{ANY, TxnOp, create, delete};
-use crate::store::StoreInner;
-
-/// The nodes of one attempt.
-pub struct OwnEntries {
-    pub entries: Vec<QueueEntry>,
-    pub has_hold_back: bool,
-}
 
 /// Which task removes the nodes of an attempt.
 #[derive(Clone, Copy, PartialEq)]
@@ -33,7 +33,7 @@ pub enum RemovedBy {
 /// A release that is in progress. If it fails, or its caller drops the future, the registry removes the nodes later:
 /// no caller will come back for them.
 struct UnfinishedRelease<'a> {
-    shared: &'a StoreInner,
+    releaser: &'a Releaser,
     hash: AttemptHash,
     names: &'a Names,
     done: bool,
@@ -42,25 +42,32 @@ struct UnfinishedRelease<'a> {
 impl Drop for UnfinishedRelease<'_> {
     fn drop(&mut self) {
         if !self.done {
-            let hold = OwnHold::abandoned(self.names.clone(), self.shared.clock.now());
-            self.shared.registry.schedule_cleanup(self.hash, hold);
+            let hold = OwnHold::abandoned(self.names.clone(), self.releaser.client.clock.now());
+            self.releaser.registry.schedule_cleanup(self.hash, hold);
         }
     }
 }
 
-impl StoreInner {
+/// Ends what an attempt has stored.
+pub struct Releaser {
+    pub client: Arc<ZooKeeperClient>,
+    pub base: Arc<FenceBase>,
+    pub registry: Arc<HoldRegistry>,
+    pub events: Arc<EventLog>,
+    pub hold_backs: Arc<HoldBacks>,
+    pub queues: Arc<QueueReader>,
+    pub barriers: Arc<RequestBarriers>,
+}
+
+impl Releaser {
     /// Releases a grant, or removes a request from its queue.
-    pub async fn release_attempt(
-        self: &Arc<Self>,
-        names: &Names,
-        hash: AttemptHash,
-    ) -> Result<ReleaseOutcome, Failure> {
+    pub async fn release_attempt(&self, names: &Names, hash: AttemptHash) -> Result<ReleaseOutcome, Failure> {
         let hold = {
             let mut table = self.registry.table();
             table.ending.remove(&hash);
             table.holds.remove(&hash)
         };
-        let mut unfinished = UnfinishedRelease { shared: self, hash, names, done: false };
+        let mut unfinished = UnfinishedRelease { releaser: self, hash, names, done: false };
         let caller = hold.as_ref().and_then(|hold| hold.caller.clone());
         if let Some(caller) = &caller {
             caller.cancel();
@@ -81,13 +88,13 @@ impl StoreInner {
     }
 
     async fn release_grant(
-        self: &Arc<Self>,
+        &self,
         names: &Names,
         hash: &AttemptHash,
         known: &SessionGrant,
     ) -> Result<ReleaseOutcome, Failure> {
-        let session = self.connection.session().await?;
-        let held = self.clock.now().since(known.since);
+        let session = self.client.connection.session().await?;
+        let held = self.client.clock.now().since(known.since);
         let rest = Duration::from_millis(known.stored.min_hold_ms).saturating_sub(held);
         let hold_back = (!rest.is_zero()).then_some((HoldBackKind::Lingering, rest));
         match self.end_grant(&session, names, hash, known, hold_back, EventTag::Released).await {
@@ -100,12 +107,12 @@ impl StoreInner {
 
     /// Ends a hold that was not renewed in time.
     pub async fn expire(
-        self: &Arc<Self>,
+        &self,
         hash: &AttemptHash,
         hold: &OwnHold,
         known: &SessionGrant,
     ) -> Result<(), Failure> {
-        let session = self.connection.session().await?;
+        let session = self.client.connection.session().await?;
         if session.id == known.session.id {
             let delay = Duration::from_millis(known.stored.lock_delay_ms);
             let hold_back = (!delay.is_zero()).then_some((HoldBackKind::Delayed, delay));
@@ -123,7 +130,7 @@ impl StoreInner {
     /// Ends a grant in one transaction: deletes its nodes, and creates a hold-back node if the lock is to be held
     /// back.
     async fn end_grant(
-        self: &Arc<Self>,
+        &self,
         session: &Arc<Session>,
         names: &Names,
         hash: &AttemptHash,
@@ -133,11 +140,11 @@ impl StoreInner {
     ) -> Result<(), Failure> {
         loop {
             // The check of the base rejects a transaction without an event if a client has begun to watch.
-            let base = self.base();
-            let mut ops = vec![self.check_base(base)];
+            let base = self.base.get();
+            let mut ops = vec![self.base.check(base)];
             let mut paths = Vec::new();
             for (name, own) in names.iter().zip(&known.paths) {
-                let path = self.keys.hold_back(name, hash);
+                let path = self.client.keys.hold_back(name, hash);
                 ops.push(delete(own, known.version));
                 if known.has_hold_back || known.writing_hold_back {
                     ops.push(delete(&path, ANY));
@@ -147,14 +154,14 @@ impl StoreInner {
                     ops.push(create(&path, node));
                     paths.push(path);
                 }
-                ops.extend(self.event(name, tag, Some(known.fence), Some(&known.stored.holder)));
+                ops.extend(self.events.event(name, tag, Some(known.fence), Some(&known.stored.holder)));
             }
-            match self.write_batched(session, ops, &[]).await {
+            match self.client.write_batched(session, ops, &[]).await {
                 Err(Failure::Rejected(0, zk::Error::NoNode | zk::Error::BadVersion))
-                    if self.base_changed(session, base).await? => {}
+                    if self.base.changed_since(session, base).await? => {}
                 Ok(_) => {
                     if let Some((_, time)) = hold_back {
-                        self.remove_hold_backs_later(paths, time + Duration::from_millis(5));
+                        self.hold_backs.remove_later(paths, time + Duration::from_millis(5));
                     }
                     return Ok(());
                 }
@@ -163,79 +170,22 @@ impl StoreInner {
         }
     }
 
-    /// Sends a transaction, and does what follows every write.
-    pub async fn write(self: &Arc<Self>, session: &Session, ops: &[TxnOp]) -> Result<MultiReply, Failure> {
-        let done = session.multi(ops).await?;
-        self.after_write(&done);
-        Ok(done)
-    }
-
-    /// The same in a batch. `grants`: the names that the transaction grants.
-    pub async fn write_batched(
-        self: &Arc<Self>,
-        session: &Arc<Session>,
-        ops: Vec<TxnOp>,
-        grants: &[LockName],
-    ) -> Result<MultiReply, Failure> {
-        let done = self.batch.send(session, ops, grants).await?;
-        self.after_write(&done);
-        Ok(done)
-    }
-
-    fn after_write(self: &Arc<Self>, done: &MultiReply) {
-        if let Some(stat) = done.stat() {
-            self.connection.observe_time(stat.mtime);
-        }
-        self.delete_events_later(done);
-    }
-
-    /// Makes the connected server catch up by a write, which a majority has to accept: it may not know the latest
-    /// writes yet.
-    pub async fn sync_by_write(&self, session: &Session) -> Result<(), Failure> {
-        Failure::if_exists(session.set(&self.keys.bases(), b"", ANY).await).map(drop)
-    }
-
-    /// Finds the nodes of an attempt in the queues of these names, also those that were created on an earlier
-    /// connection.
-    pub async fn find_own(
-        &self,
-        session: &Session,
-        names: &Names,
-        hash: &AttemptHash,
-    ) -> Result<OwnEntries, Failure> {
-        self.sync_by_write(session).await?;
-        let queues = self.list_queues(session, names.as_slice()).await?;
-        let mut own = OwnEntries { entries: Vec::new(), has_hold_back: false };
-        for mut queue in queues {
-            queue.entries.retain(|entry| entry.hash.as_ref() == Some(hash));
-            self.read_entries(session, &mut queue, |_, _| true).await?;
-            own.entries.append(&mut queue.entries);
-            own.has_hold_back |= queue.hold_back_hashes.contains(hash)
-                || queue.orphans.iter().any(|(_, orphan)| orphan == hash);
-        }
-        Ok(own)
-    }
-
     /// Finds and removes all nodes of an attempt, in one transaction.
-    pub async fn remove_attempt(
-        self: &Arc<Self>,
-        names: &Names,
-        hash: &AttemptHash,
-    ) -> Result<ReleaseOutcome, Failure> {
+    pub async fn remove_attempt(&self, names: &Names, hash: &AttemptHash) -> Result<ReleaseOutcome, Failure> {
         self.remove_entries(names, hash, EventTag::Released, RemovedBy::Caller).await
     }
 
     /// The same, as a release or as the unclean end of a grant.
     pub async fn remove_entries(
-        self: &Arc<Self>,
+        &self,
         names: &Names,
         hash: &AttemptHash,
         tag: EventTag,
         by: RemovedBy,
     ) -> Result<ReleaseOutcome, Failure> {
         loop {
-            let session = self.connection.session().await?;
-            let own = match self.find_own(&session, names, hash).await {
+            let session = self.client.connection.session().await?;
+            let own = match self.queues.find_own(&session, names, hash).await {
                 Err(Failure::SessionEnded) => continue,
                 own => own?,
             };
@@ -250,7 +200,7 @@ impl StoreInner {
             };
             let mut ops: Vec<TxnOp> = own.entries.iter().map(|entry| delete(&entry.path, ANY)).collect();
             for name in names.iter().filter(|_| own.has_hold_back || hold_back.is_some()) {
-                let path = self.keys.hold_back(name, hash);
+                let path = self.client.keys.hold_back(name, hash);
                 let node = Failure::if_exists(session.get(&path).await)?;
                 let stored_node =
                     node.as_ref().and_then(|(data, _)| serde_json::from_slice::<HoldBackNode>(data).ok());
@@ -270,24 +220,42 @@ impl StoreInner {
             }
             for (name, entry) in names.iter().zip(&own.entries) {
                 if let Some(stored) = entry.stored().filter(|stored| stored.state == RequestState::Granted) {
-                    let fence: Fence = entry.fence(self.base().number);
-                    ops.extend(self.event(name, tag, Some(fence), Some(&stored.holder)));
+                    let fence: Fence = entry.fence(self.base.get().number);
+                    ops.extend(self.events.event(name, tag, Some(fence), Some(&stored.holder)));
                 }
             }
-            match self.write(&session, &ops).await {
+            match self.client.write(&session, &ops).await {
                 Ok(_) if own.entries.is_empty() => return Ok(ReleaseOutcome::AlreadyGone),
                 Ok(_) => {
                     if let Some((_, time)) = hold_back {
-                        let paths = names.iter().map(|name| self.keys.hold_back(name, hash)).collect();
-                        self.remove_hold_backs_later(paths, time + Duration::from_millis(5));
+                        let paths = names.iter().map(|name| self.client.keys.hold_back(name, hash)).collect();
+                        self.hold_backs.remove_later(paths, time + Duration::from_millis(5));
                     }
                     return Ok(ReleaseOutcome::Released);
                 }
                 // A node or the session disappeared meanwhile: look again.
                 Err(Failure::Rejected(_, zk::Error::NodeExists) | Failure::SessionEnded) => {}
-                Err(Failure::Rejected(_, zk::Error::NoNode)) => self.ensure_events_node(&session).await?,
+                Err(Failure::Rejected(_, zk::Error::NoNode)) => {
+                    self.events.ensure_events_node(&session).await?
+                }
                 Err(failure) => return Err(failure),
             }
+        }
+    }
+
+    /// Removes an attempt whose request may still be on its way to a server.
+    pub async fn remove_late_attempt(
+        &self,
+        names: &Names,
+        hash: &AttemptHash,
+        by: RemovedBy,
+    ) -> Result<ReleaseOutcome, Failure> {
+        match self.barriers.replace(&*self.client.connection.session().await?).await {
+            // Servers reject requests of a session that has ended.
+            Ok(()) | Err(Failure::SessionEnded) => {
+                self.remove_entries(names, hash, EventTag::Released, by).await
+            }
+            Err(failure) => Err(failure),
         }
     }
 
@@ -295,7 +263,7 @@ impl StoreInner {
     fn lock_delay_after(&self, entries: &[QueueEntry]) -> Option<(Vec<u8>, Duration)> {
         let entry = entries.first()?;
         let stored = entry.stored().filter(|stored| stored.lock_delay_ms > 0)?;
-        let (ms, fence) = (stored.lock_delay_ms, entry.fence(self.base().number));
+        let (ms, fence) = (stored.lock_delay_ms, entry.fence(self.base.get().number));
         Some((HoldBackNode::of(stored, HoldBackKind::Delayed, ms, Some(fence)), Duration::from_millis(ms)))
     }
 
@@ -311,10 +279,14 @@ impl StoreInner {
         }
         let since = entry.content.as_ref()?.stat.mtime.unsigned_abs();
         let left = (since + stored.min_hold_ms)
-            .checked_sub(self.connection.known_ensemble_time()?)?
+            .checked_sub(self.client.connection.known_ensemble_time()?)?
             .min(stored.min_hold_ms);
-        let node =
-            HoldBackNode::of(stored, HoldBackKind::Lingering, left, Some(entry.fence(self.base().number)));
+        let node = HoldBackNode::of(
+            stored,
+            HoldBackKind::Lingering,
+            left,
+            Some(entry.fence(self.base.get().number)),
+        );
         (left > 0).then_some((node, Duration::from_millis(left)))
     }
 }

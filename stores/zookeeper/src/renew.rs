@@ -8,14 +8,15 @@ use futures_util::future::join_all;
 use lockkeeper_core::{BootInstant, Grant, Names, RenewOutcome, Result};
 use zookeeper_client as zk;
 
+use crate::client::ZooKeeperClient;
 use crate::codec::StoredRequest;
-use crate::connection::Session;
 use crate::error::Failure;
 use crate::hold_back::hold_back_for;
+use crate::hold_registry::HoldRegistry;
 use crate::hold_registry::SessionGrant;
 use crate::keys::{self, AttemptHash};
+use crate::session::Session;
 use crate::statements::{ANY, TxnOp, check, create, delete};
-use crate::store::StoreInner;
 
 /// How many nodes one transaction checks.
 const BATCH_NODES: usize = 128;
@@ -34,14 +35,20 @@ struct PendingRenewal {
     replace: bool,
 }
 
-impl StoreInner {
+/// Renews holds.
+pub struct Renewer {
+    pub client: Arc<ZooKeeperClient>,
+    pub registry: Arc<HoldRegistry>,
+}
+
+impl Renewer {
     pub async fn renew(&self, grants: &[Grant]) -> Result<Vec<RenewOutcome>> {
-        let now = self.clock.now();
+        let now = self.client.clock.now();
         let hashes: Vec<AttemptHash> =
             grants.iter().map(|grant| keys::hash_attempt(&grant.key.attempt)).collect();
         let (mut renewed, mut revoked, mut no_reply) = (HashSet::new(), HashMap::new(), HashSet::new());
         if self.has_renewable(&hashes) {
-            let session = self.connection.session().await?;
+            let session = self.client.connection.session().await?;
             let mut due = self.due(&session, &hashes);
             while !due.is_empty() {
                 let batch = due.split_off(due.len() - batch_len(&due));
@@ -151,7 +158,7 @@ impl StoreInner {
             renewal.known.paths.iter().map(|path| check(path, renewal.known.version)).collect();
         if let Some(node) = &renewal.node {
             for name in renewal.names.iter() {
-                let path = self.keys.hold_back(name, &renewal.hash);
+                let path = self.client.keys.hold_back(name, &renewal.hash);
                 ops.extend(renewal.replace.then(|| delete(&path, ANY)));
                 ops.push(create(path, node.clone()));
             }
@@ -162,7 +169,7 @@ impl StoreInner {
     async fn delete_hold_backs(&self, session: &Session, renewal: &PendingRenewal) -> Result<(), Failure> {
         if renewal.node.is_some() {
             for name in renewal.names.iter() {
-                session.delete(&self.keys.hold_back(name, &renewal.hash)).await?;
+                session.delete(&self.client.keys.hold_back(name, &renewal.hash)).await?;
             }
         }
         Ok(())

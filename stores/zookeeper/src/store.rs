@@ -1,57 +1,61 @@
-//! The store: it owns the connection, the registry and the tasks, and implements the trait `Locks`.
+//! The store that a program opens, and the parts that its tasks share.
 
 use std::future::Future;
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
 use lockkeeper_core::{
     AcquireOutcome, Error, EventStream, Fence, Grant, LockName, LockPage, LockRequest, LockView, Locks, Page,
     Profile, ReleaseOutcome, RenewOutcome, RequestKey, Result, limits,
 };
-use lockkeeper_host::Clock;
 use lockkeeper_store_kit::{IoThread, RecentSet, RecordLimits, Task};
 
-use crate::batch::{self, BatchSender};
+use crate::acquire::Acquirer;
+use crate::batch;
+use crate::break_lock::LockBreaker;
 use crate::catch_up::CatchUp;
+use crate::client::ZooKeeperClient;
 use crate::config::Options;
 use crate::connection::Connection;
-use crate::events::{self, Watchers};
+use crate::event_log::EventLog;
+use crate::events::Watchers;
 use crate::fence_base::FenceBase;
-use crate::hold_back::FirstSeen;
+use crate::hold_back::HoldBacks;
 use crate::hold_registry::HoldRegistry;
+use crate::inspect::Inspector;
 use crate::keys::{self, Keys};
 use crate::profile;
-use crate::record_expiry::{self, RecordExpiry};
-use crate::{sweep, unknown};
+use crate::read_queue::QueueReader;
+use crate::record_chunks::ChunkStore;
+use crate::record_expiry::RecordExpiry;
+use crate::record_store::RecordStore;
+use crate::release::Releaser;
+use crate::renew::Renewer;
+use crate::request_barrier::RequestBarriers;
+use crate::sweep::Sweeper;
+use crate::unknown::HoldEnder;
 
 /// Locks and records in ZooKeeper. Clones share one session and one thread.
 #[derive(Clone)]
 pub struct ZooKeeperStore {
-    pub(crate) shared: Arc<StoreInner>,
+    pub(crate) shared: Arc<ZooKeeperShared>,
     // The last field, so that it is dropped last: it ends the thread and all tasks on it.
     io_thread: Arc<(IoThread, [Task<()>; 5])>,
 }
 
-/// The state that the store shares with the tasks on its thread.
-pub(crate) struct StoreInner {
-    pub options: Options,
-    pub clock: Arc<dyn Clock>,
-    pub keys: Keys,
-    pub connection: Connection,
-    pub batch: BatchSender,
-    pub catch_up: CatchUp,
-    pub registry: HoldRegistry,
-    pub watchers: Watchers,
+/// The parts of a store, one for each concern. Each has the others that it needs.
+pub(crate) struct ZooKeeperShared {
+    options: Options,
+    pub client: Arc<ZooKeeperClient>,
+    base: Arc<FenceBase>,
+    acquirer: Acquirer,
+    renewer: Renewer,
+    releaser: Arc<Releaser>,
+    breaker: LockBreaker,
+    inspector: Inspector,
+    watchers: Arc<Watchers>,
+    pub records: Arc<RecordStore>,
     pub limits: RecordLimits,
-    pub record_expiry: RecordExpiry,
-    pub first_seen: FirstSeen,
-    /// The number that is added to a zxid to make a fence.
-    pub base: Mutex<FenceBase>,
-    /// The highest fence that this process has seen.
-    pub highest_fence_seen: AtomicU64,
-    /// The names whose queue nodes existed at their last use.
-    pub known_queues: RecentSet<LockName>,
     profile: OnceLock<Profile>,
 }
 
@@ -73,33 +77,88 @@ impl ZooKeeperStore {
         let io_thread = IoThread::start("lockkeeper-zookeeper")
             .map_err(|error| Error::Unavailable(format!("no thread for the connection: {error}")))?;
         let (batch, batch_queue) = batch::channel();
-        let shared = Arc::new(StoreInner {
-            clock: options.clock.clone(),
+        let client = Arc::new(ZooKeeperClient {
             keys: Keys::new(&options.base),
+            clock: options.clock.clone(),
             connection: Connection::new(&options),
             batch,
-            catch_up: CatchUp::default(),
-            options,
-            registry: HoldRegistry::default(),
-            watchers: Watchers::default(),
-            limits: RecordLimits::default(),
-            record_expiry: RecordExpiry::default(),
-            first_seen: FirstSeen::default(),
-            base: Mutex::default(),
-            highest_fence_seen: AtomicU64::new(0),
-            known_queues: RecentSet::default(),
-            profile: OnceLock::new(),
         });
+        let base = Arc::new(FenceBase::new(client.clone()));
+        let registry = Arc::new(HoldRegistry::default());
+        let catch_up = Arc::new(CatchUp::new(client.keys.bases()));
+        let events = Arc::new(EventLog { client: client.clone(), base: base.clone() });
+        let hold_backs = Arc::new(HoldBacks::new(client.clone()));
+        let queues = Arc::new(QueueReader { client: client.clone(), hold_backs: hold_backs.clone() });
+        let barriers = Arc::new(RequestBarriers { client: client.clone() });
+        let chunks = Arc::new(ChunkStore { client: client.clone() });
+        let watchers = Arc::new(Watchers::new(client.clone(), base.clone(), options.poll));
+        let releaser = Arc::new(Releaser {
+            client: client.clone(),
+            base: base.clone(),
+            registry: registry.clone(),
+            events: events.clone(),
+            hold_backs: hold_backs.clone(),
+            queues: queues.clone(),
+            barriers: barriers.clone(),
+        });
+        let records = Arc::new(RecordStore {
+            client: client.clone(),
+            base: base.clone(),
+            catch_up: catch_up.clone(),
+            chunks: chunks.clone(),
+            expiry: RecordExpiry::default(),
+        });
+        let hold_ender =
+            HoldEnder { client: client.clone(), registry: registry.clone(), releaser: releaser.clone() };
+        let sweeper = Sweeper {
+            client: client.clone(),
+            hold_backs: hold_backs.clone(),
+            queues: queues.clone(),
+            chunks,
+            every: options.sweep,
+        };
         let tasks = [
-            io_thread.spawn(unknown::run(shared.clone())),
-            io_thread.spawn(events::run(shared.clone())),
-            io_thread.spawn(record_expiry::run(shared.clone())),
-            io_thread.spawn(sweep::run(shared.clone())),
+            io_thread.spawn(Arc::new(hold_ender).run()),
+            io_thread.spawn(watchers.clone().run()),
+            io_thread.spawn(records.clone().run_expiry()),
+            io_thread.spawn(sweeper.run()),
             io_thread.spawn(batch::run(batch_queue)),
         ];
+        let shared = Arc::new(ZooKeeperShared {
+            acquirer: Acquirer {
+                client: client.clone(),
+                base: base.clone(),
+                registry: registry.clone(),
+                events: events.clone(),
+                queues: queues.clone(),
+                barriers,
+                releaser: releaser.clone(),
+                known_queues: RecentSet::default(),
+                poll: options.poll,
+                timeout: options.timeout,
+            },
+            renewer: Renewer { client: client.clone(), registry },
+            releaser,
+            breaker: LockBreaker {
+                client: client.clone(),
+                base: base.clone(),
+                events,
+                hold_backs: hold_backs.clone(),
+                queues: queues.clone(),
+            },
+            inspector: Inspector { client: client.clone(), base: base.clone(), catch_up, hold_backs, queues },
+            watchers,
+            records,
+            limits: RecordLimits::default(),
+            profile: OnceLock::new(),
+            options,
+            client,
+            base,
+        });
         let store = ZooKeeperStore { shared, io_thread: Arc::new((io_thread, tasks)) };
-        let profile = store.run(profile::check(&store.shared)).await?;
-        _ = store.shared.profile.set(profile);
+        let ZooKeeperShared { options, client, base, profile, .. } = &*store.shared;
+        let checked = store.run(profile::check(options, client, base)).await?;
+        _ = profile.set(checked);
         Ok(store)
     }
 
@@ -117,37 +176,37 @@ impl Locks for ZooKeeperStore {
 
     async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
         request.check()?;
-        self.run(self.shared.acquire(request)).await
+        self.run(self.shared.acquirer.acquire(request)).await
     }
 
     async fn renew(&self, grants: &[Grant]) -> Result<Vec<RenewOutcome>> {
-        self.run(self.shared.renew(grants)).await
+        self.run(self.shared.renewer.renew(grants)).await
     }
 
     async fn release(&self, key: &RequestKey) -> Result<ReleaseOutcome> {
         let hash = keys::hash_attempt(&key.attempt);
-        Ok(self.run(self.shared.release_attempt(&key.names, hash)).await?)
+        Ok(self.run(self.shared.releaser.release_attempt(&key.names, hash)).await?)
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Option<LockView>> {
-        self.run(self.shared.inspect_lock(name)).await
+        self.run(self.shared.inspector.inspect(name)).await
     }
 
     async fn list(&self, prefix: &str, page: &Page) -> Result<LockPage> {
-        self.run(self.shared.list_locks(prefix, page)).await
+        self.run(self.shared.inspector.list(prefix, page)).await
     }
 
     async fn watch(&self, prefix: &str) -> Result<EventStream> {
-        self.run(self.shared.watch(prefix)).await
+        self.run(self.shared.watchers.watch(prefix)).await
     }
 
     async fn revoke(&self, name: &LockName, reason: &str) -> Result<Fence> {
         limits::check_reason(reason)?;
-        self.run(self.shared.revoke(name, reason)).await
+        self.run(self.shared.breaker.revoke(name, reason)).await
     }
 
     async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {
         limits::check_reason(reason)?;
-        self.run(self.shared.break_lock(name, reason)).await
+        self.run(self.shared.breaker.break_lock(name, reason)).await
     }
 }

@@ -16,7 +16,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use zookeeper_client::{self as zk, Client, TlsOptions};
 
-use crate::diagnose::RefusalCause;
+use crate::error::RefusalCause;
 
 /// TLS settings: the certificates to trust, and the client's own. Verification cannot be switched off.
 #[derive(Clone)]

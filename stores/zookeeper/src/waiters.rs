@@ -9,8 +9,8 @@ use lockkeeper_core::Mode;
 
 use crate::acquire::{PendingAcquire, RETRY_DELAY};
 use crate::admission;
-use crate::connection::Session;
 use crate::queue::QueueSnapshot;
+use crate::session::Session;
 
 type Wakeup<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
@@ -63,7 +63,7 @@ impl PendingAcquire<'_> {
     }
 
     async fn queue_changed(&self, session: &Session, queue: &QueueSnapshot) {
-        let dir = self.shared.keys.queue(&queue.name);
+        let dir = self.acquirer.client.keys.queue(&queue.name);
         let Some(_reservation) = session.reserve_watch(&dir) else { return pending().await };
         match session.call(session.client.get_and_watch_children(&dir)).await {
             // A change since the queue was read shows in the reply.
