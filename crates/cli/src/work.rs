@@ -16,6 +16,7 @@ use serde_json::json;
 use tokio::sync::{Semaphore, watch};
 
 use crate::child::item::{ItemCommand, ItemEnd};
+use crate::child::registry;
 use crate::duration;
 use crate::exit::{self, Failure, OK};
 use crate::report::Report;
@@ -195,6 +196,8 @@ type AttemptEnd = Result<Option<i32>, Failure>;
 impl ItemWorker<'_> {
     /// Works until everything is settled, or a signal comes. The exit code is that of the last command whose item failed for good.
     pub async fn run(&self, source: WorkSource, signals: &mut SignalStream) -> Result<i32, Failure> {
+        // Each command has its own watchdog and its own descendants.
+        registry::expect_several();
         let (permits, (pass_on, passed)) = (Semaphore::new(self.args.parallel.into()), watch::channel(None));
         let (mut running, mut claiming) = (FuturesUnordered::new(), None::<Claiming>);
         let (mut source, mut next_claim) = (Some(source), SystemClock.now());
@@ -296,6 +299,13 @@ impl ItemWorker<'_> {
             }
         };
         let recorded = match end {
+            ItemEnd::NotStarted => {
+                let _ = item.give_back().await;
+                self.report.event("lost", more(json!({})));
+                self.report
+                    .say(&format!("{}: the lease was lost before its command was started", quoted(&id)));
+                return Ok(None);
+            }
             ItemEnd::LeaseLost => {
                 self.report.event("lost", more(json!({})));
                 self.report.say(&format!("{}: the lease was lost, and the command was ended", quoted(&id)));

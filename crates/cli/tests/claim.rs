@@ -141,6 +141,41 @@ fn a_lost_lease_ends_the_command_and_what_it_has_started() {
     pids.iter().for_each(|pid| until_gone(pid));
 }
 
+/// A watchdog that was killed was neither noticed nor replaced: nothing ended the command of a worker that was then stopped, and a killed
+/// worker left what its command had started.
+#[test]
+fn the_watchdog_of_an_item_is_replaced() {
+    let place = Place::new("claim_watchdog");
+    list(&place, ["one".to_owned()]);
+    let script = "setsid sleep 300 & echo \"$!\" >> pids; echo \"$$\" >> pids; sleep 300";
+    let mut worker = Running::new(claim(&place, &["--from", "ids"], script));
+    let pids = until_lines(&place, "pids", 2);
+    let first = until_watched(worker.pid(), None);
+    rustix::process::kill_process(first, Signal::KILL).unwrap();
+    until_watched(worker.pid(), Some(first));
+    worker.signal(Signal::KILL);
+    worker.child.wait().unwrap();
+    pids.iter().for_each(|pid| until_gone(pid));
+}
+
+/// A lost lease ends the processes of its own command, and not what the command of an earlier item has left behind.
+#[test]
+fn a_lost_lease_leaves_the_processes_of_earlier_items_alone() {
+    let place = Place::new("claim_earlier");
+    list(&place, ["one", "two"].map(str::to_owned));
+    let script = "test -e left || { setsid sleep 300 >/dev/null 2>&1 & echo $! >left; exit 0; }
+        echo $LOCKKEEPER_ITEM >second; sleep 300";
+    let worker = Running::new(claim(&place, &["--from", "ids", "--lease", "3s", "--skip"], script));
+    let second = until_lines(&place, "second", 1).remove(0);
+    assert_eq!(code(place.run(&format!("record rm claim-lease/004/work/{second}")).status), 0);
+    let (ended, _, err) = worker.end();
+    assert!(ended == 0 && err.contains("the lease was lost"), "{err}");
+    let left = place.read("left");
+    assert!(runs(&left), "it was ended with a command that had not started it");
+    let left = rustix::process::Pid::from_raw(left.trim().parse().unwrap()).unwrap();
+    rustix::process::kill_process(left, Signal::KILL).unwrap();
+}
+
 #[test]
 fn a_lease_lasts_for_as_long_as_the_command() {
     let place = Place::new("claim_extend");

@@ -29,12 +29,8 @@ fn a_signal_ends_the_wait_for_the_next_time() {
     let place = Place::new("cron_signal");
     let mut cron = place.lk(["cron", "job", "--every", "0 0 29 feb *", "--", "true"]);
     cron.env("LOCKKEEPER_LOG", "off");
-    let running = Running::new(cron);
-    // It has opened the store, so it has caught the signals a moment later.
-    while !place.db().exists() {
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    let mut running = Running::new(cron);
+    until_caught(&mut running.child, Signal::TERM);
     running.signal(Signal::TERM);
     assert_eq!(running.end().0, 143);
 }
@@ -59,6 +55,12 @@ fn a_signal_ends_the_scheduler_and_an_exit_code_does_not() {
         let cron = Running::new(place.lk(cron));
         (place, cron)
     });
+    // Two schedulers of one job: the second waits for the lock when the signal comes.
+    let shared = Place::new("cron_waits");
+    let both = [(); 2].map(|()| {
+        let script = "while :; do sleep 0.02; done";
+        Running::new(shared.lk(["cron", "job", "--every", "* * * * *", "--", "sh", "-c", script]))
+    });
     let mut events = BufReader::new(by_code.stderr.take().unwrap()).lines().map(Result::unwrap);
     let mut until = |event: &str| {
         let wanted = format!("\"event\":\"{event}\"");
@@ -81,6 +83,24 @@ fn a_signal_ends_the_scheduler_and_an_exit_code_does_not() {
             assert!(std::time::Instant::now() < end, "it goes on, and forgets the signal");
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
+        assert_eq!(cron.end().0, 143);
+    }
+    let holder =
+        shared.until("job", |seen| seen["lock"]["waiting"] == 1)["lock"]["held"][0]["holder"]["pid"].clone();
+    let (holds, mut waits): (Vec<_>, Vec<_>) = both.into_iter().partition(|cron| holder == cron.child.id());
+    let outage = StoreOutage::begin(&shared);
+    // The store would answer after this test has given up.
+    outage.feign_progress(&shared);
+    waits[0].signal(Signal::TERM);
+    let began = std::time::Instant::now();
+    while waits[0].child.try_wait().unwrap().is_none() {
+        assert!(began.elapsed() < LONG / 2, "it waits for the store, and forgets the signal");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    drop(outage);
+    assert_eq!(waits.remove(0).end().0, 143);
+    for cron in holds {
+        cron.signal(Signal::TERM);
         assert_eq!(cron.end().0, 143);
     }
     let mut line = String::new();

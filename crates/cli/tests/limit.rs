@@ -76,6 +76,24 @@ fn a_wait_takes_its_turn_and_gives_it_back_when_a_signal_ends_it() {
     assert!(peek() <= before, "the turn was not given back");
 }
 
+/// A store that was down failed a call with `--wait` at once, unlike those of `run` and `once`.
+#[test]
+fn a_store_that_is_down_is_waited_for() {
+    let Ok(mut redis) = lockkeeper_testkit::servers::redis(Default::default()) else { return };
+    let (place, url) = (Place::new("limit_down"), format!("redis://{}", redis.addr()));
+    redis.stop();
+    let words = ["limit", "k", "--rate", "5/s", "--store", &url];
+    assert_eq!(code(run(&place, &words).status), 69);
+    let mut waiting = Running::new(place.lk([&words[..], &["--wait", "60s", "--", "echo", "done"]].concat()));
+    let mut said = String::new();
+    let mut errors = std::io::BufReader::new(waiting.child.stderr.take().unwrap());
+    std::io::BufRead::read_line(&mut errors, &mut said).unwrap();
+    assert!(said.contains("is waited for"), "{said}");
+    redis.restart();
+    assert_eq!(waiting.line(), "done");
+    assert_eq!(code(waiting.child.wait().unwrap()), 0);
+}
+
 #[test]
 fn bad_calls_are_told_and_write_nothing() {
     let place = Place::new("limit_bad");

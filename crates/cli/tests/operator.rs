@@ -351,18 +351,25 @@ fn a_store_that_goes_away_at_any_request_is_waited_for() {
     // `once` sends some requests after it has opened the store, before anything runs.
     let mut runs: Vec<_> = (1..=12).map(|n| start("run", "1s", n)).collect();
     runs.extend((13..=24).map(|n| start("once", "30s", n)));
-    // As soon as its fault has come, nothing gets through any more; some have fewer requests than that.
+    // As soon as its fault has come, nothing gets through any more; some have fewer requests than that, and end.
     let (mut gone, started) = (0, std::time::Instant::now());
-    let mut cut = vec![false; runs.len()];
-    while started.elapsed() < std::time::Duration::from_secs(4) {
-        for ((proxy, fault, ..), cut) in runs.iter().zip(&mut cut) {
-            if !*cut && fault.fired() {
+    let mut settled = vec![false; runs.len()];
+    while settled.contains(&false) {
+        assert!(started.elapsed() < LONG, "neither cut nor ended: {settled:?}");
+        for ((proxy, fault, run, _), settled) in
+            runs.iter_mut().zip(&mut settled).filter(|(_, settled)| !**settled)
+        {
+            if fault.fired() {
                 proxy.cut_all();
-                (*cut, gone) = (true, gone + 1);
+                (*settled, gone) = (true, gone + 1);
+            } else {
+                *settled = run.child.try_wait().unwrap().is_some();
             }
         }
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
+    // The outage lasts for longer than the ttl of `run`.
+    std::thread::sleep(std::time::Duration::from_secs(2));
     assert!(gone > 3, "only {gone} lost their store");
     runs.iter().for_each(|(proxy, ..)| proxy.heal());
     for (_proxy, _, run, what) in runs.drain(..) {

@@ -19,29 +19,6 @@ fn parent() -> String {
     )
 }
 
-/// The watchdog of `lockkeeper run` with this pid: a child of it that has the word on its command line.
-fn watchdog(run: Pid) -> Option<Pid> {
-    let entries = std::fs::read_dir("/proc").unwrap().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok()).find_map(|pid| {
-        let words = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        let parent: i32 = stat.rsplit(") ").next()?.split(' ').nth(1)?.parse().ok()?;
-        let is = words.split(|b| *b == 0).any(|word| word == b"__watchdog") && parent == run.as_raw_pid();
-        (is && runs(&pid.to_string())).then(|| Pid::from_raw(pid))?
-    })
-}
-
-fn until_watched(run: Pid, but_not_by: Option<Pid>) -> Pid {
-    let started = Instant::now();
-    loop {
-        match watchdog(run) {
-            Some(pid) if Some(pid) != but_not_by => return pid,
-            _ => assert!(started.elapsed() < LONG, "no watchdog, or still {but_not_by:?}"),
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 /// Killing `run` in the first 50 ms used to leave the command's children alive beside the next holder.
 #[test]
 fn killed_in_its_first_moment_it_takes_the_commands_children_with_it() {
@@ -176,34 +153,23 @@ fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
 fn a_full_stderr_does_not_keep_the_command_alive() {
     let place = Place::new("full_stderr");
     let (_reader, writer) = full_pipe();
-    let mut command = place.lk(["run", "x", "--ttl", "30s", "--grace", "200ms", "--", "sh", "-c"]);
+    let mut command = place.lk(["run", "x", "--ttl", "45s", "--grace", "200ms", "--", "sh", "-c"]);
     command.arg(format!("trap '' TERM; {}", parent())).stdout(std::process::Stdio::piped()).stderr(writer);
     let mut run = command.spawn().unwrap();
     let mut line = String::new();
     std::io::BufRead::read_line(&mut std::io::BufReader::new(run.stdout.take().unwrap()), &mut line).unwrap();
-    let started = Instant::now();
     assert_eq!(code(place.run("break x --reason test --yes").status), 0);
+    // Silently, after the next renewal, and before the deadline: the watchdog would act after this test has given up.
     place.read("pids").lines().for_each(until_gone);
-    // Silently, and long before the watchdog would have done it.
-    assert!(started.elapsed() < Duration::from_secs(25), "{:?}", started.elapsed());
     assert_eq!(code(run.wait().unwrap()), 76);
 }
 
 /// The thread that renews says what went wrong: with stderr full, it used to stop there, and the lock was lost.
 #[test]
 fn a_full_stderr_does_not_stop_the_renewals() {
-    // The store has to be locked up over the first renewals, and not up to the deadline. On a busy machine that may fail: then once more.
-    assert!(
-        (0..5).any(|round| full_renewals(&format!("full_renewals-{round}"))),
-        "the machine is too busy for this test"
-    );
-}
-
-fn full_renewals(test: &str) -> bool {
-    const TTL: f64 = 8.0;
-    let place = Place::new(test);
+    let place = Place::new("full_renewals");
     let (_reader, writer) = full_pipe();
-    let mut command = place.lk(["run", "x", "--ttl", "8s", "--grace", "200ms", "--", "sh", "-c"]);
+    let mut command = place.lk(["run", "x", "--ttl", "18s", "--grace", "200ms", "--", "sh", "-c"]);
     command.arg("echo up; read -r _; exit 3");
     // So much that more than one message comes from the thread that renews.
     command.env("LOCKKEEPER_LOG", "trace").stdin(std::process::Stdio::piped());
@@ -211,20 +177,14 @@ fn full_renewals(test: &str) -> bool {
     let mut run = command.spawn().unwrap();
     let mut line = String::new();
     std::io::BufRead::read_line(&mut std::io::BufReader::new(run.stdout.take().unwrap()), &mut line).unwrap();
-    let expiry = place.expiry("x");
     let outage = StoreOutage::begin(&place);
-    let fits = outage.last_over_first_renewals(expiry, TTL);
-    if !fits {
-        run.kill().unwrap();
-        run.wait().unwrap();
-        return false;
-    }
+    let expiry = outage.expiry();
+    outage.last_over_first_renewals(18.0);
     // Beyond the deadline that it would have had without a renewal.
     let renewed = place.until_renewed("x", &mut run, expiry);
     place.until_renewed("x", &mut run, renewed);
     drop(run.stdin.take());
     assert_eq!(code(run.wait().unwrap()), 3);
-    true
 }
 
 /// A watchdog that found no free descriptor for its timer took that for the end of `run`, and killed a command that had its lock.

@@ -262,6 +262,33 @@ fn a_run_that_ends_while_it_is_looked_at_is_not_told_as_dead() {
     assert!(held > 6, "only {held} were held up");
 }
 
+/// A store that could not be reached when the command ended is no other host that took the window over.
+#[test]
+fn an_end_that_the_store_did_not_take_down_is_reported_as_that() {
+    let place = Place::new("window_locked_up");
+    let mut host = place.start(&format!("nightly --ttl 10s {LONG_WINDOW}"), "echo up; read -r _; echo done");
+    assert_eq!(host.line(), "up");
+    let outage = StoreOutage::begin(&place);
+    host.say("\n");
+    assert_eq!(host.line(), "done");
+    let began = std::time::Instant::now();
+    while host.child.try_wait().unwrap().is_none() {
+        assert!(began.elapsed() < LONG, "it waits beyond its lease");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    drop(outage);
+    let (code, _, err) = host.end();
+    assert_eq!(code, 69, "{err}");
+    assert!(
+        err.contains("ended with 0, but the store did not take that down before the lease ended"),
+        "{err}"
+    );
+    assert!(!err.contains("taken over"), "{err}");
+    // The next host runs the window, because no record says that it was done.
+    assert!(run(&place, LONG_WINDOW, NOTE).status.success());
+    assert_eq!(place.read("runs").lines().count(), 1);
+}
+
 #[test]
 fn missed_windows_are_told_and_caught_up_if_wanted() {
     let place = Place::new("window_missed");

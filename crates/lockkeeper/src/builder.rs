@@ -14,10 +14,16 @@ use lockkeeper_host::{random_128, sleep_until};
 use crate::guard::Guard;
 use crate::keeper::Lockkeeper;
 
+/// The first pause before a request whose outcome is unknown is sent again.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
 /// The longest pause before a request whose outcome is unknown is sent again.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// A call that lasted this long was queued: the store was reachable meanwhile, and an unknown outcome is the first of a new series.
 const QUEUED_AFTER: Duration = Duration::from_secs(30);
+/// A call that lasted this long, or for a ttl, may have been queued: the stores wait for a reply for 3 s, unless they are configured otherwise.
+const MAYBE_QUEUED_AFTER: Duration = Duration::from_secs(5);
+/// How often such a call prolongs a series. Without a limit, a store that never replies would keep the caller for ever.
+const PROLONGATIONS: u32 = 3;
 
 /// A lock request that is being configured. No call is sent before [`LockBuilder::acquire`] or
 /// [`LockBuilder::try_acquire`].
@@ -280,9 +286,10 @@ impl UnconfirmedRequest<'_> {
     /// Sends the request until the store answers. After an unknown outcome it sends the same attempt again:
     /// that changes nothing if the earlier request was granted, and keeps its position if it is queued. A
     /// retry waits for what is left of the wait. The retries end with the wait; for a request without a
-    /// limit, or one that does not wait, they end a ttl after the first unknown outcome. The driver then
-    /// releases in the background what may have been granted. Once an outcome is unknown,
-    /// [`Error::Unavailable`] from a retry says nothing about the earlier request.
+    /// limit, or one that does not wait, they end a ttl after the first unknown outcome, or up to three ttls
+    /// later if a request without a limit may have been queued meanwhile. The driver then releases in the
+    /// background what may have been granted. Once an outcome is unknown, [`Error::Unavailable`] from a retry
+    /// says nothing about the earlier request.
     async fn send_until_answered(&mut self) -> Result<AcquireOutcome> {
         let inner = &self.keeper.0;
         let clock = &*inner.clock;
@@ -307,12 +314,16 @@ impl UnconfirmedRequest<'_> {
                 Ok(answer) => return Ok(answer),
             };
             let now = clock.now();
-            if now.since(sent_at) > request.ttl.max(QUEUED_AFTER) {
+            let lasted = now.since(sent_at);
+            if lasted > request.ttl.max(QUEUED_AFTER) {
                 unknown = None;
             }
             let unknown = unknown.get_or_insert_with(|| RetrySeries::new(now + request.ttl));
             if let Error::Unknown(why) = error {
                 unknown.why = why;
+            }
+            if matches!(request.wait, Wait::Forever) && lasted > request.ttl.min(MAYBE_QUEUED_AFTER) {
+                unknown.prolong(now, request.ttl);
             }
             let give_up = if let Wait::For(_) = request.wait { wait_ends } else { unknown.give_up };
             if now >= give_up {
@@ -331,6 +342,8 @@ impl UnconfirmedRequest<'_> {
 struct RetrySeries {
     /// When the library stops retrying.
     give_up: BootInstant,
+    /// How often the series can still be prolonged.
+    prolongations: u32,
     /// The pause before the next retry.
     pause: Duration,
     /// The store's last error.
@@ -339,7 +352,15 @@ struct RetrySeries {
 
 impl RetrySeries {
     fn new(give_up: BootInstant) -> Self {
-        RetrySeries { give_up, pause: Duration::from_millis(10), why: String::new() }
+        RetrySeries { give_up, prolongations: PROLONGATIONS, pause: FIRST_PAUSE, why: String::new() }
+    }
+
+    /// Prolongs a series that is over because of a call that may have been queued: the caller would lose its position.
+    fn prolong(&mut self, now: BootInstant, ttl: Duration) {
+        if now >= self.give_up && self.prolongations > 0 {
+            self.prolongations -= 1;
+            (self.give_up, self.pause) = (now + ttl, FIRST_PAUSE);
+        }
     }
 }
 

@@ -93,14 +93,10 @@ fn a_guard_that_went_through_a_fork_is_lost_in_the_child() {
     let mut role = Role::start("fork", &url, &[("LD_PRELOAD", shim.as_os_str())]);
     assert_eq!(role.hear(), "forked");
     role.child.wait().unwrap();
-    let next = runtime().block_on(async {
+    let (next_keeper, next) = runtime().block_on(async {
         let keeper = Lockkeeper::open(&url).await.unwrap();
-        keeper
-            .lock("x")
-            .wait(Duration::from_secs(20))
-            .acquire()
-            .await
-            .expect("its process is gone: it is free")
+        let next = keeper.lock("x").wait(Duration::from_secs(20)).acquire().await;
+        (keeper, next.expect("its process is gone: it is free"))
     });
     role.tell("look");
     assert_eq!(role.hear(), "state Lost(Forked)");
@@ -110,6 +106,10 @@ fn a_guard_that_went_through_a_fork_is_lost_in_the_child() {
     assert_eq!(role.hear(), "keeper is refused");
     assert_eq!(role.hear(), "opened anew: busy");
     assert_eq!(role.hear(), "opened anew: held, renewed");
+    // The hold names the child. With the pid of its parent, which has ended, other processes would take it for dead.
+    let other = runtime().block_on(next_keeper.lock("z").try_acquire()).unwrap();
+    assert!(other.is_none(), "the child still holds it: {other:?}");
+    role.tell("end");
     assert!(next.is_held());
 }
 
@@ -142,7 +142,7 @@ fn fork() {
         let keeper = Lockkeeper::open(&url).await.unwrap();
         assert!(keeper.lock("x").try_acquire().await.unwrap().is_none());
         say("opened anew: busy");
-        let ttl = Duration::from_millis(1500);
+        let ttl = Duration::from_secs(3);
         let own = keeper.lock("y").ttl(ttl).acquire().await.unwrap();
         let end = std::time::Instant::now() + ttl * 2;
         own.run(async {
@@ -152,7 +152,9 @@ fn fork() {
         })
         .await
         .unwrap();
+        let _held = keeper.lock("z").acquire().await.unwrap();
         say("opened anew: held, renewed");
+        std::io::stdin().read_line(&mut String::new()).unwrap();
     });
     std::process::exit(0);
 }

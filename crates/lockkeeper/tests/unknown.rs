@@ -118,6 +118,28 @@ async fn a_waiter_older_than_its_ttl_is_retried() {
     assert_eq!(broken.calls.lock().unwrap().len(), 2);
 }
 
+/// A retry that was queued for longer than the ttl and was then cut was the last: the caller lost its position.
+#[tokio::test]
+async fn a_retry_that_was_queued_for_longer_than_the_ttl_is_retried() {
+    let (ttl, lasts) = (Duration::from_secs(10), Duration::from_secs(20));
+    let (clock, broken, keeper) = broken(2, lasts);
+    let guard = answered(&clock, keeper.lock("x").ttl(ttl).acquire()).await.unwrap();
+    assert!(guard.is_held());
+    let attempts = broken.attempts.lock().unwrap().clone();
+    assert!(attempts.len() == 3 && attempts.iter().all(|attempt| *attempt == attempts[0]), "{attempts:?}");
+}
+
+/// A store that never replies makes long calls too.
+#[tokio::test]
+async fn long_calls_without_a_reply_end_after_a_few_ttls() {
+    let (ttl, lasts) = (Duration::from_secs(10), Duration::from_secs(20));
+    let (clock, broken, keeper) = broken(usize::MAX, lasts);
+    let told = answered(&clock, keeper.lock("x").ttl(ttl).acquire()).await;
+    assert!(matches!(told, Err(Error::Unknown(_))), "{told:?}");
+    let calls = broken.calls.lock().unwrap().len();
+    assert!((3..=6).contains(&calls), "{calls} calls");
+}
+
 #[tokio::test]
 async fn an_unknown_outcome_is_retried_for_a_ttl() {
     let lasts = Duration::from_secs(1);

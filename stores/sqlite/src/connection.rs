@@ -98,6 +98,8 @@ impl LockDatabase {
         if !self.wal_files.lost_log_only(&WalFiles::of(&self.path)) {
             return;
         }
+        // A process that Ctrl-Z stops inside a checkpoint would keep the write lock.
+        let _busy = lockkeeper_host::while_busy();
         // A process that opens the file has the checkpoint lock for a moment, and SQLite calls no busy handler for that lock.
         let (mut wait, mut round) = (busy_handler(&self.path), 0);
         while statements::checkpoint(&self.sql, "FULL").is_ok_and(|complete| !complete) && wait(round) {

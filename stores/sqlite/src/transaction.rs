@@ -51,8 +51,6 @@ pub(crate) struct Tx<'e> {
     pub queue_lengths: HashMap<LockName, usize>,
     state: StateRow,
     stored: StateRow,
-    /// Whether this transaction removed the locks of another boot.
-    new_boot: bool,
     /// The floor file, read once by a transaction that needs fences.
     floor: Option<FloorValues>,
     liveness: HashMap<Process, Liveness>,
@@ -83,7 +81,6 @@ impl<'e> Tx<'e> {
             changed_names: BTreeSet::new(),
             state: StateRow::default(),
             stored: StateRow::default(),
-            new_boot: false,
             floor: None,
             liveness: HashMap::new(),
             peer_states: HashMap::new(),
@@ -110,7 +107,10 @@ impl<'e> Tx<'e> {
             statements::change(self.sql, statements::NEW_BOOT_BUCKETS, [instant_nanos(self.now.moment)])?;
         }
         self.state.written_at = BootInstant::default();
-        (self.watched, self.new_boot) = (false, true);
+        // The restart may have lost the newest fence in the floor file, because it is not synced. Without its reserved number this
+        // database counts as a copy, so the next fence, in this transaction or a later one, continues from the floor's.
+        self.state.reserved = 0;
+        self.watched = false;
         Ok(())
     }
 
@@ -136,9 +136,8 @@ impl<'e> Tx<'e> {
             None => {
                 let floor = self.identity.floor.read()?;
                 last = last.max(floor.latest);
-                // A database that does not know the reserved number is new or an old copy. After a restart of the machine
-                // the newest fence in the floor file may be lost, because it is not synced.
-                if floor.reserved > self.state.reserved || self.new_boot {
+                // A database that does not know the reserved number is new, an old copy, or from before a restart of the machine.
+                if floor.reserved > self.state.reserved {
                     last = last.max(floor.reserved);
                 }
                 *self.floor.insert(floor)

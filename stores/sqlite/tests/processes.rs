@@ -280,6 +280,35 @@ async fn a_process_stops_outside_of_its_transactions() {
     }
 }
 
+/// The checkpoint that saves a deleted log has the write lock while it waits for readers: Ctrl-Z stopped an idle process there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_stops_outside_of_the_checkpoint_that_saves_a_deleted_log() {
+    loop {
+        let dir = Dir::new();
+        let mut idle = Contender::start(&dir.db());
+        let [reader, writer] = [(); 2].map(|()| rusqlite::Connection::open(dir.db()).unwrap());
+        let begin_write = || writer.execute_batch("BEGIN IMMEDIATE; ROLLBACK");
+        begin_write().unwrap();
+        // The checkpoint waits for a reader of an older snapshot.
+        reader.execute_batch("BEGIN; SELECT count(*) FROM state").unwrap();
+        Contender::fence(&idle.request("take jobs"));
+        std::fs::remove_file(format!("{}-wal", dir.db().display())).unwrap();
+        common::until("the checkpoint has the write lock", || begin_write().is_err());
+        let told = Instant::now();
+        idle.tell("stop");
+        std::thread::sleep(Duration::from_millis(100));
+        reader.execute_batch("COMMIT").unwrap();
+        if told.elapsed() > Duration::from_secs(1) {
+            continue; // A process puts a stop off for two seconds: this test was too slow to see whether it did.
+        }
+        lockkeeper_testkit::stop::until_stopped(idle.pid);
+        let store = lockkeeper_sqlite::SqliteStore::open(lockkeeper_sqlite::Options::new(dir.db()));
+        let store = store.expect("the log was saved, and the file is not busy");
+        take(&store, &request("mine")).await;
+        return;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn one_release_wakes_one_process_of_two_hundred() {
     let dir = Dir::new();

@@ -48,8 +48,9 @@ pub fn escaped(command: Pid, watchdogs: [Option<Pid>; 2], marks: &[String]) -> i
     let mut found = descendants(getpid().as_raw_pid(), &all);
     let group = command.as_raw_pid();
     found.retain(|r| r.group != group && Some(r.pid) != watchdogs[0].map(Pid::as_raw_pid));
-    let others = registry::others([Some(command), watchdogs[0], watchdogs[1]]);
-    if !others.is_empty() {
+    if registry::are_several() {
+        // Also if no other runs now: one that has ended may have left processes, which are not this command's.
+        let others = registry::others([Some(command), watchdogs[0], watchdogs[1]]);
         let own: HashSet<i32> = descendants(group, &all).iter().map(|r| r.pid).collect();
         let foreign: HashSet<i32> =
             others.iter().flat_map(|pid| descendants(*pid, &all)).map(|r| r.pid).collect();

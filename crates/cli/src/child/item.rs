@@ -5,25 +5,18 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use lockkeeper::{BootInstant, Clock, Error, LockName, SystemClock};
 use lockkeeper_host::sleep_until;
-use rustix::process::{Pid, Signal, WaitOptions, kill_process_group, waitpid};
-use tokio::process::Child;
+use rustix::process::Signal;
+use tokio::signal::unix::Signal as Stream;
 use tokio::sync::watch;
 
-use super::registry;
-use super::shim;
-use super::supervisor::LeadTimes;
+use super::supervisor::{LeadTimes, Supervisor};
 use super::watchdog::Watchdog;
-use crate::exit;
+use super::{CommandProcess, ProcessChange};
 use crate::work::OwnItem;
-
-/// A process that SIGKILL does not end in this time hangs in the kernel.
-const GIVE_UP: Duration = Duration::from_secs(2);
 
 /// A command, and how to run it for each item.
 pub struct ItemCommand<'a> {
@@ -42,13 +35,18 @@ pub enum ItemEnd {
     Itself(i32),
     /// It was ended because its lease was lost or about to be.
     LeaseLost,
+    /// It was not started, because its lease was over or about to be.
+    NotStarted,
 }
 
-/// A running command with its watchdog.
-struct ItemProcess {
-    child: Child,
-    group: Pid,
-    watchdog: Watchdog,
+/// A running command under the lease of its item.
+struct ItemProcess<'a> {
+    child: CommandProcess,
+    changes: Stream,
+    item: &'a OwnItem,
+    name: &'a LockName,
+    grace: Duration,
+    leads: LeadTimes,
 }
 
 impl ItemCommand<'_> {
@@ -59,17 +57,28 @@ impl ItemCommand<'_> {
         name: &LockName,
         signals: &mut watch::Receiver<Option<Signal>>,
     ) -> io::Result<ItemEnd> {
-        let mut process = self.start(item, name).await?;
-        let end = process.until_end(self, item, signals).await;
-        process.end_watchdog(matches!(end, Ok(ItemEnd::Itself(_)))).await;
-        end
+        let deadline = item.deadline().await;
+        let leads = LeadTimes::new(self.grace, item.lease(), None);
+        // The item may have waited for its turn while the store was unreachable.
+        if SystemClock.now() >= deadline.before(leads.term) {
+            return Ok(ItemEnd::NotStarted);
+        }
+        let mut process = self.start(item, name, deadline, leads)?;
+        let end = process.until_end(deadline, signals).await;
+        process.child.end_watchdog(item.fence());
+        Ok(end)
     }
 
-    async fn start(&self, item: &OwnItem, name: &LockName) -> io::Result<ItemProcess> {
-        let mut watchdog = Watchdog::start_for_one(name, item.fence())?;
-        let leads = LeadTimes::new(self.grace, item.lease(), None);
-        watchdog.send_deadline(item.deadline().await.before(leads.watchdog));
-        let mut command = shim::command(self.command, self.json);
+    fn start<'i>(
+        &self,
+        item: &'i OwnItem,
+        name: &'i LockName,
+        deadline: BootInstant,
+        leads: LeadTimes,
+    ) -> io::Result<ItemProcess<'i>> {
+        let changes = Supervisor::changes()?;
+        let mut watchdog = Watchdog::start(name, item.fence())?;
+        watchdog.send_deadline(deadline.before(leads.watchdog));
         let own = [
             ("LOCKKEEPER_NAME", name.to_string()),
             ("LOCKKEEPER_FENCE", item.fence().to_string()),
@@ -77,103 +86,110 @@ impl ItemCommand<'_> {
             ("LOCKKEEPER_TTL_MS", item.lease().as_millis().to_string()),
             (item.variable(), item.id().to_owned()),
         ];
-        for (name, value) in &self.env {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
-        command.envs(own).process_group(0).stdin(Stdio::null());
-        let child = tokio::process::Command::from(command).spawn()?;
-        let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
-        let group = group.expect("a child that was just started has a pid");
-        watchdog.send_group(group);
-        Ok(ItemProcess { child, group, watchdog })
+        let mut env = self.env.clone();
+        env.extend(own.map(|(name, value)| (name, Some(value))));
+        let child = CommandProcess::start(self.command, &env, None, watchdog, self.json)?;
+        Ok(ItemProcess { child, changes, item, name, grace: self.grace, leads })
     }
 }
 
-impl ItemProcess {
+impl ItemProcess<'_> {
     async fn until_end(
         &mut self,
-        command: &ItemCommand<'_>,
-        item: &OwnItem,
+        mut deadline: BootInstant,
         signals: &mut watch::Receiver<Option<Signal>>,
-    ) -> io::Result<ItemEnd> {
-        let mut extend_at = SystemClock.now() + item.lease() / 4;
+    ) -> ItemEnd {
+        let (item, lease) = (self.item, self.item.lease());
+        let extend_after = |pause: Duration| async move {
+            sleep_until(&SystemClock, SystemClock.now() + pause).await;
+            item.extend().await
+        };
+        // Kept over the turns of the loop. The item has its deadline only between two extensions, so nothing else reads it from there.
+        let mut extension = std::pin::pin!(extend_after(lease / 4));
+        let mut wake = next_wake(deadline);
         loop {
-            let (deadline, leads) =
-                (item.deadline().await, LeadTimes::new(command.grace, item.lease(), None));
-            self.watchdog.send_deadline(deadline.before(leads.watchdog));
-            let extension = async {
-                sleep_until(&SystemClock, extend_at).await;
-                item.extend().await
-            };
             tokio::select! {
                 biased;
-                ended = self.child.wait() => {
-                    let code = code_of(ended?);
-                    // A result counts, however late: the record decides whether it counts. A failure that comes too late may
-                    // be the work of the watchdog.
-                    let in_time = SystemClock.now() < item.deadline().await;
-                    return Ok(if code == 0 || in_time { ItemEnd::Itself(code) } else { ItemEnd::LeaseLost });
-                }
-                () = sleep_until(&SystemClock, deadline.before(leads.term)) => {
-                    return self.end(deadline.before(leads.kill), command.grace).await;
-                }
+                _ = self.changes.recv() => {}
+                () = sleep_until(&SystemClock, deadline.before(self.leads.term)) => return self.lose(deadline).await,
                 Ok(()) = signals.changed() => {
                     if let Some(signal) = *signals.borrow_and_update() {
-                        let _ = kill_process_group(self.group, signal);
+                        self.child.signal_group(signal);
                     }
                 }
-                extended = extension => match extended {
-                    Ok(()) => extend_at = SystemClock.now() + item.lease() / 4,
-                    Err(Error::Lost(_) | Error::Stale { .. }) => {
-                        return self.end(deadline.before(leads.kill), command.grace).await;
-                    }
-                    Err(error) => {
-                        tracing::debug!(%error, "a lease could not be extended; trying again");
-                        extend_at = SystemClock.now() + item.lease() / 24;
-                    }
-                },
+                () = sleep_until(&SystemClock, wake) => {
+                    self.keep_watched(deadline);
+                    wake = next_wake(deadline);
+                }
+                extended = &mut extension => {
+                    let pause = match extended {
+                        Ok(()) => lease / 4,
+                        Err(Error::Lost(_) | Error::Stale { .. }) => return self.lose(deadline).await,
+                        Err(error) => {
+                            tracing::debug!(%error, "a lease could not be extended; trying again");
+                            lease / 24
+                        }
+                    };
+                    deadline = item.deadline().await;
+                    self.keep_watched(deadline);
+                    extension.set(extend_after(pause));
+                }
             }
+            // Checked after every wake-up: SIGCHLD is only a hint, because signals coalesce.
+            if let Some(ProcessChange::Ended(code)) = self.child.change() {
+                // A result counts, however late: the record decides whether it counts. A failure that comes too late may be the work
+                // of the watchdog.
+                return match code == 0 || SystemClock.now() < deadline {
+                    true => ItemEnd::Itself(code),
+                    false => self.lose(deadline).await,
+                };
+            }
+            wake = self.child.watchdog_due().map_or(wake, |due| wake.min(due));
         }
     }
 
-    /// Ends the command because its lease is lost: TERM, and KILL after the grace or at `kill_at`.
-    async fn end(&mut self, kill_at: BootInstant, grace: Duration) -> io::Result<ItemEnd> {
+    fn keep_watched(&mut self, deadline: BootInstant) {
+        let (name, fence) = (self.name, self.item.fence());
+        self.child.keep_watched(deadline.before(self.leads.watchdog), || Watchdog::start(name, fence));
+    }
+
+    /// Ends the command, and everything that it has started, because its lease is lost: TERM, and KILL after the grace.
+    async fn lose(&mut self, deadline: BootInstant) -> ItemEnd {
         let now = SystemClock.now();
-        let kill_at = kill_at.min(now + grace);
+        let kill_at = (now + self.grace).min(deadline.before(self.leads.kill));
         if kill_at > now {
-            let _ = kill_process_group(self.group, Signal::TERM);
-            // A stopped process does not handle TERM until it continues.
-            let _ = kill_process_group(self.group, Signal::CONT);
-            tokio::select! {
-                _ = self.child.wait() => {}
-                () = sleep_until(&SystemClock, kill_at) => {}
-            }
+            self.child.request_end();
         }
-        // Also what the command has left behind in its group.
-        let _ = kill_process_group(self.group, Signal::KILL);
-        let _ = tokio::time::timeout(GIVE_UP, self.child.wait()).await;
-        Ok(ItemEnd::LeaseLost)
-    }
-
-    /// Ends the watchdog, and waits for that, so that none is left as a zombie. A watchdog whose pipe is closed without a last
-    /// message kills what the command has started, also what has left its process group.
-    async fn end_watchdog(self, all_is_done: bool) {
-        let pid = self.watchdog.pid();
-        registry::remove(pid);
-        match all_is_done {
-            true => self.watchdog.dismiss(),
-            false => drop(self.watchdog),
+        if !self.child.end_before(&mut self.changes, kill_at, self.item.fence()).await {
+            tracing::warn!("some processes of a command whose lease was lost could not be killed");
         }
-        let give_up = SystemClock.now() + GIVE_UP;
-        while matches!(waitpid(Some(pid), WaitOptions::NOHANG), Ok(None)) && SystemClock.now() < give_up {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        ItemEnd::LeaseLost
     }
 }
 
-fn code_of(status: ExitStatus) -> i32 {
-    status.code().or_else(|| status.signal().map(exit::by_signal)).unwrap_or(-1)
+/// When the supervisor next checks the watchdog.
+fn next_wake(deadline: BootInstant) -> BootInstant {
+    let now = SystemClock.now();
+    now + (deadline.since(now) / 8).max(Duration::from_millis(10))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The turn of an item came when its lease was over, and its command ran beside that of the next worker.
+    #[tokio::test]
+    async fn a_command_is_not_started_after_its_lease() {
+        let lease = Duration::from_millis(200);
+        let keeper = lockkeeper::Lockkeeper::open("memory:").await.unwrap();
+        let mut source = keeper.claim("work").unwrap().lease(lease).from(["one"]).unwrap();
+        let item = source.try_take(1).await.unwrap().remove(0);
+        let item = OwnItem::Claimed(Box::new(item), lease);
+        sleep_until(&SystemClock, item.deadline().await).await;
+        let command = [OsString::from("true")];
+        let command = ItemCommand { command: &command, grace: Duration::ZERO, env: Vec::new(), json: false };
+        let (_pass_on, mut passed) = watch::channel(None);
+        let end = command.run(&item, &LockName::new("claim/work/one").unwrap(), &mut passed).await.unwrap();
+        assert_eq!(end, ItemEnd::NotStarted);
+    }
 }

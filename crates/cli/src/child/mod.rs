@@ -8,6 +8,7 @@
 //! - [`item`]: one command of several that run at the same time, each for an item of work.
 //! - [`registry`]: which child belongs to which command, where several commands run at once.
 //! - [`watchdog`]: a second process, started before the command, that ends it if `lockkeeper` is killed or stopped.
+//! - [`termination`]: ends the command with everything that it has started.
 //! - [`terminal`]: which process group may read from the terminal.
 
 pub mod capture;
@@ -19,6 +20,7 @@ pub mod registry;
 pub mod shim;
 pub mod supervisor;
 pub mod terminal;
+pub mod termination;
 pub mod watchdog;
 
 use std::ffi::OsStr;

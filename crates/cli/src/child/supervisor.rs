@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use lockkeeper::{BootInstant, Clock, Guard, LockName, SystemClock};
 use lockkeeper_host::sleep_until;
-use rustix::process::{Signal, getpid};
+use rustix::process::Signal;
 use tokio::signal::unix::{Signal as Stream, SignalKind, signal};
 
-use super::cgroup::{self, Cgroup};
 use super::terminal::Terminal;
 use super::watchdog::Watchdog;
 use super::{CommandProcess, ProcessChange};
@@ -35,9 +34,6 @@ impl LeadTimes {
         LeadTimes { term, kill, watchdog: kill / 2 }
     }
 }
-
-/// A process that SIGKILL does not end in this time hangs in the kernel; this process cannot wait for it for ever.
-const KILL_TIME: Duration = Duration::from_secs(2);
 
 /// How a command ended.
 #[derive(Debug)]
@@ -140,8 +136,7 @@ impl<'a> Supervisor<'a> {
                 () = completed(&mut self.finish), if self.finish.is_some() => {
                     self.finish = None;
                     self.finishing = true;
-                    self.child.signal_all(Signal::TERM);
-                    self.child.signal_all(Signal::CONT);
+                    self.child.request_end();
                 }
                 signal = signals.next() => self.pass_on(signal),
                 () = sleep_until(&SystemClock, wake) => {
@@ -163,32 +158,7 @@ impl<'a> Supervisor<'a> {
             // Too late to be told apart: it may have run on without its lock, or the watchdog ended it.
             code => self.lose(code, report_loss).await,
         };
-        if let CommandEnd::Lost { all_gone: false, .. } = end {
-            return self.leave_to_watchdog(end).await;
-        }
-        if !self.child.dismiss_watchdog() {
-            // The watchdog removes the control group at its end; one that was killed has left it.
-            let tag = cgroup::tag(getpid(), &self.guard.fence().to_string());
-            Cgroup::find(&tag).into_iter().for_each(Cgroup::remove);
-        }
-        end
-    }
-
-    /// This process could not kill everything, or could not find out whether it has: it may have no file descriptor left to read /proc
-    /// with. The watchdog kills the rest. This process waits for it, because a lock that is given back lets the next holder in.
-    async fn leave_to_watchdog(&mut self, mut end: CommandEnd) -> CommandEnd {
-        self.child.order_watchdog_to_kill();
-        let give_up = SystemClock.now() + KILL_TIME;
-        while self.child.watchdog_killed_all().is_none() && SystemClock.now() < give_up {
-            tokio::select! {
-                _ = self.changes.recv() => {}
-                () = sleep_until(&SystemClock, (SystemClock.now() + Duration::from_millis(20)).min(give_up)) => {}
-            }
-            self.child.change();
-        }
-        if let CommandEnd::Lost { all_gone, .. } = &mut end {
-            *all_gone = self.child.watchdog_killed_all() == Some(true);
-        }
+        self.child.end_watchdog(self.guard.fence());
         end
     }
 
@@ -205,51 +175,11 @@ impl<'a> Supervisor<'a> {
         let grace = if self.finishing { Duration::ZERO } else { self.grace };
         let kill_at = (now + grace).min(self.guard.deadline().before(self.lead_times().kill));
         if kill_at > now {
-            self.child.signal_all(Signal::TERM);
-            // A stopped process does not handle TERM until it continues.
-            self.child.signal_all(Signal::CONT);
+            self.child.request_end();
         }
         report_loss(&why);
-        let all_gone = self.gone_before(kill_at).await || self.kill().await;
+        let all_gone = self.child.end_before(&mut self.changes, kill_at, self.guard.fence()).await;
         CommandEnd::Lost { why, code, all_gone, asked: self.asked }
-    }
-
-    /// Kills the command and everything that it started.
-    async fn kill(&mut self) -> bool {
-        let tag = cgroup::tag(getpid(), &self.guard.fence().to_string());
-        let give_up = SystemClock.now() + KILL_TIME;
-        while SystemClock.now() < give_up {
-            self.child.signal_group(Signal::KILL);
-            if let Some(cgroup) = Cgroup::find(&tag) {
-                cgroup.kill();
-            }
-            self.child.signal_all(Signal::KILL);
-            if self.gone_before((SystemClock.now() + Duration::from_millis(20)).min(give_up)).await {
-                return true;
-            }
-            if self.child.is_blind() {
-                break;
-            }
-        }
-        false
-    }
-
-    async fn gone_before(&mut self, end: BootInstant) -> bool {
-        loop {
-            self.child.change();
-            if self.child.all_gone() {
-                return true;
-            }
-            if SystemClock.now() >= end {
-                return false;
-            }
-            // Children that are not ours end without a word to us: look every now and then.
-            let look = (SystemClock.now() + Duration::from_millis(20)).min(end);
-            tokio::select! {
-                _ = self.changes.recv() => {}
-                () = sleep_until(&SystemClock, look) => {}
-            }
-        }
     }
 
     fn pass_on(&mut self, signal: Signal) {

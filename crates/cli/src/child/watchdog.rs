@@ -55,19 +55,9 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Starts one for the command that runs under this lock.
+    /// Starts one for the command that runs under this lock. Where several commands run at once, it leaves the others alone.
     pub fn start(name: &LockName, fence: Fence) -> io::Result<Self> {
-        Self::start_for(name, fence, registry::are_several())
-    }
-
-    /// Starts one for one command of several that this process runs at the same time: it kills that command and what it has
-    /// started, and leaves the others alone.
-    pub fn start_for_one(name: &LockName, fence: Fence) -> io::Result<Self> {
-        Self::start_for(name, fence, true)
-    }
-
-    fn start_for(name: &LockName, fence: Fence, one_of_many: bool) -> io::Result<Self> {
-        let mut watchdog = Watchdog::start_without_lock(one_of_many)?;
+        let mut watchdog = Watchdog::start_early()?;
         watchdog.send_lock(name, fence);
         Ok(watchdog)
     }
@@ -75,17 +65,13 @@ impl Watchdog {
     /// Starts one before the lock is granted: its start takes as long as the request to the store. It kills nothing until it has been
     /// sent the lock that it is for.
     pub fn start_early() -> io::Result<Self> {
-        Self::start_without_lock(registry::are_several())
-    }
-
-    fn start_without_lock(one_of_many: bool) -> io::Result<Self> {
         let (reader, pipe) = io::pipe()?;
         // A watchdog that does not read must not stop the one who writes.
         fcntl_setfl(&pipe, OFlags::NONBLOCK)?;
         let child = Command::new("/proc/self/exe")
             .arg0("lockkeeper")
             .args([WORD, &getpid().as_raw_pid().to_string()])
-            .args(one_of_many.then_some(ONE_OF_MANY))
+            .args(registry::are_several().then_some(ONE_OF_MANY))
             .stdin(reader)
             .stdout(Stdio::null())
             .stderr(Stdio::null())

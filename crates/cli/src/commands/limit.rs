@@ -16,8 +16,9 @@ use crate::child::job;
 use crate::duration;
 use crate::exit::{self, Failure, OK};
 use crate::output;
-use crate::report::millis;
+use crate::report::{EventOutput, Report, millis};
 use crate::signals::{self, SignalStream};
+use crate::store;
 use crate::text::plain;
 
 /// Take tokens of a rate limit that all processes share, and run a command with them.
@@ -38,7 +39,7 @@ pub struct LimitArgs {
     /// How many tokens to take: all of them or none
     #[arg(long, value_name = "N", default_value_t = 1, allow_hyphen_values = true)]
     pub take: u64,
-    /// Wait for the tokens for at most this long; if they come later, exit 72 at once
+    /// Wait for the tokens, and for an unreachable store, for at most this long; if the tokens come later, exit 72 at once
     #[arg(long, value_name = "DURATION", value_parser = duration::parse_up_to_a_day, allow_hyphen_values = true)]
     pub wait: Option<Duration>,
     /// Take nothing; print the state, and exit 72 if no token is left
@@ -112,15 +113,16 @@ impl LimitArgs {
 
     pub async fn execute(self) -> Result<i32, Failure> {
         self.check()?;
+        let report = Report::new(std::iter::once(self.key()), self.common.json, false, EventOutput::Stderr);
+        let (keeper, wait) = store::open(self.common.url()?.expose(), self.wait, &report).await?;
         let mut signals = SignalStream::ending()?;
-        let keeper = self.common.open().await?;
         let limit = keeper
             .limit(self.key().as_str())
             .rate(self.rate.tokens(), self.rate.period())
             .burst(self.burst());
         let answer = tokio::select! {
             biased;
-            answer = self.ask(&limit) => answer?,
+            answer = self.ask(&limit, wait) => answer?,
             // The place of a wait that ends here is given back.
             signal = signals.next_ending() => return Ok(signals.flush_releases(&keeper, signal).await),
         };
@@ -136,15 +138,15 @@ impl LimitArgs {
         Err(self.become_command())
     }
 
-    /// The answer of the store.
-    async fn ask(&self, limit: &RateLimit) -> lockkeeper::Result<LimitStatus> {
+    /// The answer of the store. `wait`: the rest of the wait.
+    async fn ask(&self, limit: &RateLimit, wait: Option<Duration>) -> lockkeeper::Result<LimitStatus> {
         if self.reset {
             limit.reset().await?;
         }
         if self.peek || self.reset {
             return limit.peek().await;
         }
-        let taken = match self.wait {
+        let taken = match wait {
             Some(wait) => limit.wait_for(self.take, wait).await?,
             None => limit.take(self.take).await?,
         };

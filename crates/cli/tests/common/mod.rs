@@ -232,6 +232,48 @@ pub fn until_gone(pid: &str) {
     }
 }
 
+/// The watchdog of `lockkeeper` with this pid: a child of it that has the word on its command line.
+pub fn watchdog(run: Pid) -> Option<Pid> {
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok()).find_map(|pid| {
+        let words = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let parent: i32 = stat.rsplit(") ").next()?.split(' ').nth(1)?.parse().ok()?;
+        let is = words.split(|b| *b == 0).any(|word| word == b"__watchdog") && parent == run.as_raw_pid();
+        (is && runs(&pid.to_string())).then(|| Pid::from_raw(pid))?
+    })
+}
+
+/// Waits until this process has a watchdog other than that one.
+pub fn until_watched(run: Pid, but_not_by: Option<Pid>) -> Pid {
+    let started = Instant::now();
+    loop {
+        match watchdog(run) {
+            Some(pid) if Some(pid) != but_not_by => return pid,
+            _ => assert!(started.elapsed() < LONG, "no watchdog, or still {but_not_by:?}"),
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits until `child` catches `signal`.
+pub fn until_caught(child: &mut Child, signal: Signal) {
+    let status = format!("/proc/{}/status", child.id());
+    let caught = || {
+        let status = std::fs::read_to_string(&status).unwrap_or_default();
+        let set = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).map(str::trim);
+        set.and_then(|set| u64::from_str_radix(set, 16).ok()).unwrap_or(0) >> (signal.as_raw() - 1) & 1 == 1
+    };
+    let started = Instant::now();
+    while !caught() {
+        assert!(
+            started.elapsed() < LONG && child.try_wait().unwrap().is_none(),
+            "it does not catch {signal:?}"
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// A store that no process can write to.
 pub struct StoreOutage(rusqlite::Connection);
 
@@ -243,17 +285,31 @@ impl StoreOutage {
         StoreOutage(store)
     }
 
-    /// Ends the outage when the first renewals of a lease have failed, which ends at `expiry`. Returns whether that was so: false if a
-    /// renewal came before the outage, or if it has lasted until shortly before the deadline.
-    pub fn last_over_first_renewals(self, expiry: f64, ttl: f64) -> bool {
-        let granted = expiry - ttl;
-        // The first renewal is due after a third of the ttl, or an eighth of that earlier.
-        let began_in_time = uptime() < granted + ttl / 3.0 * 7.0 / 8.0 - 0.05;
-        while began_in_time && uptime() < granted + ttl / 2.0 {
+    /// The earliest end of a lease, in seconds since boot. No process can renew it during the outage, so it is the last word.
+    pub fn expiry(&self) -> f64 {
+        let nanos: i64 = self.0.query_row("SELECT min(expires) FROM hold", [], |row| row.get(0)).unwrap();
+        nanos as f64 / 1e9
+    }
+
+    /// Ends the outage in the middle of the lease, when the first renewals of it have failed: they are due after a third of the ttl.
+    pub fn last_over_first_renewals(self, ttl: f64) {
+        let end = self.expiry() - ttl / 2.0;
+        while uptime() < end {
             std::thread::sleep(Duration::from_millis(20));
         }
         self.0.execute_batch("ROLLBACK").unwrap();
-        began_in_time && uptime() < granted + ttl * 0.65
+    }
+
+    /// Lets the calls of other processes wait for longer: as long as the log changes, they wait for 30 s and not for 5.
+    pub fn feign_progress(&self, place: &Place) {
+        let log = fs::File::options().append(true).open(format!("{}-wal", place.db().display())).unwrap();
+        std::thread::spawn(move || {
+            let began = Instant::now();
+            while began.elapsed() < LONG * 2 {
+                let _ = log.set_modified(std::time::SystemTime::now());
+                std::thread::sleep(Duration::from_millis(200));
+            }
+        });
     }
 }
 
