@@ -229,6 +229,60 @@ async fn who_hangs_up_in_the_middle_of_an_answer_does_not_end_what_was_begun() {
     }
 }
 
+/// A client that reads slowly, or not at all, kept newer fences out for as long as it liked: a response counted until its client had
+/// read it.
+#[tokio::test]
+async fn a_client_that_does_not_read_its_response_does_not_keep_newer_fences_out() {
+    for (method, works_on) in [("PUT", true), ("GET", false)] {
+        let (layer, ..) = fresh().await;
+        let layer = layer.wait(Duration::from_secs(8));
+        let (works, mut said) = mpsc::unbounded_channel::<Bytes>();
+        let parts =
+            futures_util::stream::poll_fn(move |cx| said.poll_recv(cx).map(|part| part.map(Ok::<_, Error>)));
+        let answer = Arc::new(Mutex::new(Some(Body::from_stream(parts))));
+        let app = Router::new()
+            .fallback(any(move || async move { answer.lock().unwrap().take().unwrap_or_default() }));
+        works.send(Bytes::from_static(b"some")).unwrap();
+        let mut five = layer.layer(app.clone()).call(request(method, "/a", &["5"])).await.unwrap();
+        let mut six = Box::pin(async { put(&layer, &app, "/a", 6).await.0 });
+        if works_on {
+            // A client that waits for the rest is woken, and sees that it got no whole response.
+            assert!(five.body_mut().frame().await.unwrap().is_ok());
+            tokio::select! {
+                status = &mut six => panic!("{status}: it was passed on while the service was still at it"),
+                end = five.body_mut().frame() => assert!(end.unwrap().is_err(), "the response seems whole"),
+            }
+            assert!(works.send(Bytes::from_static(b"more")).is_ok(), "the service was cut off");
+            drop(works);
+        }
+        assert_eq!(six.await, 200, "{method}: a client that does not read kept a newer fence out");
+        assert!(five.body_mut().collect().await.is_err() || works_on, "the response seems whole");
+    }
+}
+
+/// A response that begins when a newer fence has waited for longer than a client has to read it.
+#[tokio::test]
+async fn a_response_that_begins_late_and_is_not_read_does_not_keep_newer_fences_out() {
+    let (layer, ..) = fresh().await;
+    let mut slow = slow(|_| Response::new(Body::from("some")));
+    let hasty = layer.clone().wait(Duration::from_millis(20));
+    let mut service = hasty.layer(slow.app.clone());
+    let mut five = Box::pin(service.call(request("PUT", "/a", &["5"])));
+    assert!(five.as_mut().now_or_never().is_none());
+    slow.begun.recv().await.unwrap();
+    assert_eq!(put(&hasty, &slow.app, "/a", 6).await.0, 503);
+    slow.go.notify_one();
+    let five = five.await.unwrap();
+    let go = slow.go.clone();
+    let (status, _) = tokio::join!(put(&layer, &slow.app, "/a", 6), async {
+        slow.begun.recv().await.unwrap();
+        go.notify_one();
+    })
+    .0;
+    assert_eq!(status, 200, "a response that its client does not read kept a newer fence out");
+    assert!(five.into_body().collect().await.is_err(), "the response seems whole");
+}
+
 #[tokio::test]
 async fn a_store_that_is_away_lets_nobody_through_and_everybody_when_it_is_back() {
     let Ok(mut redis) =
