@@ -43,11 +43,11 @@ enum Kind<R: Body + Send + Unpin + 'static> {
 
 /// Shared by the client's end of a body and the task that may detach it: a server does not poll a body whose client does not read.
 struct CountedBody<R> {
-    state: Mutex<BodyState<R>>,
+    state: Mutex<SharedBodyState<R>>,
     reads: bool,
 }
 
-struct BodyState<R> {
+struct SharedBodyState<R> {
     /// `None` when it goes on in the background.
     body: Option<R>,
     /// `None` when it has ended.
@@ -72,7 +72,8 @@ impl<R: Body + Send + Unpin + 'static> AdmittedBody<R> {
 
     pub(super) fn new(body: R, admission: WriteAdmission, rules: ResponseRules) -> Self {
         let its = admission.clone();
-        let state = BodyState { body: Some(body), admission: Some(admission), cut_off: false, reader: None };
+        let state =
+            SharedBodyState { body: Some(body), admission: Some(admission), cut_off: false, reader: None };
         let counted = Arc::new(CountedBody { state: Mutex::new(state), reads: rules.reads });
         let weak: Weak<CountedBody<R>> = Arc::downgrade(&counted);
         its.begin_response(weak, rules.grace);
@@ -81,14 +82,14 @@ impl<R: Body + Send + Unpin + 'static> AdmittedBody<R> {
 }
 
 impl<R> CountedBody<R> {
-    fn lock(&self) -> MutexGuard<'_, BodyState<R>> {
+    fn lock(&self) -> MutexGuard<'_, SharedBodyState<R>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<R: Body + Send + Unpin + 'static> CountedBody<R> {
     /// Takes the body from the client, unless it has ended, and goes on with it in the background.
-    fn take_over(&self, state: &mut BodyState<R>) -> bool {
+    fn take_over(&self, state: &mut SharedBodyState<R>) -> bool {
         let Some(admission) = state.admission.take() else { return false };
         let Some(mut body) = state.body.take_if(|body| !body.is_end_stream()) else { return false };
         if !self.reads

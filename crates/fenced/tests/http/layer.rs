@@ -10,7 +10,8 @@ use axum::response::Response;
 use axum::routing::any;
 use futures_util::FutureExt;
 use http_body_util::BodyExt;
-use lockkeeper::{Error, Lockkeeper, SystemClock};
+use lockkeeper::{Error, LockName, Lockkeeper, SystemClock};
+use lockkeeper_core::Expect;
 use lockkeeper_fenced::http::{FenceLayer, Require, WriteAdmission};
 use lockkeeper_testkit::laws::interposed::{Fate, Interposed};
 use lockkeeper_testkit::laws::{eventually, soon};
@@ -317,7 +318,7 @@ async fn a_store_that_is_away_lets_nobody_through_and_everybody_when_it_is_back(
 async fn one_alone_with_its_marks_asks_the_store_once_and_lets_nothing_through_when_they_are_not_its_own() {
     let dir = TempDir::new("fenced-alone");
     let url = format!("sqlite:{}", dir.join("marks.db").display());
-    let (ledger, ttl) = (Ledger::default(), Duration::from_secs(3));
+    let (ledger, ttl) = (Ledger::default(), Duration::from_secs(15));
     let app = app(&ledger);
     let open = async || by_path(&Lockkeeper::open(&url).await.unwrap()).alone(ttl, Duration::ZERO).unwrap();
     let first = open().await;
@@ -399,6 +400,39 @@ async fn one_that_is_to_be_alone_does_not_keep_those_out_that_share() {
     assert!(!alone.is_owner());
     drop((first, second));
     soon("it is alone in the end", alone.owned()).await;
+}
+
+/// The lock of the marks is broken while a mark is raised, another process raises it higher, and the layer has the lock again when it
+/// gets the reply: that was given under an earlier grant, and must neither let the request through nor be remembered.
+#[tokio::test]
+async fn a_mark_that_was_raised_under_an_earlier_grant_counts_for_nothing_under_the_next() {
+    let (give, layer) = tokio::sync::oneshot::channel::<FenceLayer>();
+    let other = Lockkeeper::open("memory:").await.unwrap();
+    let store = other.store().clone();
+    let others = async move {
+        let layer = layer.await.expect("the layer");
+        let [lock, mark] = ["fence/http", "fence/http=/a"].map(|name| LockName::new(name).unwrap());
+        let holder = async || other.inspect(&lock).await.unwrap()?.held.first().map(|held| held.fence);
+        let before = holder().await;
+        other.break_lock(&lock, "to see what happens").await.unwrap();
+        other.store().write(&mark, b"9", Expect::Any, None).await.unwrap();
+        // A new holder in the store: the layer has noticed its loss by then.
+        eventually("the layer has the lock again", || async {
+            holder().await.is_some_and(|now| Some(now) != before) && layer.is_owner()
+        })
+        .await;
+    };
+    let store = Arc::new(Interposed::new(store, Fate::AnsweredLate, others));
+    let (ledger, keeper) = (Ledger::default(), Lockkeeper::with_store(store, Arc::new(SystemClock)));
+    let app = app(&ledger);
+    // The layer notices a break when it renews its lease.
+    let layer = by_path(&keeper).alone(Duration::from_secs(10), Duration::ZERO).unwrap();
+    layer.owned().await;
+    assert!(give.send(layer.clone()).is_ok());
+    assert_eq!(put(&layer, &app, "/a", 5).await.0, 503, "it was passed on under another grant");
+    layer.owned().await;
+    assert_eq!(put(&layer, &app, "/a", 5).await.0, 412, "the mark of the earlier grant was remembered");
+    assert!(ledger.read().is_empty());
 }
 
 /// The lock of the marks goes to another process while a mark is raised: what was raised under the old grant says nothing under the next one.
