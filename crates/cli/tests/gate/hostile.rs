@@ -199,7 +199,7 @@ fn a_gate_that_is_alone_and_shared_ones_do_not_serve_together() {
     let shared = Gate::start(&place, &service.url(), "--shared");
     let other = Gate::start(&place, &service.url(), "--shared");
     assert_eq!(shared.put("/a", 6, "six").status, 200);
-    let alone = Gate::start_next(&place, &service.url(), "--ttl 2s --lock-delay 0s");
+    let alone = Gate::start_next(&place, &service.url(), "--ttl 60s --lock-delay 0s");
     assert_eq!(alone.put("/a", 6, "alone").status, 503, "a gate that is alone serves beside shared ones");
     assert!(!alone.is_healthy());
     assert_eq!(other.put("/a", 7, "seven").status, 200);
