@@ -45,7 +45,7 @@ pub async fn acquire_lock(
         };
     }
     let end = wait.map(|wait| SystemClock.now() + wait);
-    let (mut told, mut sent) = (false, false);
+    let (mut reported, mut sent) = (false, false);
     loop {
         let builder = request.builder(keeper, label.clone(), end.map(store::left));
         let answer = {
@@ -74,9 +74,9 @@ pub async fn acquire_lock(
             }
             return Err(error.into());
         }
-        if !told {
+        if !reported {
             report.say(&format!("{error}; asking again"));
-            told = true;
+            reported = true;
         }
         report.event("retry", json!({ "why": error.to_string() }));
         let pause = end.map_or(BETWEEN_LOOKS, |end| BETWEEN_LOOKS.min(store::left(end)));
@@ -102,15 +102,15 @@ async fn end_by_signal(
 async fn report_while_waiting<T>(keeper: &Lockkeeper, request: &LockArgs, report: &Report) -> T {
     sleep(BEFORE_LOOKING).await;
     let spinner = report.is_live().then(Spinner::new);
-    let mut told = None;
+    let mut reported = None;
     loop {
         // An error here is not reported: the lock request reports its own errors.
         if let Ok(Some((view, position))) = look(keeper, request).await {
             let holders: Vec<_> =
                 view.held.iter().map(|h| (h.fence, h.holder.clone(), h.lingering)).collect();
-            if told.as_ref() != Some(&holders) {
+            if reported.as_ref() != Some(&holders) {
                 report.waiting(&view, position, spinner.is_some());
-                told = Some(holders);
+                reported = Some(holders);
             }
             if let Some(spinner) = &spinner {
                 spinner.turn(&view, position).await;

@@ -87,6 +87,17 @@ impl NameArgs {
     pub fn get(&self) -> &LockName {
         self.name.as_ref().or(self.named.as_ref()).expect("clap requires one of them")
     }
+
+    /// Checks that it can be the key of a recipe, before a store is opened and written to.
+    pub fn check_key(&self) -> Result<(), Failure> {
+        let (bytes, most) = (self.get().as_str().len(), lockkeeper::KEY_BYTES);
+        if bytes <= most {
+            return Ok(());
+        }
+        let message =
+            format!("the key has {bytes} bytes, {most} are allowed: shorten it, or hash the long part");
+        Err(Failure::new(Outcome::Invalid, message))
+    }
 }
 
 /// The lease of a lock, and what the lock is for.

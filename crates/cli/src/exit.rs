@@ -14,7 +14,7 @@ pub const CANNOT_START: i32 = 126;
 /// The command was not found; the number every shell uses.
 pub const NOT_FOUND: i32 = 127;
 
-/// Stands for the command that shows the lock, whose name is not known everywhere.
+/// Stands for the command that shows the lock, whose name is not known everywhere: [`Failure::about`] fills it in.
 const SHOW: &str = ": lockkeeper show NAME";
 /// As much of a bad value as is quoted.
 const QUOTED: usize = 60;
@@ -55,10 +55,10 @@ impl Failure {
         self
     }
 
-    /// Fills the name of the lock into the advice; without a name, removes the command that needs it.
-    pub fn about(mut self, name: Option<&str>) -> Self {
-        self.next = self.next.map(|next| match name {
-            Some(name) => next.replace(SHOW, &format!(": lockkeeper show {}", text::shell(name))),
+    /// Fills in the command that shows what the call is about; without one, removes the advice to look at it.
+    pub fn about(mut self, show: Option<&str>) -> Self {
+        self.next = self.next.map(|next| match show {
+            Some(show) => next.replace(SHOW, &format!(": lockkeeper {show}")),
             None => next.replace(SHOW, ""),
         });
         self
@@ -109,15 +109,18 @@ pub fn usage(mut error: clap::Error) -> i32 {
     }
     let code = Outcome::Invalid.exit_code().into();
     let wants_json = std::env::args_os().take_while(|word| word != "--").any(|word| word == "--json");
-    // A name with an escape sequence in it is quoted in the message.
-    for kind in [ContextKind::InvalidValue, ContextKind::InvalidArg] {
+    // A name with an escape sequence in it is quoted in the message, and a line break in it would forge a message.
+    let mut escaped = false;
+    for kind in [ContextKind::InvalidValue, ContextKind::InvalidArg, ContextKind::InvalidSubcommand] {
         if let Some(ContextValue::String(value)) = error.get(kind) {
+            escaped |= plain(value) != value.as_str();
             let quoted = text::cut(&plain(value), QUOTED);
             error.insert(kind, ContextValue::String(quoted));
         }
     }
     let next = advice(&error);
-    if next.is_some() {
+    // A suggestion repeats the value as it came.
+    if next.is_some() || escaped {
         // To put `--` before a name would make it the command.
         let _ = error.remove(ContextKind::Suggested);
     }
@@ -144,14 +147,19 @@ pub fn usage(mut error: clap::Error) -> i32 {
 }
 
 /// The subcommands whose name may be given by `--name`, and the rest of their call.
-const NAMED: [(&str, &str); 6] = [
+const NAMED: [(&str, &str); 9] = [
     ("run", " -- CMD"),
     ("once", " -- CMD"),
     ("cached", " --ttl 5m -- CMD"),
     ("elect", " -- CMD"),
     ("cron", " --every FIELDS -- CMD"),
     ("hold", ""),
+    ("limit", " --rate 10/s -- CMD"),
+    ("claim", " --from FILE -- CMD"),
+    ("partitions", " --count N -- CMD"),
 ];
+/// The subcommands among them that need no command: if an argument is missing there, it is another one.
+const WITHOUT_COMMAND: [&str; 4] = ["hold", "limit", "claim", "partitions"];
 
 /// The hint for a bad call that clap has none for.
 fn advice(error: &clap::Error) -> Option<String> {
@@ -164,7 +172,7 @@ fn advice(error: &clap::Error) -> Option<String> {
         ));
     }
     let kinds = [ErrorKind::UnknownArgument, ErrorKind::MissingRequiredArgument];
-    let dashes = rest.is_empty() || words.iter().any(|word| word == "--");
+    let dashes = WITHOUT_COMMAND.contains(&subcommand) || words.iter().any(|word| word == "--");
     let missing = kinds.contains(&error.kind()) && !dashes;
     missing.then(|| format!("put -- before the command: lockkeeper {subcommand} NAME{rest}"))
 }

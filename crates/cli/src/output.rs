@@ -8,16 +8,16 @@ use crate::exit::{Failure, OK};
 
 /// Writes one line to stdout, at once.
 pub fn line(text: &str) -> Result<(), Failure> {
-    told(writeln!(std::io::stdout(), "{text}"))
+    check_written(writeln!(std::io::stdout(), "{text}"))
 }
 
 /// Writes bytes to stdout as they are; for a person, with an end of line.
 pub fn bytes(bytes: &[u8]) -> Result<(), Failure> {
     let end: &[u8] = if is_terminal() { b"\n" } else { b"" };
-    told(std::io::stdout().write_all(&[bytes, end].concat()))
+    check_written(std::io::stdout().write_all(&[bytes, end].concat()))
 }
 
-fn told(written: std::io::Result<()>) -> Result<(), Failure> {
+fn check_written(written: std::io::Result<()>) -> Result<(), Failure> {
     match written.and_then(|()| std::io::stdout().flush()) {
         Ok(()) => Ok(()),
         Err(e) if e.kind() == ErrorKind::BrokenPipe => Err(Failure::silent(OK)),

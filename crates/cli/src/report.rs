@@ -140,7 +140,7 @@ pub fn describe_holder(view: &LockView) -> String {
         format!("held by {who} since {since} ago, fence {}", held.fence)
     };
     if let Some(reason) = &held.revoked {
-        line += &format!(", told to stop because: {}", plain(reason));
+        line += &format!(", asked to stop because: {}", plain(reason));
     }
     if view.held.len() > 1 {
         line += &format!(", and by {} more", view.held.len() - 1);

@@ -22,6 +22,10 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_s
 
 const URL: &str = "LOCKKEEPER_STORE";
 const FILE: &str = "LOCKKEEPER_STORE_FILE";
+const POSTGRES: &str = "LOCKKEEPER_POSTGRES";
+
+/// The environment of a command that does not see which store it is, or which database its jobs are in.
+pub const HIDDEN: [(&str, Option<String>); 3] = [(URL, None), (FILE, None), (POSTGRES, None)];
 
 /// The `--store` before the subcommand.
 pub static BEFORE: OnceLock<SecretUrl> = OnceLock::new();
@@ -37,6 +41,11 @@ pub struct StoreSource {
 }
 
 impl StoreSource {
+    /// Whether the user named it; if not, it is the default.
+    pub fn is_named(&self) -> bool {
+        self.named
+    }
+
     /// The environment of a command that runs under a lock of this store: the file if there is one, because the
     /// URL may have a password in it.
     pub fn environment(&self, hidden: bool) -> [(&'static str, Option<String>); 2] {
@@ -74,6 +83,10 @@ pub fn warn_of_one_host(source: &StoreSource, report: &Report) {
 /// The store of the command line, else that of the environment, else the default.
 pub fn find_source(url: Option<&SecretUrl>, file: Option<&Path>) -> Result<StoreSource, Failure> {
     let named = |url: &str| Ok(StoreSource { url: url.into(), file: None, named: true });
+    if BEFORE.get().is_some() && (url.is_some() || file.is_some()) {
+        let twice = bad("the store is named before the subcommand and after it".into());
+        return Err(twice.next("remove one of the two"));
+    }
     match (url, file) {
         (Some(url), _) => return named(url.expose()?),
         (None, Some(file)) => return read(file),

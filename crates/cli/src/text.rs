@@ -11,15 +11,15 @@ use crate::duration;
 
 /// `text` with an escape for each character that is invisible or changes the writing direction.
 pub fn plain(text: &str) -> Cow<'_, str> {
-    if !text.chars().any(odd) {
+    if !text.chars().any(must_be_escaped) {
         return Cow::Borrowed(text);
     }
-    let escape = |c: char| if odd(c) { c.escape_unicode().to_string() } else { c.to_string() };
+    let escape = |c: char| if must_be_escaped(c) { c.escape_unicode().to_string() } else { c.to_string() };
     Cow::Owned(text.chars().map(escape).collect())
 }
 
 /// Control characters, marks of direction, zero-width and tag characters, and the line breaks of Unicode.
-fn odd(c: char) -> bool {
+fn must_be_escaped(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
         || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')

@@ -92,22 +92,41 @@ fn jobs(crontab: &str) -> Vec<String> {
         .collect()
 }
 
+/// The pages with a crontab to copy.
+const CRONTABS: [&str; 3] = ["README.md", "docs/cron.md", "docs/guide/cron-on-many-hosts.md"];
+
 #[test]
 fn the_crontabs_in_the_documents_work() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let mut run = 0;
     for page in pages(&root) {
-        for job in blocks(&fs::read_to_string(&page).unwrap(), "crontab").iter().flat_map(|tab| jobs(tab)) {
-            assert!(job.starts_with("lockkeeper run "), "{}: {job}", page.display());
-            run_script(&page, &job);
-            run += 1;
+        let name = page.strip_prefix(&root).unwrap().to_string_lossy().into_owned();
+        let tabs = blocks(&fs::read_to_string(&page).unwrap(), "crontab");
+        assert_eq!(!tabs.is_empty(), CRONTABS.contains(&name.as_str()), "{name}: {tabs:?}");
+        for tab in tabs {
+            complete(&name, &tab);
+            for job in jobs(&tab) {
+                assert!(job.starts_with("lockkeeper run "), "{name}: {job}");
+                run_script(&page, &job);
+            }
         }
     }
-    assert!(run >= 2, "only {run} crontabs");
+}
+
+/// Copied to many hosts, a crontab without a store runs the job on each of them; without the rest of this it fails, or mails every night.
+fn complete(page: &str, tab: &str) {
+    let sets =
+        |name: &str| tab.lines().any(|line| line.strip_prefix(name).is_some_and(|value| value.len() > 1));
+    assert!(sets("LOCKKEEPER_STORE=") || sets("LOCKKEEPER_STORE_FILE="), "{page}: no store in {tab}");
+    assert!(sets("PATH=") && sets("MAILTO="), "{page}: no PATH or no MAILTO in {tab}");
+    let jobs = jobs(tab);
+    assert!(
+        !jobs.is_empty() && jobs.iter().all(|job| job.contains(" --quiet ")),
+        "{page}: no --quiet in {tab}"
+    );
 }
 
 /// The `text` blocks with commands that no test runs: page, a line of the block, why.
-const NOT_RUN: [(&str, &str, &str); 5] = [
+const NOT_RUN: [(&str, &str, &str); 6] = [
     (
         "docs/fenced/postgres.md",
         "lockkeeper fence install",
@@ -121,7 +140,28 @@ const NOT_RUN: [(&str, &str, &str); 5] = [
     ("docs/stores/redlock.md", "lockkeeper run --store 'redlock:", "needs three servers"),
     ("docs/stores/etcd.md", "etcdctl role grant-permission", "needs a cluster with users"),
     ("docs/cron.md", "lockkeeper cron settle", "runs for ever"),
+    (
+        "docs/jobs.md",
+        "lockkeeper jobs install",
+        "needs a database; crates/cli/tests/jobs.rs runs the commands",
+    ),
 ];
+
+/// The languages of blocks. A test looks into each of them: a block of another one could hide a command.
+const LANGUAGES: [&str; 7] = ["sh", "text", "rust", "rust,no_run", "toml", "sql", "crontab"];
+
+#[test]
+fn every_block_has_a_language_that_tests_look_into() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    for page in pages(&root) {
+        let text = fs::read_to_string(&page).unwrap();
+        let fences = text.lines().filter_map(|line| line.trim().strip_prefix("```"));
+        for (number, language) in fences.enumerate() {
+            let known = if number % 2 == 0 { LANGUAGES.contains(&language) } else { language.is_empty() };
+            assert!(known, "{}: a block in {language:?}", page.display());
+        }
+    }
+}
 
 /// A command in a `text` block is run by no test, so it is an exception with a reason.
 #[test]
@@ -131,7 +171,9 @@ fn no_text_block_hides_a_command() {
     for page in pages(&root) {
         let name = page.strip_prefix(&root).unwrap().to_string_lossy().into_owned();
         for block in blocks(&fs::read_to_string(&page).unwrap(), "text") {
-            let command = block.lines().find(|line| programs.iter().any(|program| line.starts_with(program)));
+            let command = block
+                .lines()
+                .find(|line| programs.iter().any(|program| line.trim_start().starts_with(program)));
             let Some(command) = command else { continue };
             let listed = NOT_RUN.iter().any(|(page, line, _)| *page == name && block.contains(line));
             assert!(listed, "{name}: make it an `sh` block, or list it with a reason: {command}");
@@ -141,6 +183,23 @@ fn no_text_block_hides_a_command() {
         let text = fs::read_to_string(root.join(page)).unwrap();
         assert!(text.contains(line), "{page} has no such command any more: {line}");
     }
+}
+
+/// A site that renders a page shows the lines that rustdoc hides, and a program that is copied with them does not compile.
+#[test]
+fn no_rust_block_has_hidden_lines() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut seen = 0;
+    for page in pages(&root) {
+        let text = fs::read_to_string(&page).unwrap();
+        for block in ["rust", "rust,no_run"].iter().flat_map(|language| blocks(&text, language)) {
+            seen += 1;
+            // This one needs a feature that the tests of a page do without.
+            let hidden = block.lines().any(|line| line == "#" || line.starts_with("# "));
+            assert!(!hidden || block.contains("RedisCache"), "{}: {block}", page.display());
+        }
+    }
+    assert!(seen >= 20, "only {seen} blocks");
 }
 
 /// The pages with the decisions behind a crate.

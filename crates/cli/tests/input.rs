@@ -120,6 +120,17 @@ fn bad_calls() {
     ] {
         refused(&place, words(line), fault);
     }
+    // A line break in a word forged a message of the program.
+    for words in [
+        &["x\nlockkeeper: forged"][..],
+        &["help", "x\nlockkeeper: forged"],
+        &["ls", "-x\nlockkeeper: forged"],
+    ] {
+        let output = place.lk(words).output().unwrap();
+        assert_eq!(code(output.status), 64, "{words:?}");
+        let said = errors(&output).lines().filter(|line| line.starts_with("lockkeeper: ")).count();
+        assert_eq!(said, 1, "{words:?}: {}", errors(&output));
+    }
     let output = place.lk(["run", "x", "--json", "--ttl", "0s", "--", "true"]).output().unwrap();
     let error: serde_json::Value = serde_json::from_str(errors(&output).trim()).unwrap();
     assert_eq!(error["error"]["outcome"], "invalid");

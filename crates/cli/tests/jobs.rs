@@ -66,6 +66,19 @@ fn a_table_is_made_worked_through_looked_at_and_let_go() {
     assert_eq!(code(other(&["install"]).status), 0);
     let blocked = other(&["run", "--drain", "--", "grep", "SigBlk", "/proc/self/status"]);
     assert_eq!(text(&blocked).trim(), "SigBlk:\t0000000000000000", "{}", errors(&blocked));
+    // It does not see which database that is, with the password in its address.
+    psql(&server, "INSERT INTO other VALUES (2)");
+    let hidden = [
+        "run",
+        "--drain",
+        "--hide-store",
+        "--",
+        "sh",
+        "-c",
+        "echo ${LOCKKEEPER_POSTGRES-none} ${LOCKKEEPER_STORE-none}",
+    ];
+    let hidden = other(&hidden);
+    assert_eq!(text(&hidden).trim(), "none none", "{}", errors(&hidden));
     let again = run(&place, &server, &["install"]);
     assert_eq!((code(again.status), text(&again).contains("already")), (0, true), "{}", errors(&again));
     assert_eq!(status(&place, &server)["due"], 6);

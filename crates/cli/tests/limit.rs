@@ -20,6 +20,12 @@ fn a_command_runs_with_a_token_and_not_without() {
     let output = run(&place, &words);
     assert_eq!((code(output.status), text(&output).as_str()), (72, ""));
     assert!(errors(&output).contains("used up: retry in"), "{}", errors(&output));
+    // The command gets the environment as it is, or does not see which store it is.
+    for (options, seen) in [(&[][..], place.url()), (&["--hide-store"], "none".into())] {
+        let words = ["--", "sh", "-c", "echo ${LOCKKEEPER_STORE-none}${LOCKKEEPER_STORE_FILE-}"];
+        let output = run(&place, &[&["limit", "hides", "--rate", "9/h"], options, &words].concat());
+        assert_eq!(text(&output).trim(), seen, "{}", errors(&output));
+    }
     // Another key has a bucket of its own, and a reset fills this one.
     assert_eq!(code(run(&place, &["limit", "other", "--rate", "2/h"]).status), 0);
     let output = run(&place, &["limit", "mail", "--rate", "2/h", "--reset", "--json"]);

@@ -33,7 +33,7 @@ fn hold_tells_when_it_is_lost() {
     let mut held = place.hold("x --ttl 1s");
     place.run("break x --reason test --yes");
     let shown = text(&place.run("show x"));
-    let revoked = shown.contains("told to stop  because") && !shown.contains("unless renewed");
+    let revoked = shown.contains("asked to stop  because") && !shown.contains("unless renewed");
     assert!(revoked || shown.contains("is free"), "{shown}");
     // Its stdin stays open, which waiting would close: only the loss can end it.
     let _open = held.child.stdin.take();
@@ -149,7 +149,7 @@ fn break_says_which_holder_stops_or_is_removed() {
     let output = place.run("break x --reason because");
     assert_eq!(code(output.status), 0, "no terminal: no confirmation");
     let said = text(&output);
-    assert!(said.contains("told to stop: boss (") && said.contains(&format!("fence {fence}")), "{said}");
+    assert!(said.contains("asked to stop: boss (") && said.contains(&format!("fence {fence}")), "{said}");
     // Its stdin stays open, which waiting would close: only the loss can end it.
     let _open = held.child.stdin.take();
     assert_eq!(code(held.child.wait().unwrap()), 76);

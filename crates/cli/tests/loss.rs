@@ -69,7 +69,7 @@ fn a_broken_lock_goes_to_the_next_when_its_command_has_ended() {
     let next = place.start("x", "read -r up _ </proc/uptime; echo $up >entered");
     place.until("x", |seen| seen["lock"]["waiting"] == 1);
     let said = text(&place.run("break x --reason 'drained' --yes"));
-    assert!(said.contains("told to stop") && said.contains("when they have stopped"), "{said}");
+    assert!(said.contains("asked to stop") && said.contains("when they have stopped"), "{said}");
     let (code, _, err) = running.end();
     assert_eq!(code, 76, "{err}");
     assert!(err.contains("it was broken: 'drained'"), "{err}");

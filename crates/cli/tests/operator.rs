@@ -79,6 +79,49 @@ fn a_store_can_be_named_before_the_subcommand_and_an_empty_variable_is_none() {
     let empty =
         place.lk(["ls"]).env("LOCKKEEPER_STORE", "").env("LOCKKEEPER_STORE_FILE", "").output().unwrap();
     assert_eq!(code(empty.status), 0, "{}", errors(&empty));
+    // The one before the subcommand was left out of account.
+    let file = store_file(&place, "memory:");
+    for second in [&["--store-file", &file][..], &["--store", "memory:"]] {
+        let twice = line(&place, &[&["--store", &url, "ls"], second].concat());
+        assert_eq!(code(twice.status), 64, "{}", text(&twice));
+        assert!(errors(&twice).contains("before the subcommand and after it"), "{}", errors(&twice));
+    }
+}
+
+/// It took its store from an argument or LOCKKEEPER_STORE alone.
+#[test]
+fn store_init_finds_its_store_as_every_subcommand_does() {
+    let place = Place::new("store_init");
+    let (url, db) = (place.url(), place.db());
+    let file = store_file(&place, &url);
+    let init = |before: &[&str], words: &[&str], variable: &str| {
+        let mut command = place.lk([before, &["store", "init"], words].concat());
+        command.env_remove("LOCKKEEPER_STORE").env("LOCKKEEPER_STORE_FILE", variable).output().unwrap()
+    };
+    let ways: [(&[&str], &[&str], &str); 5] = [
+        (&["--store", &url], &[], ""),
+        (&[], &["--store", &url], ""),
+        (&[], &["--store-file", &file], ""),
+        (&[], &[], &file),
+        (&[], &[&url], &file),
+    ];
+    for (before, words, variable) in ways {
+        let made = init(before, words, variable);
+        assert_eq!(code(made.status), 0, "{before:?} {words:?} {variable:?}: {}", errors(&made));
+        assert!(db.exists(), "{before:?} {words:?} {variable:?}");
+        std::fs::remove_file(&db).unwrap();
+    }
+    let refused: [(&[&str], &[&str], &str); 3] = [
+        (&[], &[], "no store is named"),
+        (&["--store", "memory:"], &[&url], "before the subcommand and after it"),
+        (&[], &[&url, "--store-file", &file], "cannot be used with"),
+    ];
+    for (before, words, says) in refused {
+        let refused = init(before, words, "");
+        assert_eq!(code(refused.status), 64, "{before:?} {words:?}");
+        assert!(errors(&refused).contains(says), "{before:?} {words:?}: {}", errors(&refused));
+        assert!(!db.exists());
+    }
 }
 
 #[test]
@@ -101,6 +144,12 @@ fn a_name_may_begin_with_a_dash() {
         (&["run", "-x", "--", "true"][..], "lockkeeper run --name='-x' -- CMD"),
         (&["hold", "-x"], "lockkeeper hold --name='-x'"),
         (&["once", "--rf", "--json", "--", "true"], "lockkeeper once --name='--rf' -- CMD"),
+        (&["limit", "-x", "--rate", "1/s", "--", "true"], "lockkeeper limit --name='-x' --rate 10/s -- CMD"),
+        (&["claim", "-x", "--from", "ids", "--", "true"], "lockkeeper claim --name='-x' --from FILE -- CMD"),
+        (
+            &["partitions", "-x", "--count", "2", "--", "true"],
+            "lockkeeper partitions --name='-x' --count N -- CMD",
+        ),
     ] {
         let output = line(&place, words);
         assert_eq!(code(output.status), 64);
@@ -196,6 +245,27 @@ fn show_says_whether_the_store_is_good_for_correctness() {
     let seen = json(&line(&place, &["show", "x", "--store", "memory:", "--json"]));
     assert_eq!(seen["correctness"]["good"], false);
     assert!(seen["correctness"]["why"].as_str().unwrap().contains("not for correctness"), "{seen}");
+    let shown = text(&line(&place, &["show", "x"]));
+    assert!(shown.contains("good for correctness: yes, because it keeps grants and fences"), "{shown}");
+    let seen = json(&line(&place, &["show", "x", "--json"]));
+    assert_eq!(seen["correctness"]["good"], true, "{seen}");
+}
+
+/// Recipes have locks of their own, which `show` knows by another name. Their advice named none.
+#[test]
+fn the_advice_of_a_recipe_names_its_lock() {
+    let place = Place::new("advice");
+    let recipes: [(&[&str], &str); 2] = [(&["once"], "once/$k"), (&["cached", "--ttl", "1h"], "cached/$k")];
+    for (recipe, lock) in recipes {
+        let mut holder = Running::new(place.lk(["hold", lock]));
+        assert!(holder.line().starts_with("held "));
+        let busy = line(&place, &[recipe, &["$k", "--skip", "--", "true"]].concat());
+        assert_eq!(code(busy.status), 75, "{}", errors(&busy));
+        assert!(errors(&busy).contains(&format!("lockkeeper show '{lock}'")), "{}", errors(&busy));
+        let shown = line(&place, &["show", lock]);
+        assert!(text(&shown).contains("is held"), "{}", text(&shown));
+        assert_eq!(holder.end().0, 0);
+    }
 }
 
 #[test]

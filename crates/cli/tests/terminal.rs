@@ -263,7 +263,7 @@ fn break_asks_first() {
     let mut screen = Screen::new(&place, &line).unwrap();
     screen.until("Take it away? [y/N]");
     screen.press("y\n");
-    screen.until("told to stop: boss");
+    screen.until("asked to stop: boss");
     assert_eq!(screen.end().0, 0);
     let _open = held.child.stdin.take();
     assert_eq!(code(held.child.wait().unwrap()), 76);

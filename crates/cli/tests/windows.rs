@@ -137,6 +137,22 @@ fn a_window_that_fails_is_run_again_as_often_as_it_may() {
 }
 
 #[test]
+fn a_window_that_failed_and_runs_again_is_a_warning() {
+    let place = Place::new("window_warning");
+    let script =
+        format!("{NOTE}; test $(wc -l < runs) -gt 1 || exit 4; until [ -e go ]; do sleep 0.02; done");
+    let again = place.start(&format!("nightly {LONG_WINDOW} --retry-failed 1"), &script);
+    while place.read("runs").lines().count() < 2 {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    let (code1, said) = status(&place, "");
+    assert!(code1 == 1 && said.starts_with("WARNING: ") && said.contains("failed with 4"), "{code1}: {said}");
+    std::fs::write(place.dir.join("go"), "").unwrap();
+    assert_eq!(again.end().0, 0);
+    assert_eq!(status(&place, "").0, 0);
+}
+
+#[test]
 fn a_window_whose_host_died_is_told_as_missed() {
     let place = Place::new("window_died");
     run(&place, "--window 1h", "true");
@@ -187,8 +203,13 @@ fn a_job_for_many_hosts_without_a_store_is_warned_of() {
     let machine = run(&["run", "nightly", "--json", "--window", "1d", "--", "true"]);
     let first: Value = serde_json::from_str(errors(&machine).lines().next().unwrap()).unwrap();
     assert_eq!(first["event"], "warning", "{first}");
-    let jobs: [&[&str]; 3] =
-        [&["cron", "c", "--every", "* * * * *"], &["elect", "e"], &["partitions", "p", "--count", "2"]];
+    std::fs::write(place.dir.join("ids"), "one\n").unwrap();
+    let jobs: [&[&str]; 4] = [
+        &["cron", "c", "--every", "* * * * *"],
+        &["elect", "e"],
+        &["partitions", "p", "--count", "2"],
+        &["claim", "g", "--from", "ids"],
+    ];
     for words in jobs {
         let mut running = Running::new(command(&[words, &["--", "sleep", "100"]].concat()));
         let mut told = String::new();

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use http::HeaderName;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::resource::ResourceSelector;
 
 /// Limits and time-outs of a gate.
 #[derive(Clone, Debug)]
@@ -20,8 +21,8 @@ pub struct GateOptions {
     pub drain_timeout: Duration,
     /// The most client connections at a time. Further clients wait in the kernel's accept queue.
     pub max_connections: usize,
-    /// The header that names the resource, if a header does: a client must not hide it from the service.
-    pub resource_header: Option<HeaderName>,
+    /// Which part of a request names the resource: the gate refuses a request that the service could take for one to another.
+    pub resource: ResourceSelector,
 }
 
 /// Raises the limit of open files of this process to its maximum, and returns it.

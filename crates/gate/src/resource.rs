@@ -45,11 +45,21 @@ impl ResourceSelector {
         }
     }
 
-    /// The resource of a request. `None`: the request does not name it, or names it twice.
+    /// Why the service could take a request for one to another resource; `None` if it cannot.
+    pub fn find_ambiguity(&self, request: &Parts) -> Option<&'static str> {
+        let path = request.uri.path();
+        // Most paths need no second look.
+        let unclear = self.header().is_none()
+            && (path.contains("..") || path.contains('%'))
+            && normalize_path(path, usize::MAX).is_none();
+        unclear.then_some("its path has a `..`, which not every service resolves")
+    }
+
+    /// The resource of a request. `None`: the request does not name it, names it twice, or in a path with a `..`.
     pub fn select(&self, request: &Parts) -> Option<String> {
         match self {
-            ResourceSelector::Path => Some(normalize_path(request.uri.path(), usize::MAX)),
-            ResourceSelector::Segments(n) => Some(normalize_path(request.uri.path(), *n)),
+            ResourceSelector::Path => normalize_path(request.uri.path(), usize::MAX),
+            ResourceSelector::Segments(n) => normalize_path(request.uri.path(), *n),
             ResourceSelector::Header(name) => {
                 let mut values = request.headers.get_all(name).iter();
                 let value = values.next()?.to_str().ok().filter(|value| !value.is_empty())?;
@@ -59,21 +69,23 @@ impl ResourceSelector {
     }
 }
 
-/// The first `most` segments of a path, in one spelling. Services decode `%2e`, resolve `..`, skip empty segments and ignore the text
-/// after a semicolon, each a little differently. Two paths that some service takes for one must share a mark, so this function
+/// The first `most` segments of a path, in one spelling. Services decode `%2e`, skip empty segments and ignore the text after a
+/// semicolon, each a little differently. Two paths that some service takes for one must share a mark, so this function
 /// does all of it. If a service does less, two of its resources share a mark: the gate then refuses too much, never too little.
-fn normalize_path(path: &str, most: usize) -> String {
+///
+/// `None`: a segment is `..`. A service that resolves it and one that does not find different resources in the same path.
+fn normalize_path(path: &str, most: usize) -> Option<String> {
     let decoded = decode(path);
     let mut segments: Vec<&str> = Vec::new();
     for segment in decoded.split(['/', '\\']) {
         match segment.split(';').next().unwrap_or_default() {
             "" | "." => {}
-            ".." => _ = segments.pop(),
+            ".." => return None,
             segment => segments.push(segment),
         }
     }
     segments.truncate(most);
-    format!("/{}", segments.join("/"))
+    Some(format!("/{}", segments.join("/")))
 }
 
 /// `path`, percent-decoded once.
@@ -103,7 +115,7 @@ mod tests {
         assert_eq!(of("first-segments:2", "/orders/42/lines/7", &[]).unwrap(), "/orders/42");
         assert_eq!(of("first-segments:2", "/orders", &[]).unwrap(), "/orders");
         assert_eq!(of("first-segments:2", "/", &[]).unwrap(), "/");
-        assert_eq!(of("first-segments:2", "/x/../orders//42/7", &[]).unwrap(), "/orders/42");
+        assert_eq!(of("first-segments:2", "/./orders//42/7", &[]).unwrap(), "/orders/42");
         assert_eq!(of("header:X-Account", "/", &[("x-account", "7")]).unwrap(), "7");
         for headers in [&[][..], &[("x-account", "")], &[("x-account", "7"), ("x-account", "8")]] {
             assert_eq!(of("header:x-account", "/", headers), None, "{headers:?}");
@@ -112,24 +124,42 @@ mod tests {
 
     #[test]
     fn every_spelling_of_a_path_is_one_resource() {
-        for path in [
-            "/a",
-            "//a",
-            "/./a",
-            "/b/../a",
-            "/../a",
-            "/a/",
-            "/%61",
-            "/b/%2e%2E/a",
-            "/b%2f..%2Fa",
-            "/a;session=1",
-            "/b;x/..;y/a?q=1",
-            "/b/..%5ca",
-        ] {
+        for path in ["/a", "//a", "/./a", "/%2e/a", "/a/", "/%61", "/a;session=1", "/;x/a?q=1", "/.%5ca"] {
             assert_eq!(of("path", path, &[]).unwrap(), "/a", "{path}");
         }
         assert_eq!(of("path", "/A/b%20c%", &[]).unwrap(), "/A/b c%");
         assert_eq!(of("path", "/", &[]).unwrap(), "/");
+    }
+
+    /// With `first-segments:2` a write to `/orders/42/../43` was checked against the mark of order 43, and a service that does not
+    /// resolve dots wrote order 42.
+    #[test]
+    fn a_path_that_goes_up_is_ambiguous() {
+        for path in [
+            "/orders/42/../43",
+            "/b/../a",
+            "/../a",
+            "/a/..",
+            "/b/%2e%2E/a",
+            "/b/.%2e/a",
+            "/b%2f..%2Fa",
+            "/b;x/..;y/a?q=1",
+            "/b/..%5ca",
+        ] {
+            for selector in ["path", "first-segments:2"] {
+                assert_eq!(of(selector, path, &[]), None, "{path}");
+                assert!(ambiguity(selector, path).is_some(), "{path}");
+            }
+            assert_eq!(ambiguity("header:x-account", path), None, "{path} names no resource");
+        }
+        for path in ["/a..b/..c/d../...", "/%61/%2e%2ea?b=/../c", "/"] {
+            assert_eq!(ambiguity("path", path), None, "{path}");
+        }
+    }
+
+    fn ambiguity(selector: &str, path: &str) -> Option<&'static str> {
+        let request = http::Request::builder().uri(path).body(()).unwrap().into_parts().0;
+        selector.parse::<ResourceSelector>().unwrap().find_ambiguity(&request)
     }
 
     #[test]

@@ -29,6 +29,7 @@ use crate::headers;
 use crate::inline_wake::InlineWake;
 use crate::metrics::GateMetrics;
 use crate::options::GateOptions;
+use crate::resource::ResourceSelector;
 use crate::upstream::UpstreamUrl;
 
 /// The pause between two looks at the requests in flight while draining, and after a connection could not be accepted.
@@ -135,7 +136,7 @@ impl GateServer {
 /// The service of one client connection: checks, forwards and counts its requests.
 struct ClientService {
     service: Checked<Forwarder>,
-    resource_header: Option<http::HeaderName>,
+    resource: ResourceSelector,
     metrics: Arc<GateMetrics>,
     header_timeout: HeaderTimeout,
 }
@@ -146,7 +147,7 @@ impl ClientService {
         let service = gate.marks.layer(gate.forwarder.for_client(peer.ip().to_canonical(), permit));
         ClientService {
             service,
-            resource_header: gate.options.resource_header.clone(),
+            resource: gate.options.resource.clone(),
             metrics: gate.metrics.clone(),
             header_timeout: HeaderTimeout::new(gate.options.idle_timeout),
         }
@@ -163,7 +164,8 @@ impl hyper::service::Service<Request<Incoming>> for ClientService {
         self.header_timeout.stop();
         let fenced = request.headers().contains_key(LOCK_FENCE);
         let (parts, body) = request.into_parts();
-        let response = match headers::find_ambiguity(&parts, self.resource_header.as_ref()) {
+        let ambiguity = headers::find_ambiguity(&parts, self.resource.header());
+        let response = match ambiguity.or_else(|| self.resource.find_ambiguity(&parts)) {
             Some(why) => {
                 let refused = Problem::Ambiguous(why).response().map(Either::Right);
                 Box::pin(async { Ok(refused) })

@@ -60,7 +60,7 @@ async fn handle(dir: PathBuf, fence: Option<Extension<Fence>>, request: Request)
     (StatusCode::CREATED, [("x-receipt", receipt.as_str()), ("set-cookie", "a=1")], body).into_response()
 }
 
-async fn serve(store: &str, dir: PathBuf) {
+async fn serve(store: &str, dir: PathBuf, ttl: Duration) {
     let keeper = Lockkeeper::open(store).await.unwrap();
     let layer = IdempotencyLayer::new(&keeper, |request| {
         match request.headers.get("x-customer").map(|name| name.as_bytes()) {
@@ -70,7 +70,7 @@ async fn serve(store: &str, dir: PathBuf) {
             name => Some(format!("{name:?}")),
         }
     });
-    let layer = layer.ttl(Duration::from_secs(2));
+    let layer = layer.ttl(ttl);
     let handler =
         any(move |fence: Option<Extension<Fence>>, request: Request| handle(dir.clone(), fence, request));
     let usual = Router::new().route("/{what}", handler.clone()).layer(layer.clone());
@@ -93,8 +93,12 @@ fn server() {
     let Ok(store) = std::env::var("IDEMPOTENCY_STORE") else { return };
     let dir = PathBuf::from(std::env::var("IDEMPOTENCY_DIR").unwrap());
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    runtime.block_on(serve(&store, dir));
+    let ttl = std::env::var("IDEMPOTENCY_TTL_SECS").unwrap().parse().unwrap();
+    runtime.block_on(serve(&store, dir, Duration::from_secs(ttl)));
 }
+
+/// The lease of servers whose end by time-out is waited for.
+const LEASE_SECS: u32 = 5;
 
 /// A server that runs, and is killed at the end.
 struct Running {
@@ -103,11 +107,17 @@ struct Running {
 }
 
 impl Running {
+    /// With a lease that a slow machine does not miss: a lost one ends the work, which is then done twice.
     fn start(store: &str, dir: &TempDir) -> Running {
+        Running::with_ttl(store, dir, 60)
+    }
+
+    fn with_ttl(store: &str, dir: &TempDir, secs: u32) -> Running {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["server", "--exact", "--ignored", "--nocapture"])
             .env("IDEMPOTENCY_STORE", store)
             .env("IDEMPOTENCY_DIR", dir.path())
+            .env("IDEMPOTENCY_TTL_SECS", secs.to_string())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -384,8 +394,9 @@ fn when_it_is_over(server: &Running, path: &str) -> Answer {
 }
 
 /// Kills a server in the middle of a request; the other one takes over, and has a newer fence.
-fn killed_in_the_middle(store: &str, dir: &TempDir) {
-    let (mut a, b) = (Running::start(store, dir), Running::start(store, dir));
+fn killed_in_the_middle(store: &str, dir: &TempDir, ttl_secs: u32) {
+    let start = || Running::with_ttl(store, dir, ttl_secs);
+    let (mut a, b) = (start(), start());
     let cut = a.send("/slow", b"10", &["-H", "Idempotency-Key: k"]);
     wait_for_effects(dir, 1);
     a.kill9();
@@ -397,7 +408,7 @@ fn killed_in_the_middle(store: &str, dir: &TempDir) {
         effects(dir).iter().map(|line| line.split(' ').nth(1).unwrap().parse().unwrap()).collect();
     assert!(fences.len() == 2 && fences[0] < fences[1], "{fences:?}");
     // The one that was killed comes back, and knows what became of it.
-    let a = Running::start(store, dir);
+    let a = start();
     let again = a.post("/slow", "k", "10");
     assert!(again.replayed());
     assert_eq!((again.gist(), effects(dir).len()), (done.gist(), 2));
@@ -409,7 +420,7 @@ fn a_server_that_is_killed_in_the_middle_is_taken_over_on_a_file() {
         return;
     }
     let dir = TempDir::new("idempotency");
-    killed_in_the_middle(&format!("sqlite:{}", dir.join("locks.db").display()), &dir);
+    killed_in_the_middle(&format!("sqlite:{}", dir.join("locks.db").display()), &dir, 60);
 }
 
 #[test]
@@ -419,7 +430,7 @@ fn a_server_that_is_killed_in_the_middle_is_taken_over_after_its_lease_on_redis(
         return;
     };
     let dir = TempDir::new("idempotency");
-    killed_in_the_middle(&format!("redis://{}", redis.addr()), &dir);
+    killed_in_the_middle(&format!("redis://{}", redis.addr()), &dir, LEASE_SECS);
 }
 
 #[test]
@@ -430,7 +441,8 @@ fn a_server_that_was_stopped_past_its_lease_answers_what_its_successor_did() {
         return;
     };
     let (dir, store) = (TempDir::new("idempotency"), format!("redis://{}", redis.addr()));
-    let (a, b) = (Running::start(&store, &dir), Running::start(&store, &dir));
+    let start = || Running::with_ttl(&store, &dir, LEASE_SECS);
+    let (a, b) = (start(), start());
     let late = a.send("/slow", b"10", &["-H", "Idempotency-Key: k"]);
     wait_for_effects(&dir, 1);
     stop::stop(a.child.id());

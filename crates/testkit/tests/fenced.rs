@@ -1,5 +1,6 @@
 //! The laws of resources hold for the rule itself, and every law catches the bugs that were planted for it.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -53,16 +54,27 @@ mod rule {
     lockkeeper_testkit::every_fenced_law!(fenced_law_tests, InMemory);
 }
 
+/// The text of a panic.
+fn text_of(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
+}
+
 macro_rules! planted_tests {
-    ([] $($law:ident => [$($bug:ident),*],)*) => {
+    ([] $($law:ident => [$($bug:ident: $text:literal),* $(,)?],)*) => {
         $(
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $law() {
-                for bug in [$(ResourceBug::$bug),*] {
+                for (bug, text) in [$((ResourceBug::$bug, $text)),*] {
                     let harness = InMemory::new(FaultyResource::bugged(bug));
                     let law = lockkeeper_testkit::fenced::$law(harness);
-                    let caught = AssertUnwindSafe(law).catch_unwind().await;
-                    assert!(caught.is_err(), "the law did not notice {bug:?}");
+                    let caught = AssertUnwindSafe(law).catch_unwind().await.err();
+                    let failed = caught.map(|panic| text_of(&*panic));
+                    let failed = failed.unwrap_or_else(|| panic!("the law did not notice {bug:?}"));
+                    assert!(
+                        failed.contains(text),
+                        "{bug:?} was noticed at another assertion than the law's own ({text:?}): {failed}"
+                    );
                 }
             }
         )*

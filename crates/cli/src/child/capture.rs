@@ -73,10 +73,10 @@ impl OutputCapture {
     ) -> io::Result<(OutputCapture, CommandPipes)> {
         let (out_reader, out) = io::pipe()?;
         let (err_reader, err) = io::pipe()?;
-        let (told, ended) = io::pipe()?;
+        let (writer, ended) = io::pipe()?;
         let capture = OutputCapture {
-            out: pass_on(out_reader, told.try_clone()?, stdout, most)?,
-            err: pass_on(err_reader, told, io::stderr(), KEPT)?,
+            out: pass_on(out_reader, writer.try_clone()?, stdout, most)?,
+            err: pass_on(err_reader, writer, io::stderr(), KEPT)?,
             ended,
         };
         Ok((capture, CommandPipes { out, err }))
@@ -190,7 +190,7 @@ fn pass_on(
     to: impl Write + Send + 'static,
     most: usize,
 ) -> io::Result<(oneshot::Receiver<io::Result<CapturedStream>>, Arc<ChunkHandover>)> {
-    let (tell, told) = oneshot::channel();
+    let (sender, receiver) = oneshot::channel();
     let handover = Arc::new(ChunkHandover::default());
     let writing = handover.clone();
     std::thread::Builder::new().spawn(move || writing.write_to(to))?;
@@ -199,9 +199,9 @@ fn pass_on(
         let kept = read(from, &ended, &reading, most);
         // Waits for the last chunk to be written.
         reading.give(None);
-        let _ = tell.send(kept);
+        let _ = sender.send(kept);
     })?;
-    Ok((told, handover))
+    Ok((receiver, handover))
 }
 
 /// Reads to the end, and keeps the first `most` bytes. If the reader of the output has gone away, the thread reads on until it has

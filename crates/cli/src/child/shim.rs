@@ -16,7 +16,7 @@ use crate::exit::{self, Failure};
 use crate::{message_writer, signals};
 
 /// The first word on its command line.
-pub const WORD: &str = "__exec";
+pub const SUBCOMMAND: &str = "__exec";
 
 /// How it says that the command cannot be started.
 const JSON: &str = "json";
@@ -27,7 +27,7 @@ pub fn command(command: &[impl AsRef<OsStr>], json: bool) -> Command {
     // The running file itself, even if it has been replaced by an upgrade meanwhile.
     let mut shim = Command::new("/proc/self/exe");
     let errors = if json { JSON } else { TEXT };
-    shim.arg0("lockkeeper").args([WORD, &getpid().as_raw_pid().to_string(), errors]).args(command);
+    shim.arg0("lockkeeper").args([SUBCOMMAND, &getpid().as_raw_pid().to_string(), errors]).args(command);
     shim
 }
 

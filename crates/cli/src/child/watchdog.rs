@@ -29,7 +29,7 @@ use super::descendants::{self, ProcessEntry};
 use super::registry;
 
 /// The first word on its command line.
-pub const WORD: &str = "__watchdog";
+pub const SUBCOMMAND: &str = "__watchdog";
 /// A command that has run for this long gets a control group of its own. Moving a process into one may cost the kernel 10 ms,
 /// which a shorter command should not pay.
 const CGROUP_AFTER: Duration = Duration::from_millis(50);
@@ -70,7 +70,7 @@ impl Watchdog {
         fcntl_setfl(&pipe, OFlags::NONBLOCK)?;
         let child = Command::new("/proc/self/exe")
             .arg0("lockkeeper")
-            .args([WORD, &getpid().as_raw_pid().to_string()])
+            .args([SUBCOMMAND, &getpid().as_raw_pid().to_string()])
             .args(registry::are_several().then_some(ONE_OF_MANY))
             .stdin(reader)
             .stdout(Stdio::null())

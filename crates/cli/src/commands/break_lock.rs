@@ -12,7 +12,7 @@ use crate::duration;
 use crate::exit::{Failure, OK};
 use crate::output;
 use crate::report::describe_holder;
-use crate::text::{plain, quoted};
+use crate::text::{plain, quoted, shell};
 
 /// Take a lock away from its holder.
 ///
@@ -81,7 +81,7 @@ impl BreakArgs {
         output::line(&format!("broken {name}, the fence moved on to {fence}"))?;
         for held in &held {
             let who = plain(&held.holder.to_string()).into_owned();
-            let what = if self.now { "removed" } else { "told to stop" };
+            let what = if self.now { "removed" } else { "asked to stop" };
             output::line(&format!("  {what}: {who}, fence {}", held.fence))?;
         }
         let latest = held.iter().map(|held| held.expires_in_ms).max();
@@ -108,8 +108,8 @@ impl BreakArgs {
             return failure;
         }
         failure.next(format!(
-            "nothing happened. If the holder is known to be dead, or every write is fenced: lockkeeper break {} --now --reason …",
-            quoted(self.name.as_str())
+            "nothing happened. If the holder is known to be dead, or every write is fenced: {}",
+            break_now(&self.name)
         ))
     }
 
@@ -124,5 +124,24 @@ impl BreakArgs {
             return Ok(());
         }
         Err(Failure::new(Outcome::Denied, format!("{name} was not touched")))
+    }
+}
+
+/// The call that breaks a lock at once, as it can be typed into a shell. The name is at the end, because it may begin with a dash.
+fn break_now(name: &LockName) -> String {
+    format!("lockkeeper break --now --reason … {}", shell(name.as_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The name was quoted as in a message: pasted with a dollar sign in it, the advice broke another lock.
+    #[test]
+    fn the_advice_can_be_pasted_whatever_the_name_is() {
+        let advice = |name: &str| break_now(&LockName::new(name).unwrap());
+        assert_eq!(advice("nightly"), "lockkeeper break --now --reason … nightly");
+        assert_eq!(advice("$HOME"), "lockkeeper break --now --reason … '$HOME'");
+        assert_eq!(advice("-x"), "lockkeeper break --now --reason … -- '-x'");
     }
 }

@@ -97,6 +97,7 @@ impl CachedArgs {
 
     pub async fn execute(self) -> Result<i32, Failure> {
         self.job.check()?;
+        self.named.check_key()?;
         let report = self.job.report(std::iter::once(self.key()));
         let source = self.job.common.source()?;
         let (keeper, wait) = store::open(source.url.expose(), self.wait, &report).await?;

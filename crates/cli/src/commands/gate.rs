@@ -185,7 +185,7 @@ impl GateArgs {
             max_connections: self
                 .connections
                 .map_or_else(|| lockkeeper_gate::connections_for(files), |n| n as usize),
-            resource_header: self.resource.header().cloned(),
+            resource: self.resource.clone(),
         }
     }
 

@@ -123,11 +123,11 @@ async fn stdin_closed() {
     if !matches!(kind, Ok(FileType::Fifo | FileType::Socket)) {
         return std::future::pending().await;
     }
-    let (tell, told) = oneshot::channel();
+    let (sender, receiver) = oneshot::channel();
     std::thread::spawn(move || {
         let mut input = std::io::stdin().lock();
         while input.read(&mut [0; 4096]).is_ok_and(|n| n > 0) {}
-        let _ = tell.send(());
+        let _ = sender.send(());
     });
-    let _ = told.await;
+    let _ = receiver.await;
 }

@@ -18,7 +18,7 @@ use crate::exit::{self, Failure, OK};
 use crate::output;
 use crate::report::{EventOutput, Report, millis};
 use crate::signals::{self, SignalStream};
-use crate::store;
+use crate::store::{self, HIDDEN};
 use crate::text::plain;
 
 /// Take tokens of a rate limit that all processes share, and run a command with them.
@@ -48,6 +48,9 @@ pub struct LimitArgs {
     /// Fill the bucket
     #[arg(long, conflicts_with_all = ["take", "wait", "command"])]
     pub reset: bool,
+    /// Do not pass the store on to the command: neither LOCKKEEPER_STORE nor LOCKKEEPER_STORE_FILE
+    #[arg(long)]
+    pub hide_store: bool,
     #[command(flatten)]
     pub common: CommonArgs,
     /// The command and its arguments
@@ -101,13 +104,7 @@ impl LimitArgs {
         let operation = LimitOperation::Take { wait: Duration::ZERO };
         LimitRequest { operation, buckets: vec![LimitBucket { spec, tokens: self.take, taken: 0 }] }
             .check()?;
-        if self.key().as_str().len() > lockkeeper::KEY_BYTES {
-            let message = format!(
-                "the key has more than {} bytes: shorten it, or hash the long part",
-                lockkeeper::KEY_BYTES
-            );
-            return Err(Failure::new(Outcome::Invalid, message));
-        }
+        self.named.check_key()?;
         if self.command.is_empty() { Ok(()) } else { job::check(&self.command) }
     }
 
@@ -191,7 +188,12 @@ impl LimitArgs {
     /// Runs the command in place of this process: nothing is left to do here.
     fn become_command(&self) -> Failure {
         signals::unblock_for_command();
-        let error = Command::new(&self.command[0]).args(&self.command[1..]).exec();
+        let mut command = Command::new(&self.command[0]);
+        command.args(&self.command[1..]);
+        if self.hide_store {
+            HIDDEN.iter().for_each(|(name, _)| _ = command.env_remove(name));
+        }
+        let error = command.exec();
         let message = format!("{} cannot be started: {error}", plain(&self.command[0].to_string_lossy()));
         Failure::new(Outcome::Unavailable, message).with_code(exit::CANNOT_START)
     }

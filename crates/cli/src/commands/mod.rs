@@ -31,8 +31,10 @@ pub mod watch;
 use std::future::Future;
 
 use clap::Subcommand;
+use lockkeeper::LockName;
 
 use crate::exit::{Failure, OK};
+use crate::text::shell;
 use crate::{log, signals};
 
 /// Every subcommand.
@@ -115,14 +117,24 @@ impl CliCommand {
         }
     }
 
-    /// The lock that it is about, if it is about one.
-    fn lock(&self) -> Option<String> {
+    /// The subcommand that shows what it is about, with the name.
+    fn show(&self) -> Option<String> {
+        let show =
+            |recipe: &str, name: &LockName| Some(format!("show {}", shell(&format!("{recipe}{name}"))));
         match self {
-            CliCommand::Run(run) => Some(run.request.name().to_string()),
-            CliCommand::Hold(hold) => Some(hold.request.name().to_string()),
-            CliCommand::Show(show) => Some(show.name.to_string()),
-            CliCommand::Break(break_lock) => Some(break_lock.name.to_string()),
-            CliCommand::Cron(cron) => Some(cron.named.get().to_string()),
+            CliCommand::Run(run) => show("", run.request.name()),
+            CliCommand::Hold(hold) => show("", hold.request.name()),
+            CliCommand::Show(shown) => show("", &shown.name),
+            CliCommand::Break(break_lock) => show("", &break_lock.name),
+            CliCommand::Cron(cron) => show("", cron.named.get()),
+            CliCommand::Once(once) => show("once/", once.named.get()),
+            CliCommand::Cached(cached) => show("cached/", cached.named.get()),
+            CliCommand::Elect(elect) => show("election/", elect.named.get()),
+            // These have no single lock. The name comes last, because it may begin with a dash.
+            CliCommand::Claim(claim) => Some(format!("claim --status {}", shell(claim.named.get().as_str()))),
+            CliCommand::Partitions(partitions) => {
+                Some(format!("partitions --status {}", shell(partitions.named.get().as_str())))
+            }
             _ => None,
         }
     }
@@ -159,7 +171,7 @@ impl CliCommand {
 
 /// Executes the subcommand, prints its failure, and returns the exit code.
 pub fn run(command: CliCommand) -> i32 {
-    let (json, lock) = (command.json(), command.lock());
+    let (json, show) = (command.json(), command.show());
     log::start(json, command.quiet());
     if !command.runs_command() {
         signals::stop_between_transactions();
@@ -191,7 +203,7 @@ pub fn run(command: CliCommand) -> i32 {
         CliCommand::Man(man) => man.execute().map(|()| OK),
     };
     result.unwrap_or_else(|failure| {
-        let failure = failure.about(lock.as_deref());
+        let failure = failure.about(show.as_deref());
         failure.print(json);
         failure.code
     })

@@ -77,6 +77,7 @@ impl OnceArgs {
 
     pub async fn execute(self) -> Result<i32, Failure> {
         self.job.check()?;
+        self.named.check_key()?;
         let report = self.job.report(std::iter::once(self.key()));
         let source = self.job.common.source()?;
         let (keeper, wait) = store::open(source.url.expose(), self.wait, &report).await?;
@@ -100,7 +101,7 @@ impl OnceArgs {
         report: &Report,
     ) -> Result<OnceStart, Failure> {
         let end = wait.map(|wait| SystemClock.now() + wait);
-        let mut told = false;
+        let mut reported = false;
         loop {
             let claimed = self.claim_once(keeper, end.map(store::left), signals, report).await;
             let failure = match claimed {
@@ -110,9 +111,9 @@ impl OnceArgs {
                 Ok(claimed) => return Ok(claimed?),
                 Err(signal) => return Err(Failure::silent(signals.flush_releases(keeper, signal).await)),
             };
-            if !told {
+            if !reported {
                 report.say(&format!("{failure}; asking again"));
-                told = true;
+                reported = true;
             }
             report.event("retry", json!({ "why": failure.to_string() }));
             let pause = PAUSE.min(end.map(store::left).unwrap_or_default());

@@ -94,7 +94,7 @@ fn lock(shown: &str, view: &LockView) -> Result<(), Failure> {
             (end, left),
         ];
         if let Some(reason) = &held.revoked {
-            rows.push(("  told to stop", plain(reason).into_owned()));
+            rows.push(("  asked to stop", plain(reason).into_owned()));
         }
         let rows: Vec<_> = rows.into_iter().map(|(what, value)| vec![what.to_owned(), value]).collect();
         rows_out(&rows)?;
@@ -126,13 +126,13 @@ fn mode(mode: Mode) -> String {
 }
 
 fn store(profile: &Profile) -> Result<(), Failure> {
-    let word = |promise| format!("{promise:?}").to_lowercase();
+    let lower = |promise| format!("{promise:?}").to_lowercase();
     output::line(&format!(
         "store {}: exclusion {}, fences {}, durable {}; next waiter in within {}",
         plain(&profile.store),
-        word(profile.exclusion),
-        word(profile.fence),
-        word(profile.durable),
+        lower(profile.exclusion),
+        lower(profile.fence),
+        lower(profile.durable),
         duration::rough(profile.wake),
     ))?;
     profile.notes.iter().try_for_each(|note| output::line(&format!("  note: {}", plain(note))))

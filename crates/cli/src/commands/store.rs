@@ -1,12 +1,12 @@
 //! `lockkeeper store`: sets up a store.
 
 use clap::{Args, Subcommand};
-use lockkeeper::Init;
+use lockkeeper::{Init, Outcome};
 use serde_json::json;
 
-use crate::args::{SecretUrl, secret_url};
+use crate::args::{CommonArgs, SecretUrl, secret_url};
 use crate::exit::{Failure, OK};
-use crate::output;
+use crate::{output, store};
 
 /// Set up a store.
 #[derive(Args, Debug)]
@@ -29,12 +29,11 @@ pub enum StoreAction {
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct StoreInitArgs {
-    /// The store
-    #[arg(env = "LOCKKEEPER_STORE", hide_env_values = true, value_parser = secret_url())]
-    pub url: SecretUrl,
-    /// Write JSON, for machines
-    #[arg(long)]
-    pub json: bool,
+    /// The store, if no option and no variable names it
+    #[arg(value_parser = secret_url(), conflicts_with_all = ["store", "store_file"])]
+    pub url: Option<SecretUrl>,
+    #[command(flatten)]
+    pub common: CommonArgs,
 }
 
 const EXAMPLES: &str = "\
@@ -47,17 +46,29 @@ It may be run again: what is there is looked at and left alone.";
 impl StoreArgs {
     pub fn json(&self) -> bool {
         let StoreAction::Init(make) = &self.what;
-        make.json
+        make.common.json
     }
 
     pub async fn execute(self) -> Result<i32, Failure> {
         let StoreAction::Init(make) = self.what;
-        let (word, text) = match lockkeeper::init(make.url.expose()?).await? {
+        let source = match &make.url {
+            Some(url) => store::find_source(Some(url), None)?,
+            None => make.common.source()?,
+        };
+        if !source.is_named() {
+            let unnamed = Failure::new(Outcome::Invalid, "no store is named");
+            return Err(unnamed.next("name it: lockkeeper store init URL, or --store-file FILE"));
+        }
+        let (state, text) = match lockkeeper::init(source.url.expose()).await? {
             Init::Made => ("made", "made: the store can be used now"),
             Init::WasThere => ("there", "it was there: the store can be used"),
             Init::Opened => ("opened", "opened: this store makes what it needs itself, and can be used"),
         };
-        output::line(&if make.json { json!({ "store": word }).to_string() } else { text.to_owned() })?;
+        output::line(&if make.common.json {
+            json!({ "store": state }).to_string()
+        } else {
+            text.to_owned()
+        })?;
         Ok(OK)
     }
 }

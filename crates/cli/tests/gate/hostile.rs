@@ -21,7 +21,7 @@ fn however_a_path_is_written_its_mark_is_one() {
     let (place, service) = (Place::new("gate_paths"), Service::start());
     let gate = Gate::start(&place, &service.url(), "");
     assert_eq!(gate.put("/a", 7, "seven").status, 200);
-    for path in ["/a", "//a", "/./a", "/b/../a", "/%61", "/b/%2e%2e/a", "/a/", "/a;x=1"] {
+    for path in ["/a", "//a", "/./a", "/%61", "/a/", "/a;x=1"] {
         let head = format!("PUT {path} HTTP/1.1\r\nHost: h\r\nLock-Fence: 6\r\nContent-Length: 0\r\n");
         let (status, answer) = send(&gate, &head);
         assert_eq!(status, 412, "{path} bypassed the mark of /a: {answer}");
@@ -44,6 +44,13 @@ fn what_the_service_could_read_in_another_way_is_refused() {
             format!("PUT /a HTTP/1.1\r\n{lines}X-Account: 1\r\nLock-Fence: 6\r\nContent-Length: 0\r\n");
         let (status, answer) = send(&gate, &head);
         assert!(status == 400 && answer.contains("ambiguous"), "{lines:?} was passed on: {answer}");
+    }
+    // One service resolves the dots, and another one does not: one of the two would write what another mark is kept of.
+    let gate = Gate::start(&place, &service.url(), "--space dots --resource first-segments:2");
+    for path in ["/orders/42/../43", "/orders/42/%2e%2E/43", "/orders/42%2f..%5c43"] {
+        let head = format!("PUT {path} HTTP/1.1\r\nHost: h\r\nLock-Fence: 6\r\nContent-Length: 0\r\n");
+        let (status, answer) = send(&gate, &head);
+        assert!(status == 400 && answer.contains("ambiguous"), "{path} was passed on: {answer}");
     }
     // A GET that is to be taken for a DELETE may change something.
     for name in ["X-HTTP-Method-Override", "X-HTTP-Method", "X-Method-Override"] {
@@ -99,6 +106,40 @@ fn an_upload_to_a_slow_service_does_not_keep_newer_fences_out() {
         assert_eq!(*service.whole.lock().unwrap(), ["6"], "{http}");
         // And the gate has let go of the client, too.
         until(|| upload.try_wait().unwrap().is_some());
+    }
+}
+
+/// A client that read a little now and then kept newer fences out for as long as its response was long: it was never silent.
+#[test]
+fn a_response_that_is_read_slowly_does_not_keep_newer_fences_out() {
+    let (place, service) = (Place::new("gate_slow_reader"), Service::start());
+    for http in ["--http1.1", "--http2-prior-knowledge"] {
+        for method in ["PUT", "GET"] {
+            let options = format!("--idle 2s --wait 8s --space {}{method}", &http[2..7].replace('.', "-"));
+            let gate = Gate::start(&place, &service.url(), &options);
+            let (url, body) = (gate.url("/big"), place.dir.join("body"));
+            // 64 MiB at 50 KB/s take twenty minutes.
+            let mut slow = begin(&[
+                http,
+                "-X",
+                method,
+                "-H",
+                "Lock-Fence: 5",
+                "-d",
+                "five",
+                "--limit-rate",
+                "50k",
+                "-o",
+                body.to_str().unwrap(),
+                &url,
+            ]);
+            until(|| std::fs::metadata(&body).is_ok_and(|body| body.len() > 0));
+            // The same resource, and a short response.
+            let newer = gate.put("/big/", 6, "six");
+            assert_eq!(newer.status, 200, "{http} {method}: a slow reader kept a newer fence out: {newer:?}");
+            slow.kill().unwrap();
+            slow.wait().unwrap();
+        }
     }
 }
 
@@ -158,7 +199,7 @@ fn a_gate_that_is_alone_and_shared_ones_do_not_serve_together() {
     let shared = Gate::start(&place, &service.url(), "--shared");
     let other = Gate::start(&place, &service.url(), "--shared");
     assert_eq!(shared.put("/a", 6, "six").status, 200);
-    let alone = Gate::start_next(&place, &service.url(), "--ttl 2s --lock-delay 0s");
+    let alone = Gate::start_next(&place, &service.url(), "--ttl 60s --lock-delay 0s");
     assert_eq!(alone.put("/a", 6, "alone").status, 503, "a gate that is alone serves beside shared ones");
     assert!(!alone.is_healthy());
     assert_eq!(other.put("/a", 7, "seven").status, 200);

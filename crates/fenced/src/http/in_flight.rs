@@ -3,10 +3,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 use lockkeeper_core::{Fence, LockName};
 use tokio::sync::Notify;
+
+use super::admitted_body::ClientResponse;
 
 /// All resources that something is under way for.
 #[derive(Clone, Debug, Default)]
@@ -17,12 +20,14 @@ struct InFlightState {
     in_flight: Mutex<HashMap<LockName, ResourceQueue>>,
     /// How often the right to let anything through was lost.
     losses: AtomicU64,
+    /// The number of the last request.
+    entered: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct ResourceQueue {
-    /// How many are under way, by fence.
-    running: BTreeMap<Fence, usize>,
+    /// The requests under way, by fence and number. Each with its response, once that has begun.
+    running: BTreeMap<(Fence, u64), Option<Weak<dyn ClientResponse>>>,
     /// The highest fence whose mark was raised here.
     top: Option<Fence>,
     changed: Arc<Notify>,
@@ -30,7 +35,17 @@ struct ResourceQueue {
 
 impl ResourceQueue {
     fn is_first(&self, fence: Fence) -> bool {
-        self.running.keys().next().is_none_or(|oldest| *oldest >= fence)
+        self.running.keys().next().is_none_or(|(oldest, _)| *oldest >= fence)
+    }
+
+    /// Records that the mark is as high as `fence`. Returns the responses to requests that this overtakes.
+    fn raise(&mut self, fence: Fence) -> Vec<Weak<dyn ClientResponse>> {
+        if self.top >= Some(fence) {
+            return Vec::new();
+        }
+        let before = self.top.replace(fence).unwrap_or(Fence::MIN);
+        self.changed.notify_waiters();
+        self.running.range((before, 0)..(fence, 0)).filter_map(|(_, response)| response.clone()).collect()
     }
 }
 
@@ -52,16 +67,12 @@ impl InFlightRequests {
             return Err(top);
         }
         let queue = in_flight.entry(resource.clone()).or_default();
-        *queue.running.entry(fence).or_default() += 1;
+        let number = self.0.entered.fetch_add(1, SeqCst);
+        queue.running.insert((fence, number), None);
         let changed = queue.changed.clone();
         let before = self.0.losses.load(SeqCst);
-        Ok(WriteAdmission(Arc::new(InFlightEntry(Loss {
-            in_flight: self.clone(),
-            before,
-            resource,
-            fence,
-            changed,
-        }))))
+        let loss = Loss { in_flight: self.clone(), before, resource, fence, changed };
+        Ok(WriteAdmission(Arc::new(InFlightEntry { loss, number })))
     }
 
     /// Another process may let newer fences through from now on, without a word to us: all that is under way is overtaken.
@@ -120,7 +131,10 @@ impl Loss {
 }
 
 /// Counts as under way until it is dropped.
-struct InFlightEntry(Loss);
+struct InFlightEntry {
+    loss: Loss,
+    number: u64,
+}
 
 impl fmt::Debug for WriteAdmission {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -131,11 +145,11 @@ impl fmt::Debug for WriteAdmission {
 impl WriteAdmission {
     /// The fence that the request came with.
     pub fn fence(&self) -> Fence {
-        self.0.0.fence
+        self.0.loss.fence
     }
 
     pub(super) fn resource(&self) -> &LockName {
-        &self.0.0.resource
+        &self.0.loss.resource
     }
 
     /// Completes when this process has admitted a newer fence, which waits for this request from then on:
@@ -143,45 +157,68 @@ impl WriteAdmission {
     /// any more, though it was to be: then another process may admit a newer fence without waiting for this
     /// request. A newer fence of another process is not noticed otherwise.
     pub async fn overtaken(&self) {
-        self.0.0.overtaken().await;
+        self.0.loss.overtaken().await;
     }
 
     /// Whether the lock of the marks was lost since the request came. It does not count as under way.
     pub fn loss(&self) -> Loss {
-        self.0.0.clone()
+        self.0.loss.clone()
     }
 
     /// Ends when nothing older is under way.
     pub(super) async fn wait_for_older(&self) {
-        self.0.0.until(|queue| queue.is_first(self.fence())).await;
+        self.0.loss.until(|queue| queue.is_first(self.fence())).await;
     }
 
     /// Records that the mark was raised to this fence, so no older request is admitted any more. Returns
-    /// whether none is in flight.
-    pub(super) fn raised(&self) -> bool {
-        let mut in_flight = self.0.0.in_flight.lock();
+    /// whether none is in flight. Clients have `grace` to read the responses to older ones.
+    pub(super) fn raised(&self, grace: Duration) -> bool {
+        let mut in_flight = self.0.loss.in_flight.lock();
         let Some(queue) = in_flight.get_mut(self.resource()) else { return true };
-        if queue.top < Some(self.fence()) {
-            queue.top = Some(self.fence());
-            queue.changed.notify_waiters();
+        let (overtaken, first) = (queue.raise(self.fence()), queue.is_first(self.fence()));
+        drop(in_flight);
+        detach_after(grace, overtaken);
+        first
+    }
+
+    /// Records that the response has begun. Once a newer fence is admitted, its client has `grace` to read it.
+    pub(super) fn begin_response(&self, response: Weak<dyn ClientResponse>, grace: Duration) {
+        let mut in_flight = self.0.loss.in_flight.lock();
+        // It is there for as long as this request counts.
+        let Some(queue) = in_flight.get_mut(self.resource()) else { return };
+        queue.running.insert((self.fence(), self.0.number), Some(response.clone()));
+        let overtaken = queue.top > Some(self.fence());
+        drop(in_flight);
+        if overtaken {
+            detach_after(grace, vec![response]);
         }
-        queue.is_first(self.fence())
+    }
+}
+
+/// Detaches the clients of these responses in a while. One that has ended by then is gone.
+fn detach_after(grace: Duration, responses: Vec<Weak<dyn ClientResponse>>) {
+    if responses.is_empty() {
+        return;
+    }
+    if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+        runtime.spawn(async move {
+            tokio::time::sleep(grace).await;
+            responses.iter().filter_map(Weak::upgrade).for_each(|response| response.detach());
+        });
     }
 }
 
 impl Drop for InFlightEntry {
     fn drop(&mut self) {
-        let mut in_flight = self.0.in_flight.lock();
-        let Some(queue) = in_flight.get_mut(&self.0.resource) else { return };
-        if let Some(count) = queue.running.get_mut(&self.0.fence) {
-            *count -= 1;
-            if *count == 0 {
-                queue.running.remove(&self.0.fence);
-                queue.changed.notify_waiters();
-            }
+        let Loss { in_flight, resource, fence, .. } = &self.loss;
+        let mut in_flight = in_flight.lock();
+        let Some(queue) = in_flight.get_mut(resource) else { return };
+        queue.running.remove(&(*fence, self.number));
+        if queue.running.range((*fence, 0)..=(*fence, u64::MAX)).next().is_none() {
+            queue.changed.notify_waiters();
         }
         if queue.running.is_empty() {
-            in_flight.remove(&self.0.resource);
+            in_flight.remove(resource);
         }
     }
 }
@@ -221,7 +258,7 @@ mod tests {
         let mut told = Box::pin(five.overtaken());
         let six = enter(&in_flight, 6);
         assert!(told.as_mut().now_or_never().is_none());
-        six.raised();
+        six.raised(Duration::ZERO);
         assert!(told.now_or_never().is_some());
         assert!(six.overtaken().now_or_never().is_none());
     }
@@ -230,7 +267,7 @@ mod tests {
     fn who_comes_below_a_raised_mark_is_not_counted() {
         let in_flight = InFlightRequests::default();
         let (five, six) = (enter(&in_flight, 5), enter(&in_flight, 6));
-        assert!(!six.raised());
+        assert!(!six.raised(Duration::ZERO));
         let late = in_flight.enter(LockName::new("/a").unwrap(), Fence::new(5).unwrap());
         assert_eq!(late.err().map(Fence::get), Some(6));
         drop(five);

@@ -87,7 +87,9 @@ impl FenceLayer {
         self
     }
 
-    /// How long a newer fence waits for older requests that are under way, before 503. 30 s by default.
+    /// How long a newer fence waits for older requests that are under way, before 503. 30 s by default. After a quarter of
+    /// that time a client that is still reading the response to an older one is cut off: the layer reads the rest in its place, or
+    /// drops it, if the request changes nothing.
     #[must_use]
     pub fn wait(mut self, wait: Duration) -> Self {
         self.rules().wait = wait;
@@ -197,17 +199,22 @@ impl FenceRules {
     pub fn passes(&self, admission: &WriteAdmission) -> bool {
         match self.marks.known(admission.resource()) {
             Some((under, seen)) => {
-                seen == admission.fence() && admission.raised() && self.marks.still_under(under)
+                seen == admission.fence() && admission.raised(self.grace()) && self.marks.still_under(under)
             }
             None => false,
         }
+    }
+
+    /// How long clients have to read the responses to requests that are overtaken.
+    pub fn grace(&self) -> Duration {
+        self.wait / 4
     }
 
     /// Lets a request through: its mark is raised, and then it waits for those before it.
     pub async fn admit(&self, admission: &WriteAdmission) -> std::result::Result<(), Problem> {
         let (key, fence) = (admission.resource(), admission.fence());
         let mut under = self.raise(key, fence).await?;
-        if !admission.raised() {
+        if !admission.raised(self.grace()) {
             if tokio::time::timeout(self.wait, admission.wait_for_older()).await.is_err() {
                 return Err(Problem::Waiting);
             }

@@ -37,6 +37,7 @@
 //! safe method. A service that works on after its response keeps the [`WriteAdmission`] that it finds among the
 //! extensions of the request.
 
+mod admitted_body;
 mod client;
 mod exclusive_marks;
 mod header;
@@ -46,11 +47,12 @@ mod marks;
 mod problem;
 mod service;
 
+pub use admitted_body::AdmittedBody;
 pub use client::{SendFence, SendsFence};
 pub use header::LOCK_FENCE;
 pub use in_flight::{Loss, WriteAdmission};
 pub use layer::{FenceLayer, Require};
 pub use problem::Problem;
-pub use service::{AdmittedBody, AnswerBody, Checked};
+pub use service::{AnswerBody, Checked};
 
 pub(crate) type ClientError = Box<dyn std::error::Error + Send + Sync>;

@@ -10,10 +10,11 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{Request, Response};
-use http_body::{Body, Frame, SizeHint};
-use http_body_util::{BodyExt, Either, Full};
+use http_body::Body;
+use http_body_util::{Either, Full};
 use tower_service::Service;
 
+use super::admitted_body::{AdmittedBody, ResponseRules};
 use super::in_flight::WriteAdmission;
 use super::layer::{FenceRules, only_reads};
 
@@ -55,7 +56,9 @@ where
             Ok(Some((fence, resource))) => self.rules.enter(fence, &resource),
             Ok(None) => {
                 let call = self.inner.call(Request::from_parts(parts, body));
-                return Box::pin(async { Ok(under_way(call.await?, None, true)) });
+                return Box::pin(async {
+                    Ok(call.await?.map(|body| Either::Left(AdmittedBody::unchecked(body))))
+                });
             }
             Err(problem) => Err(problem),
         };
@@ -64,10 +67,10 @@ where
             Err(problem) => return Box::pin(async { Ok(problem.response().map(Either::Right)) }),
         };
         parts.extensions.insert(admission.clone());
-        let reads = only_reads(&parts);
+        let read = ResponseRules { reads: only_reads(&parts), grace: self.rules.grace() };
         let request = Request::from_parts(parts, body);
         if self.rules.passes(&admission) {
-            return Box::pin(finished(self.inner.call(request), admission, reads));
+            return Box::pin(finished(self.inner.call(request), admission, read));
         }
         // The one that said it is ready goes with the request.
         let fresh = self.inner.clone();
@@ -75,70 +78,10 @@ where
         let rules = self.rules.clone();
         Box::pin(async move {
             match rules.admit(&admission).await {
-                Ok(()) => finished(inner.call(request), admission, reads).await,
+                Ok(()) => finished(inner.call(request), admission, read).await,
                 Err(problem) => Ok(problem.response().map(Either::Right)),
             }
         })
-    }
-}
-
-fn under_way<R: Body + Send + Unpin + 'static>(
-    response: Response<R>,
-    admission: Option<WriteAdmission>,
-    reads: bool,
-) -> Response<AnswerBody<R>> {
-    response.map(|body| Either::Left(AdmittedBody { body: Some(body), admission, reads }))
-}
-
-/// A body whose request counts as under way until it has ended. Dropped before, it is read to its end in the background: a service
-/// may answer while it works, and a client that hangs up does not end that work. A request that only reads is cut off instead.
-#[derive(Debug)]
-pub struct AdmittedBody<R: Body + Send + Unpin + 'static> {
-    /// `None` when it is dropped.
-    body: Option<R>,
-    admission: Option<WriteAdmission>,
-    reads: bool,
-}
-
-impl<R: Body + Send + Unpin + 'static> Body for AdmittedBody<R> {
-    type Data = R::Data;
-    type Error = R::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<R::Data>, R::Error>>> {
-        let Some(body) = &mut self.body else { return Poll::Ready(None) };
-        let frame = Pin::new(body).poll_frame(cx);
-        if matches!(frame, Poll::Ready(None | Some(Err(_)))) {
-            self.admission = None;
-        }
-        frame
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.as_ref().is_none_or(Body::is_end_stream)
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.as_ref().map_or(SizeHint::with_exact(0), Body::size_hint)
-    }
-}
-
-impl<R: Body + Send + Unpin + 'static> Drop for AdmittedBody<R> {
-    fn drop(&mut self) {
-        if self.reads || self.is_end_stream() || std::thread::panicking() {
-            return;
-        }
-        if let (Some(mut body), Some(admission)) = (self.body.take(), self.admission.take())
-            && let Ok(runtime) = tokio::runtime::Handle::try_current()
-        {
-            runtime.spawn(async move {
-                while let Some(Ok(_)) = body.frame().await {}
-                drop(body);
-                drop(admission);
-            });
-        }
     }
 }
 
@@ -146,14 +89,17 @@ impl<R: Body + Send + Unpin + 'static> Drop for AdmittedBody<R> {
 fn finished<F, R, E>(
     call: F,
     admission: WriteAdmission,
-    reads: bool,
+    rules: ResponseRules,
 ) -> impl Future<Output = Result<Response<AnswerBody<R>>, E>> + Send
 where
     F: Future<Output = Result<Response<R>, E>> + Send + 'static,
     R: Body + Send + Unpin + 'static,
     E: Send + 'static,
 {
-    let work = async move { Ok(under_way(call.await?, Some(admission), reads)) };
+    let work = async move {
+        let response = call.await?;
+        Ok(response.map(|body| Either::Left(AdmittedBody::new(body, admission, rules))))
+    };
     Finished { work: Some(Box::pin(work)), begun: false }
 }
 

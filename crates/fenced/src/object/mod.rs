@@ -119,29 +119,31 @@ impl ObjectFenced {
     async fn write_if_unchanged(&self, resource: &str, fence: Fence, value: Option<&[u8]>) -> Result<()> {
         let (path, new) = (self.path(resource)?, body::written(fence, value));
         let mut found = self.look(&path, body::LONGEST_LINE).await?;
-        let mut doubt = None;
+        let mut unknown = None;
         for _ in 0..TRIES {
             if let Some(found) = &found {
-                check(fence, found).map_err(|stale| doubt.take().unwrap_or(stale))?;
+                check(fence, found).map_err(|stale| unknown.take().unwrap_or(stale))?;
             }
             let mode = found.as_ref().map_or(PutMode::Create, |found| PutMode::Update(found.version.clone()));
-            let told = match self.send(&path, mode, new.clone()).await {
+            let failure = match self.send(&path, mode, new.clone()).await {
                 Ok(()) => return Ok(()),
-                Err(told @ (StoreError::Precondition { .. } | StoreError::AlreadyExists { .. })) => told,
+                Err(failure @ (StoreError::Precondition { .. } | StoreError::AlreadyExists { .. })) => {
+                    failure
+                }
                 // Some stores say so of an object that is gone; of one that was never there, it is the bucket.
-                Err(told @ StoreError::NotFound { .. }) if found.is_some() => told,
+                Err(failure @ StoreError::NotFound { .. }) if found.is_some() => failure,
                 // A try of an earlier round may have been done.
-                Err(told) => return Err(doubt.unwrap_or_else(|| to_error(&told, true))),
+                Err(failure) => return Err(unknown.unwrap_or_else(|| to_error(&failure, true))),
             };
-            doubt = doubt.or(error::retried(&told));
+            unknown = unknown.or(error::retried(&failure));
             let now = match self.look(&path, usize::MAX).await {
                 Ok(now) => now,
-                Err(look) => return Err(doubt.unwrap_or_else(|| unknown_after(look, &told))),
+                Err(look) => return Err(unknown.unwrap_or_else(|| unknown_after(look, &failure))),
             };
             match &now {
                 // It was ours: a client that sends again what it has not heard the end of meets its own write.
                 Some(now) if now.bytes == new => return Ok(()),
-                None if found.is_some() => return Err(doubt.unwrap_or_else(|| gone(&path))),
+                None if found.is_some() => return Err(unknown.unwrap_or_else(|| gone(&path))),
                 _ => found = now,
             }
         }
@@ -156,9 +158,9 @@ fn check(fence: Fence, found: &FoundObject) -> Result<()> {
 }
 
 /// The look after a write that was refused has failed: the write may have been done by a try before the one that was refused.
-fn unknown_after(look: Error, told: &StoreError) -> Error {
+fn unknown_after(look: Error, failure: &StoreError) -> Error {
     match look {
-        Error::Unavailable(why) => Error::Unknown(format!("{told}, and then: {why}")),
+        Error::Unavailable(why) => Error::Unknown(format!("{failure}, and then: {why}")),
         other => other,
     }
 }

@@ -10,7 +10,8 @@ use axum::response::Response;
 use axum::routing::any;
 use futures_util::FutureExt;
 use http_body_util::BodyExt;
-use lockkeeper::{Error, Lockkeeper, SystemClock};
+use lockkeeper::{Error, LockName, Lockkeeper, SystemClock};
+use lockkeeper_core::Expect;
 use lockkeeper_fenced::http::{FenceLayer, Require, WriteAdmission};
 use lockkeeper_testkit::laws::interposed::{Fate, Interposed};
 use lockkeeper_testkit::laws::{eventually, soon};
@@ -229,6 +230,60 @@ async fn who_hangs_up_in_the_middle_of_an_answer_does_not_end_what_was_begun() {
     }
 }
 
+/// A client that reads slowly, or not at all, kept newer fences out for as long as it liked: a response counted until its client had
+/// read it.
+#[tokio::test]
+async fn a_client_that_does_not_read_its_response_does_not_keep_newer_fences_out() {
+    for (method, works_on) in [("PUT", true), ("GET", false)] {
+        let (layer, ..) = fresh().await;
+        let layer = layer.wait(Duration::from_secs(8));
+        let (works, mut said) = mpsc::unbounded_channel::<Bytes>();
+        let parts =
+            futures_util::stream::poll_fn(move |cx| said.poll_recv(cx).map(|part| part.map(Ok::<_, Error>)));
+        let answer = Arc::new(Mutex::new(Some(Body::from_stream(parts))));
+        let app = Router::new()
+            .fallback(any(move || async move { answer.lock().unwrap().take().unwrap_or_default() }));
+        works.send(Bytes::from_static(b"some")).unwrap();
+        let mut five = layer.layer(app.clone()).call(request(method, "/a", &["5"])).await.unwrap();
+        let mut six = Box::pin(async { put(&layer, &app, "/a", 6).await.0 });
+        if works_on {
+            // A client that waits for the rest is woken, and sees that it got no whole response.
+            assert!(five.body_mut().frame().await.unwrap().is_ok());
+            tokio::select! {
+                status = &mut six => panic!("{status}: it was passed on while the service was still at it"),
+                end = five.body_mut().frame() => assert!(end.unwrap().is_err(), "the response seems whole"),
+            }
+            assert!(works.send(Bytes::from_static(b"more")).is_ok(), "the service was cut off");
+            drop(works);
+        }
+        assert_eq!(six.await, 200, "{method}: a client that does not read kept a newer fence out");
+        assert!(five.body_mut().collect().await.is_err() || works_on, "the response seems whole");
+    }
+}
+
+/// A response that begins when a newer fence has waited for longer than a client has to read it.
+#[tokio::test]
+async fn a_response_that_begins_late_and_is_not_read_does_not_keep_newer_fences_out() {
+    let (layer, ..) = fresh().await;
+    let mut slow = slow(|_| Response::new(Body::from("some")));
+    let hasty = layer.clone().wait(Duration::from_millis(20));
+    let mut service = hasty.layer(slow.app.clone());
+    let mut five = Box::pin(service.call(request("PUT", "/a", &["5"])));
+    assert!(five.as_mut().now_or_never().is_none());
+    slow.begun.recv().await.unwrap();
+    assert_eq!(put(&hasty, &slow.app, "/a", 6).await.0, 503);
+    slow.go.notify_one();
+    let five = five.await.unwrap();
+    let go = slow.go.clone();
+    let (status, _) = tokio::join!(put(&layer, &slow.app, "/a", 6), async {
+        slow.begun.recv().await.unwrap();
+        go.notify_one();
+    })
+    .0;
+    assert_eq!(status, 200, "a response that its client does not read kept a newer fence out");
+    assert!(five.into_body().collect().await.is_err(), "the response seems whole");
+}
+
 #[tokio::test]
 async fn a_store_that_is_away_lets_nobody_through_and_everybody_when_it_is_back() {
     let Ok(mut redis) =
@@ -263,7 +318,7 @@ async fn a_store_that_is_away_lets_nobody_through_and_everybody_when_it_is_back(
 async fn one_alone_with_its_marks_asks_the_store_once_and_lets_nothing_through_when_they_are_not_its_own() {
     let dir = TempDir::new("fenced-alone");
     let url = format!("sqlite:{}", dir.join("marks.db").display());
-    let (ledger, ttl) = (Ledger::default(), Duration::from_secs(3));
+    let (ledger, ttl) = (Ledger::default(), Duration::from_secs(15));
     let app = app(&ledger);
     let open = async || by_path(&Lockkeeper::open(&url).await.unwrap()).alone(ttl, Duration::ZERO).unwrap();
     let first = open().await;
@@ -345,6 +400,39 @@ async fn one_that_is_to_be_alone_does_not_keep_those_out_that_share() {
     assert!(!alone.is_owner());
     drop((first, second));
     soon("it is alone in the end", alone.owned()).await;
+}
+
+/// The lock of the marks is broken while a mark is raised, another process raises it higher, and the layer has the lock again when it
+/// gets the reply: that was given under an earlier grant, and must neither let the request through nor be remembered.
+#[tokio::test]
+async fn a_mark_that_was_raised_under_an_earlier_grant_counts_for_nothing_under_the_next() {
+    let (give, layer) = tokio::sync::oneshot::channel::<FenceLayer>();
+    let other = Lockkeeper::open("memory:").await.unwrap();
+    let store = other.store().clone();
+    let others = async move {
+        let layer = layer.await.expect("the layer");
+        let [lock, mark] = ["fence/http", "fence/http=/a"].map(|name| LockName::new(name).unwrap());
+        let holder = async || other.inspect(&lock).await.unwrap()?.held.first().map(|held| held.fence);
+        let before = holder().await;
+        other.break_lock(&lock, "to see what happens").await.unwrap();
+        other.store().write(&mark, b"9", Expect::Any, None).await.unwrap();
+        // A new holder in the store: the layer has noticed its loss by then.
+        eventually("the layer has the lock again", || async {
+            holder().await.is_some_and(|now| Some(now) != before) && layer.is_owner()
+        })
+        .await;
+    };
+    let store = Arc::new(Interposed::new(store, Fate::AnsweredLate, others));
+    let (ledger, keeper) = (Ledger::default(), Lockkeeper::with_store(store, Arc::new(SystemClock)));
+    let app = app(&ledger);
+    // The layer notices a break when it renews its lease.
+    let layer = by_path(&keeper).alone(Duration::from_secs(10), Duration::ZERO).unwrap();
+    layer.owned().await;
+    assert!(give.send(layer.clone()).is_ok());
+    assert_eq!(put(&layer, &app, "/a", 5).await.0, 503, "it was passed on under another grant");
+    layer.owned().await;
+    assert_eq!(put(&layer, &app, "/a", 5).await.0, 412, "the mark of the earlier grant was remembered");
+    assert!(ledger.read().is_empty());
 }
 
 /// The lock of the marks goes to another process while a mark is raised: what was raised under the old grant says nothing under the next one.

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use lockkeeper_core::Fence;
+use lockkeeper_core::{Error, Fence};
 use lockkeeper_fenced::{Fenced, GuardedValue};
 use lockkeeper_host::random_128;
 
 use super::FencedHarness;
-use super::laws::{fence, refused};
+use super::laws::fence;
 
 /// Numbers that are the same for the same seed.
 struct Dice(u64);
@@ -69,11 +69,18 @@ async fn play(clients: &[Arc<dyn Fenced>; 2], seed: u64) -> InterleavingTally {
             let answer = send(&*clients[dice.roll(2) as usize], &name, &op).await;
             match &model {
                 Some(seen) if op.fence < seen.fence => {
-                    refused(answer, op.fence.get(), seen.fence.get());
+                    let (presented, seen) = (op.fence, seen.fence);
+                    let refusal = matches!(answer, Err(Error::Stale { presented: p, seen: s }) if (p, s) == (presented, seen));
+                    assert!(
+                        refusal,
+                        "against the rule: {presented} after {seen} was to be refused: {answer:?}"
+                    );
                     tally.refused += 1;
                 }
                 _ => {
-                    answer.unwrap_or_else(|e| panic!("{} after {model:?} was to be taken: {e}", op.fence));
+                    answer.unwrap_or_else(|e| {
+                        panic!("against the rule: {} after {model:?} was to be taken: {e}", op.fence)
+                    });
                     model = Some(GuardedValue { fence: op.fence, value: op.value.clone() });
                     (tally.taken, tally.repeated) = (tally.taken + 1, tally.repeated + turn);
                 }
@@ -81,7 +88,7 @@ async fn play(clients: &[Arc<dyn Fenced>; 2], seed: u64) -> InterleavingTally {
         }
     }
     let seen = clients[dice.roll(2) as usize].read(&name).await.expect("it can be read");
-    assert_eq!(seen, model, "what is there is not what was taken last");
+    assert_eq!(seen, model, "against the rule: what is there is not what was taken last");
     tally
 }
 

@@ -26,11 +26,11 @@ async fn pair<H: FencedHarness>(h: &H) -> (Arc<dyn Fenced>, Arc<dyn Fenced>) {
 async fn is(resource: &dyn Fenced, name: &str, mark: u64, value: Option<&str>) {
     let seen = resource.read(name).await.expect("it can be read");
     let wanted = GuardedValue { fence: fence(mark), value: value.map(|value| value.as_bytes().to_vec()) };
-    assert_eq!(seen, Some(wanted), "{name}");
+    assert_eq!(seen, Some(wanted), "what is in {name}");
 }
 
 /// It has to be refused, with these numbers.
-pub(super) fn refused(answer: Result<()>, presented: u64, seen: u64) {
+fn refused(answer: Result<()>, presented: u64, seen: u64) {
     match answer {
         Err(Error::Stale { presented: p, seen: s }) => {
             assert_eq!((p.get(), s.get()), (presented, seen), "the numbers of the refusal")
@@ -44,6 +44,7 @@ pub async fn a_late_write_is_refused_and_changes_nothing<H: FencedHarness>(h: H)
     assert_eq!(a.read("orders/42").await.unwrap(), None, "no writer has written yet");
     b.put("orders/42", fence(7), b"new").await.unwrap();
     refused(a.put("orders/42", fence(6), b"late").await, 6, 7);
+    is(&*b, "orders/42", 7, Some("new")).await;
     refused(a.put("orders/42", Fence::MIN, b"later").await, 1, 7);
     is(&*a, "orders/42", 7, Some("new")).await;
     is(&*b, "orders/42", 7, Some("new")).await;
@@ -73,7 +74,7 @@ pub async fn the_same_fence_is_taken_again<H: FencedHarness>(h: H) {
     // A holder writes more than once under one grant, also from another connection.
     let (a, b) = pair(&h).await;
     a.put("orders/42", fence(5), b"one").await.unwrap();
-    b.put("orders/42", fence(5), b"two").await.unwrap();
+    b.put("orders/42", fence(5), b"two").await.expect("the same fence is taken again");
     is(&*a, "orders/42", 5, Some("two")).await;
     a.delete("orders/42", fence(5)).await.unwrap();
     is(&*b, "orders/42", 5, None).await;
@@ -85,7 +86,7 @@ pub async fn a_retry_is_harmless_and_a_late_one_is_refused<H: FencedHarness>(h: 
     // A writer without a reply sends the same write again.
     let (a, b) = pair(&h).await;
     for _ in 0..3 {
-        a.put("orders/42", fence(5), b"same").await.unwrap();
+        a.put("orders/42", fence(5), b"same").await.expect("the retry is taken");
         is(&*a, "orders/42", 5, Some("same")).await;
     }
     b.put("orders/42", fence(6), b"next").await.unwrap();
@@ -126,7 +127,7 @@ pub async fn deleting_nothing_counts_as_a_write<H: FencedHarness>(h: H) {
 pub async fn every_resource_has_a_mark_of_its_own<H: FencedHarness>(h: H) {
     let (a, b) = pair(&h).await;
     a.put("orders/42", fence(9), b"nine").await.unwrap();
-    b.put("orders/43", fence(3), b"three").await.unwrap();
+    b.put("orders/43", fence(3), b"three").await.expect("another resource has a mark of its own");
     is(&*a, "orders/42", 9, Some("nine")).await;
     is(&*a, "orders/43", 3, Some("three")).await;
     assert_eq!(b.read("orders/4").await.unwrap(), None);
@@ -205,7 +206,7 @@ pub async fn fences_are_compared_as_whole_numbers<H: FencedHarness>(h: H) {
     {
         let name = format!("orders/{nth}");
         a.put(&name, fence(low), b"low").await.unwrap();
-        b.put(&name, fence(high), b"high").await.unwrap();
+        b.put(&name, fence(high), b"high").await.expect("the higher fence is taken");
         refused(a.put(&name, fence(low), b"late").await, low, high);
         is(&*b, &name, high, Some("high")).await;
     }
@@ -229,7 +230,9 @@ pub async fn racing_writers_never_take_the_mark_back<H: FencedHarness>(h: H) {
         writer.await.expect("a writer saw nothing wrong");
     }
     let highest = ROUNDS * WRITERS + WRITERS - 1;
-    is(&*H::client(&h.address()).await, "orders/42", highest, Some(&highest.to_string())).await;
+    let seen = H::client(&h.address()).await.read("orders/42").await.unwrap().expect("there was a write");
+    assert_eq!(seen.fence, fence(highest), "{} was seen after {highest}", seen.fence);
+    assert_eq!(seen.value, Some(highest.to_string().into_bytes()), "a value and another's mark");
 }
 
 async fn race(resource: &dyn Fenced, acknowledged: &AtomicU64, mine: u64) {

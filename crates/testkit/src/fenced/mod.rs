@@ -38,27 +38,60 @@ pub trait FencedHarness: Send + Sync + Sized + 'static {
     async fn twin(address: &str) -> Arc<dyn Fenced>;
 }
 
-/// Calls a macro with every law of resources, and the planted bugs that it must catch.
+/// Calls a macro with every law of resources, and the planted bugs that it must catch, each with a text of the assertion that it must fail.
 #[macro_export]
 macro_rules! every_fenced_law {
     ($then:ident $(, $arg:tt)*) => {
         $then! { [$($arg)*]
-            a_late_write_is_refused_and_changes_nothing => [CheckRemoved, WritesWhatItRefuses],
-            a_refusal_says_what_was_presented_and_what_was_seen => [CheckRemoved, SwapsTheNumbers],
-            the_mark_rises_with_every_higher_fence => [CheckRemoved, MarkStandsStill],
-            the_same_fence_is_taken_again => [EqualIsRefused],
-            a_retry_is_harmless_and_a_late_one_is_refused => [CheckRemoved, EqualIsRefused],
-            a_late_delete_is_refused => [CheckRemoved, DeleteUnchecked],
-            deleting_keeps_the_mark => [CheckRemoved, DeleteForgets],
-            deleting_nothing_counts_as_a_write => [CheckRemoved, DeletesOnlyWhatIsThere],
-            every_resource_has_a_mark_of_its_own => [OneMarkForAll],
-            every_name_is_a_resource_of_its_own => [OneMarkForAll, FoldsNames],
-            every_value_comes_back_whole => [CutsValues, EmptyIsDeleted],
-            fences_are_compared_as_whole_numbers => [CheckRemoved, ComparesAsText, ComparesAsFloats],
-            racing_writers_never_take_the_mark_back => [ChecksFirst],
-            a_write_that_was_given_up_does_no_harm_later => [WritesLater],
+            a_late_write_is_refused_and_changes_nothing => [
+                CheckRemoved: "fence 6 after 7 was to be refused",
+                WritesWhatItRefuses: "what is in orders/42",
+            ],
+            a_refusal_says_what_was_presented_and_what_was_seen => [
+                CheckRemoved: "fence 9 after 10 was to be refused",
+                SwapsTheNumbers: "the numbers of the refusal",
+            ],
+            the_mark_rises_with_every_higher_fence => [
+                CheckRemoved: "fence 1 after 2 was to be refused",
+                MarkStandsStill: "what is in orders/42",
+            ],
+            the_same_fence_is_taken_again => [EqualIsRefused: "the same fence is taken again"],
+            a_retry_is_harmless_and_a_late_one_is_refused => [
+                CheckRemoved: "fence 5 after 6 was to be refused",
+                EqualIsRefused: "the retry is taken",
+            ],
+            a_late_delete_is_refused => [
+                CheckRemoved: "fence 6 after 7 was to be refused",
+                DeleteUnchecked: "fence 6 after 7 was to be refused",
+            ],
+            deleting_keeps_the_mark => [
+                CheckRemoved: "fence 6 after 7 was to be refused",
+                DeleteForgets: "what is in orders/42",
+            ],
+            deleting_nothing_counts_as_a_write => [
+                CheckRemoved: "fence 6 after 7 was to be refused",
+                DeletesOnlyWhatIsThere: "what is in orders/42",
+            ],
+            every_resource_has_a_mark_of_its_own => [OneMarkForAll: "another resource has a mark of its own"],
+            every_name_is_a_resource_of_its_own => [OneMarkForAll: "what is in orders/42", FoldsNames: "what is in orders/42"],
+            every_value_comes_back_whole => [
+                CutsValues: "value 1 came back as another",
+                EmptyIsDeleted: "value 0 came back as another",
+            ],
+            fences_are_compared_as_whole_numbers => [
+                CheckRemoved: "fence 9 after 10 was to be refused",
+                ComparesAsText: "the higher fence is taken",
+                ComparesAsFloats: "fence 4503599627370495 after 4503599627370496 was to be refused",
+            ],
+            racing_writers_never_take_the_mark_back => [ChecksFirst: "was seen after"],
+            a_write_that_was_given_up_does_no_harm_later => [WritesLater: "what is in orders/"],
             taken_is_exactly_what_never_goes_back => [
-                CheckRemoved, EqualIsRefused, MarkStandsStill, DeleteForgets, DeleteUnchecked, WritesWhatItRefuses
+                CheckRemoved: "was to be refused",
+                EqualIsRefused: "was to be taken",
+                MarkStandsStill: "against the rule",
+                DeleteForgets: "against the rule",
+                DeleteUnchecked: "was to be refused",
+                WritesWhatItRefuses: "against the rule",
             ],
         }
     };
@@ -93,7 +126,7 @@ macro_rules! fenced_laws {
 #[doc(hidden)]
 #[macro_export]
 macro_rules! fenced_law_tests {
-    ([$harness:ty] $($law:ident => [$($bug:ident),*],)*) => {
+    ([$harness:ty] $($law:ident => [$($bug:ident: $text:literal),* $(,)?],)*) => {
         $(
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $law() {

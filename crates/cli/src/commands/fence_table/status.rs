@@ -36,7 +36,7 @@ impl FenceStatusArgs {
     }
 }
 
-fn word(state: TriggerState) -> &'static str {
+fn state_name(state: TriggerState) -> &'static str {
     match state {
         TriggerState::On => "on",
         TriggerState::Off => "off",
@@ -47,7 +47,7 @@ fn word(state: TriggerState) -> &'static str {
 
 fn shown(one: &Status) -> Value {
     json!({
-        "table": one.table, "state": word(one.state), "column": one.column, "key": one.key,
+        "table": one.table, "state": state_name(one.state), "column": one.column, "key": one.key,
         "allow_unfenced": one.allow_unfenced, "marks": one.marks,
     })
 }

@@ -13,6 +13,7 @@ use crate::duration;
 use crate::exit::Failure;
 use crate::report::{EventOutput, Report};
 use crate::signals::SignalStream;
+use crate::store::HIDDEN;
 use crate::work::{ItemWorker, WorkSource, WorkerArgs};
 
 /// Run a command for each job that is due, until a signal comes.
@@ -35,6 +36,9 @@ pub struct JobsRunArgs {
     /// Print errors only
     #[arg(long, short)]
     pub quiet: bool,
+    /// Do not pass the database on to the command: neither LOCKKEEPER_POSTGRES nor the store of LOCKKEEPER_STORE or LOCKKEEPER_STORE_FILE
+    #[arg(long)]
+    pub hide_store: bool,
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "CMD")]
     pub command: Vec<OsString>,
@@ -64,7 +68,8 @@ impl JobsRunArgs {
         let name = LockName::new(&group)?;
         let json = self.table.database.json;
         let report = Report::new(std::iter::once(&name), json, self.quiet, EventOutput::Stderr);
-        let command = ItemCommand { command: &self.command, grace: self.grace, env: Vec::new(), json };
+        let env = if self.hide_store { HIDDEN.to_vec() } else { Vec::new() };
+        let command = ItemCommand { command: &self.command, grace: self.grace, env, json };
         let worker = ItemWorker { args: rules, command, report: &report, group, skip: self.drain };
         let mut signals = SignalStream::ending()?;
         worker.run(WorkSource::Table(jobs), &mut signals).await

@@ -96,10 +96,10 @@ impl RecordKeyArgs {
             .next(format!("look at it, then try with --fence {}", found.fence))
     }
 
-    fn told(&self, word: &str, fence: Fence) -> Result<i32, Failure> {
+    fn print_done(&self, action: &str, fence: Fence) -> Result<i32, Failure> {
         output::line(&match self.common.json {
             true => json!({ "key": self.key, "fence": fence }).to_string(),
-            false => format!("{word} {}, fence {fence}", quoted(self.key.as_str())),
+            false => format!("{action} {}, fence {fence}", quoted(self.key.as_str())),
         })?;
         Ok(OK)
     }

@@ -89,7 +89,7 @@ impl RecordSetArgs {
             register = register.ttl(ttl);
         }
         let done = register.update(|_| bytes.clone()).await?;
-        self.key.told("written", done.fence)
+        self.key.print_done("written", done.fence)
     }
 }
 
@@ -102,7 +102,7 @@ impl RecordCasArgs {
             register = register.ttl(ttl);
         }
         match register.compare_and_set(self.fence, &bytes).await? {
-            Swap::Swapped(fence) => self.key.told("written", fence),
+            Swap::Swapped(fence) => self.key.print_done("written", fence),
             Swap::Conflict(Some(found)) => Err(self.key.changed(&found)),
             Swap::Conflict(None) => Err(self.key.absent()),
         }
@@ -113,7 +113,7 @@ impl RecordRmArgs {
     pub async fn execute(self) -> Result<i32, Failure> {
         let keeper = self.key.common.open().await?;
         match keeper.register_bytes(&self.key.key).remove(self.fence).await? {
-            Swap::Swapped(fence) => self.key.told("deleted", fence),
+            Swap::Swapped(fence) => self.key.print_done("deleted", fence),
             Swap::Conflict(Some(found)) => Err(self.key.changed(&found)),
             Swap::Conflict(None) => Err(self.key.absent()),
         }
