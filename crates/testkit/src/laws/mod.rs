@@ -219,6 +219,7 @@ macro_rules! every_recipe_law {
             claim::an_extended_item_stays_with_its_worker => WritesAreLost: "an extended item went to another worker",
             claim::work_is_dropped_when_its_lease_is_lost => WritesAreLost: "one item has a lease",
             claim::what_is_given_back_is_free_at_once => VersionsStartAgain: "what was given back is not free",
+            claim::a_first_write_that_comes_late_holds_no_item => LeaseTombstonesForgotten: "is held for no worker by a request that came late",
             claim::a_lost_reply_neither_loses_nor_doubles_an_item => ExpectIgnored: "an item was completed twice",
             claim::bad_input_to_a_claim_leaves_nothing => ForeignPageTaken: "another's record was written over: Ok",
             claim::nothing_is_left_of_what_was_done => RecordsNeverExpire: "something is left",
