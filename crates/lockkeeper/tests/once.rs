@@ -7,11 +7,14 @@ use std::time::Duration;
 
 use lockkeeper::once::{OnceStart, RunPermit, Stored};
 
+use lockkeeper::store::VirtualClock;
 use lockkeeper::{Error, Lockkeeper, Result, Store, SystemClock};
 use lockkeeper_core::{
     AcquireOutcome, Expect, Grant, LockName, LockRequest, ReleaseOutcome, RenewOutcome, RequestKey as Names,
     WriteOutcome,
 };
+use lockkeeper_memory::MemoryStore;
+use lockkeeper_testkit::laws::interposed::{Fate, Interposed};
 
 /// A store that refuses the next few writes.
 struct FailingWrites {
@@ -103,4 +106,30 @@ async fn work_that_requests_its_own_key_gets_deadlock() {
     // It is over by now, and has left nothing behind in this task.
     let after = keeper.once("k").run(|_| async { Ok::<String, String>("no".into()) }).await.unwrap();
     assert!(after.replayed && after.result.unwrap() == told);
+}
+
+/// The chunks of a large result were kept for a minute longer than the record, counted from their own write. The record's write came after an
+/// outage of some minutes: the chunks ended first, and every caller was told that the result is damaged.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_chunks_of_a_result_outlive_a_record_that_is_written_late() {
+    let minutes = |n: u64| Duration::from_secs(60 * n);
+    // The last one is written when the lease is over, and no other caller has taken over.
+    for (late, keep) in [(minutes(5), minutes(10)), (minutes(5), minutes(1)), (minutes(20), minutes(1))] {
+        let clock = Arc::new(VirtualClock::default());
+        let outage = clock.clone();
+        let store = Arc::new(MemoryStore::new(clock.clone()));
+        // The first write begins the run, the second is the chunk.
+        let delayed = Interposed::new(store, Fate::Late, async move { outage.advance(late) }).after(2);
+        let keeper = Lockkeeper::with_store(Arc::new(delayed), clock.clone());
+        let once = || keeper.once("k").ttl(minutes(10)).keep(keep);
+        let OnceStart::Run(permit) = once().claim().await.unwrap() else { panic!("no other caller runs") };
+        let large = Stored { ok: true, bytes: vec![7; 100_000] };
+        permit.finish(large.clone()).await.unwrap();
+        clock.advance(keep - Duration::from_secs(1));
+        let found =
+            once().result().await.unwrap_or_else(|error| panic!("{late:?} late, kept for {keep:?}: {error}"));
+        assert!(found.expect("it is kept").result == large);
+        clock.advance(Duration::from_secs(2));
+        assert!(once().result().await.unwrap().is_none(), "the record ends after {keep:?}");
+    }
 }

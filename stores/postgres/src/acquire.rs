@@ -60,12 +60,19 @@ impl LockClient {
             Err(error) if was_unknown || matches!(error, Error::Unknown(_)) => {
                 self.unknown.add(&request.key, request.ttl.min(KEPT_FOR_RETRY));
             }
+            // PostgreSQL may still be running the earlier request, and grant it once the lock is free.
+            Ok(AcquireOutcome::Busy(_)) if was_unknown => {
+                self.unknown.add(&request.key, request.ttl.min(KEPT_FOR_RETRY));
+            }
             // The queue entry still exists, and no caller waits any more.
             Err(_) if enqueued => self.unknown.add(&request.key, RELEASE_AGAIN_AFTER),
             _ => {}
         }
         match outcome {
             Err(Error::Unavailable(why)) if enqueued => Err(Error::Unknown(why)),
+            Ok(AcquireOutcome::Granted(_)) if self.unknown.is_abandoned(&request.key.attempt) => {
+                Err(released())
+            }
             outcome => outcome,
         }
     }
@@ -160,7 +167,7 @@ impl LockClient {
 }
 
 fn released() -> Error {
-    Error::Unknown("the request was released while it waited".into())
+    Error::Unknown("the request was released meanwhile".into())
 }
 
 /// Whether the fast path may grant the request.

@@ -10,7 +10,8 @@ use crate::unknown::{RELEASE_AGAIN_AFTER, UnknownOutcomes};
 impl LockClient {
     /// Releases a request. If it fails, or the caller goes away, the store sends the release again in the background.
     pub async fn release(&self, key: &RequestKey) -> Result<ReleaseOutcome> {
-        let mut guard = ReleaseInProgress { unknown: &self.unknown, key, confirmed: false };
+        let first_of_two = self.unknown.begin_release(&key.attempt);
+        let mut guard = ReleaseInProgress { unknown: &self.unknown, key, first_of_two, confirmed: false };
         let outcome = self.send_release(key).await;
         guard.confirmed = outcome.is_ok();
         outcome
@@ -44,14 +45,18 @@ impl LockClient {
 struct ReleaseInProgress<'a> {
     unknown: &'a UnknownOutcomes,
     key: &'a RequestKey,
+    /// The outcome of the request was unknown: its release is repeated later.
+    first_of_two: bool,
     confirmed: bool,
 }
 
 impl Drop for ReleaseInProgress<'_> {
     fn drop(&mut self) {
-        match self.confirmed {
-            true => self.unknown.released(&self.key.attempt),
-            false => self.unknown.add(self.key, RELEASE_AGAIN_AFTER),
+        match (self.confirmed, self.first_of_two) {
+            (true, true) => self.unknown.released(&self.key.attempt),
+            (true, false) => {}
+            (false, true) => self.unknown.put_off(&self.key.attempt),
+            (false, false) => self.unknown.add(self.key, RELEASE_AGAIN_AFTER),
         }
     }
 }

@@ -2,6 +2,7 @@
 //! process itself releases what its callers gave up, however long the server is unreachable.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::future::Future;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -16,9 +17,9 @@ pub(crate) const RELEASE_AGAIN_AFTER: Duration = Duration::from_millis(500);
 /// How long a request whose outcome is unknown is kept for a caller that sends it again.
 pub(crate) const KEPT_FOR_RETRY: Duration = Duration::from_secs(5);
 
-/// The requests that the database may have carried out, and that no caller uses.
+/// The requests of which PostgreSQL may still be running a statement without a reply.
 pub(crate) struct UnknownOutcomes {
-    all: Mutex<HashMap<Attempt, AbandonedRequest>>,
+    all: Mutex<HashMap<Attempt, UnknownRequest>>,
     /// The newest acquire in flight for each attempt.
     calls: Mutex<(u64, HashMap<Attempt, u64>)>,
     changed: Notify,
@@ -27,13 +28,22 @@ pub(crate) struct UnknownOutcomes {
     second_release_after: Duration,
 }
 
-struct AbandonedRequest {
+struct UnknownRequest {
     key: RequestKey,
+    stage: Stage,
     due: Instant,
-    /// A release of it is in flight.
-    releasing: bool,
     /// One release of it has succeeded.
     released: bool,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Stage {
+    /// No caller uses it: it is released when it is due.
+    Abandoned,
+    /// A caller uses the outcome of a later call. It is forgotten when it is due: by then PostgreSQL has finished the statements before.
+    InUse,
+    /// A release of it is in flight.
+    Releasing,
 }
 
 impl UnknownOutcomes {
@@ -51,20 +61,44 @@ impl UnknownOutcomes {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn all(&self) -> MutexGuard<'_, HashMap<Attempt, AbandonedRequest>> {
+    fn all(&self) -> MutexGuard<'_, HashMap<Attempt, UnknownRequest>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The server may have carried out this request. It is released `after` this time, unless a caller sends or releases it before.
     pub fn add(&self, key: &RequestKey, after: Duration) {
         let due = Instant::now() + after;
-        self.all().entry(key.attempt).or_insert_with(|| AbandonedRequest {
-            key: key.clone(),
-            due,
-            releasing: false,
-            released: false,
-        });
+        match self.all().entry(key.attempt) {
+            Entry::Occupied(mut found) if found.get().stage == Stage::InUse => {
+                let request = found.get_mut();
+                (request.stage, request.due) = (Stage::Abandoned, due);
+            }
+            Entry::Occupied(_) => {}
+            Entry::Vacant(vacant) => {
+                vacant.insert(UnknownRequest {
+                    key: key.clone(),
+                    stage: Stage::Abandoned,
+                    due,
+                    released: false,
+                });
+            }
+        }
         self.changed.notify_one();
+    }
+
+    /// A caller releases the request. Returns whether this is the first of its two releases: not if its outcome is known, or if another
+    /// release has succeeded or is in flight.
+    pub fn begin_release(&self, attempt: &Attempt) -> bool {
+        let mut all = self.all();
+        let found =
+            all.get_mut(attempt).filter(|request| request.stage != Stage::Releasing && !request.released);
+        found.map(|request| request.stage = Stage::Releasing).is_some()
+    }
+
+    /// Whether a caller has released or abandoned the request during another call with the same attempt. It is released once more, so that
+    /// call must not use its grant.
+    pub fn is_abandoned(&self, attempt: &Attempt) -> bool {
+        self.all().get(attempt).is_some_and(|request| request.stage != Stage::InUse)
     }
 
     /// A release succeeded. The request may still be running in the database, so it is released once more later.
@@ -74,7 +108,7 @@ impl UnknownOutcomes {
             Some(request) if request.released => _ = all.remove(attempt),
             Some(request) => {
                 request.due = Instant::now() + self.second_release_after;
-                (request.releasing, request.released) = (false, true);
+                (request.stage, request.released) = (Stage::Abandoned, true);
                 self.changed.notify_one();
             }
             None => {}
@@ -83,47 +117,53 @@ impl UnknownOutcomes {
 
     /// A caller sends the request, perhaps again, and uses its outcome.
     pub fn begin<'a>(&'a self, key: &'a RequestKey, ttl: Duration) -> Result<AcquireInProgress<'a>> {
-        let abandoned = self.reclaim(&key.attempt)?;
+        let mut all = self.all();
+        let known = all.get_mut(&key.attempt);
+        if known.as_ref().is_some_and(|request| request.stage == Stage::Releasing) {
+            return Err(Error::Unavailable(
+                "this request was given up, and its release is in flight: acquire with a new attempt".into(),
+            ));
+        }
         let (call, replaces) = {
             let mut calls = self.calls();
             calls.0 += 1;
             let call = calls.0;
             (call, calls.1.insert(key.attempt, call).is_some())
         };
-        let kept = ttl.min(KEPT_FOR_RETRY);
-        Ok(AcquireInProgress { unknown: self, key, call, kept, was_unknown: abandoned || replaces })
-    }
-
-    /// A caller uses the outcome of this attempt. Returns whether it was unknown before.
-    fn reclaim(&self, attempt: &Attempt) -> Result<bool> {
-        let mut all = self.all();
-        match all.get(attempt) {
-            Some(request) if request.releasing => Err(Error::Unavailable(
-                "this request was given up, and its release is in flight: acquire with a new attempt".into(),
-            )),
-            found => {
-                let unknown = found.is_some();
-                all.remove(attempt);
-                Ok(unknown)
-            }
+        let was_unknown = known.is_some() || replaces;
+        if was_unknown {
+            // The statement of the earlier call may grant the lock after this caller has released it.
+            let due = Instant::now() + self.second_release_after;
+            all.insert(
+                key.attempt,
+                UnknownRequest { key: key.clone(), stage: Stage::InUse, due, released: false },
+            );
+            self.changed.notify_one();
         }
+        let kept = ttl.min(KEPT_FOR_RETRY);
+        Ok(AcquireInProgress { unknown: self, key, call, kept, was_unknown })
     }
 
     /// The requests whose release is due, and when the next one is.
     fn take_due(&self) -> (Vec<RequestKey>, Option<Instant>) {
         let (mut all, now) = (self.all(), Instant::now());
+        all.retain(|_, request| request.stage != Stage::InUse || request.due > now);
         let mut due = Vec::new();
-        for request in all.values_mut().filter(|request| request.due <= now) {
-            request.releasing = true;
+        for request in
+            all.values_mut().filter(|request| request.stage == Stage::Abandoned && request.due <= now)
+        {
+            request.stage = Stage::Releasing;
             due.push(request.key.clone());
         }
-        (due, all.values().filter(|request| !request.releasing).map(|request| request.due).min())
+        let waiting = all.values().filter(|request| request.stage != Stage::Releasing);
+        (due, waiting.map(|request| request.due).min())
     }
 
     /// The release failed, or had no reply.
-    fn put_off(&self, attempt: &Attempt) {
+    pub fn put_off(&self, attempt: &Attempt) {
         if let Some(request) = self.all().get_mut(attempt) {
-            (request.due, request.releasing) = (Instant::now() + RELEASE_AGAIN_AFTER, false);
+            (request.due, request.stage) = (Instant::now() + RELEASE_AGAIN_AFTER, Stage::Abandoned);
+            self.changed.notify_one();
         }
     }
 

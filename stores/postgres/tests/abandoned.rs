@@ -4,7 +4,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{number, open, sql, url};
+use common::{migrate, number, open, sql, url};
 use lockkeeper_postgres::{Options, connect_to};
 use lockkeeper_testkit::laws::{eventually, name, request, soon, take};
 use lockkeeper_testkit::proxy::{Direction, Fault, Framing, Proxy};
@@ -16,6 +16,7 @@ use lockkeeper_testkit::servers::{self, PostgresOptions};
 async fn a_silent_server_is_noticed_while_callers_come_and_go() {
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
     let proxy = Proxy::start(server.addr(), Framing::Postgres);
+    migrate(&server).await;
     let store = open(&format!("{}?timeout=500ms", url(proxy.addr()))).await;
     let held = take(&store, &request("held")).await;
     proxy.hold(Direction::Replies);
@@ -41,6 +42,7 @@ async fn a_silent_server_is_noticed_while_callers_come_and_go() {
 async fn a_connection_outlives_the_callers_that_gave_up() {
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
     let proxy = Proxy::start(server.addr(), Framing::Postgres);
+    migrate(&server).await;
     let store = open(&format!("{}?timeout=500ms", url(proxy.addr()))).await;
     let before = proxy.count().connections;
     for _ in 0..300 {
@@ -57,6 +59,7 @@ async fn a_connection_outlives_the_callers_that_gave_up() {
 async fn a_closed_connection_leaves_no_server_process_behind() {
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
     let proxy = Proxy::start(server.addr(), Framing::Postgres);
+    migrate(&server).await;
     let store = open(&format!("{}?timeout=200ms", url(proxy.addr()))).await;
     let other = connect_to(&Options::from_url(&url(server.addr())).unwrap()).await.unwrap();
     other.batch_execute("BEGIN; LOCK TABLE lockkeeper.lock IN ACCESS EXCLUSIVE MODE").await.unwrap();
@@ -64,7 +67,7 @@ async fn a_closed_connection_leaves_no_server_process_behind() {
     let before = proxy.count().connections;
     eventually("many connections are closed", || async {
         store.inspect(&name("x")).await.expect_err("the table is locked");
-        proxy.count().connections >= before + 12
+        proxy.count().connections >= before + 6
     })
     .await;
     eventually("their server processes have ended", || async { number(&server, blocked) <= 2 }).await;
@@ -77,6 +80,7 @@ async fn a_closed_connection_leaves_no_server_process_behind() {
 async fn a_statement_that_cannot_be_cancelled_ends_by_itself() {
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
     let proxy = Proxy::start(server.addr(), Framing::Postgres);
+    migrate(&server).await;
     let store = open(&format!("{}?timeout=300ms", url(proxy.addr()))).await;
     let other = connect_to(&Options::from_url(&url(server.addr())).unwrap()).await.unwrap();
     other.batch_execute("BEGIN; LOCK TABLE lockkeeper.lock IN ACCESS EXCLUSIVE MODE").await.unwrap();
@@ -87,6 +91,31 @@ async fn a_statement_that_cannot_be_cancelled_ends_by_itself() {
     eventually("it has ended", || async { number(&server, blocked) == 0 }).await;
     soon("the request fails", asking).await.unwrap().expect_err("no reply came");
     other.batch_execute("COMMIT").await.unwrap();
+}
+
+/// The client cancels the statement of a direct connection that it gives up. `statement_timeout` would hide a client that does not: so this statement
+/// goes on after that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_statement_of_a_direct_connection_is_cancelled() {
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    migrate(&server).await;
+    sql(
+        &server,
+        "CREATE FUNCTION lockkeeper.stall() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN LOOP \
+           BEGIN PERFORM pg_advisory_xact_lock_shared(77); RETURN NEW; \
+           EXCEPTION WHEN query_canceled THEN IF SQLERRM NOT LIKE '%statement timeout%' THEN RAISE; END IF; END; \
+         END LOOP; END $$; \
+         CREATE TRIGGER stall BEFORE INSERT ON lockkeeper.lock FOR EACH ROW EXECUTE FUNCTION lockkeeper.stall(); \
+         SELECT setval('lockkeeper.fence', lockkeeper.now_us() + 600000000)",
+    );
+    let blocker = connect_to(&Options::from_url(&url(server.addr())).unwrap()).await.unwrap();
+    blocker.batch_execute("SELECT pg_advisory_lock(77)").await.unwrap();
+    let store = open(&format!("{}?timeout=300ms", url(server.addr()))).await;
+    let asking = tokio::spawn(async move { store.acquire(&request("x")).await });
+    let stalled = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 77 AND NOT granted";
+    eventually("it waits in the server", || async { number(&server, stalled) == 1 }).await;
+    soon("its caller has an answer", asking).await.unwrap().expect_err("no reply came");
+    eventually("it is cancelled", || async { number(&server, stalled) == 0 }).await;
 }
 
 /// Behind a pooler one statement at a time is in flight. A caller that gave up let the next statement go out behind its own.
@@ -119,6 +148,7 @@ async fn behind_a_pooler_a_closed_connection_leaves_no_server_process_behind() {
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
     let Ok(pooler) = servers::pgbouncer(server.addr()) else { return };
     let proxy = Proxy::start(pooler.addr(), Framing::Postgres);
+    migrate(&server).await;
     let store = open(&format!("{}?timeout=200ms", url(proxy.addr()))).await;
     let other = connect_to(&Options::from_url(&url(server.addr())).unwrap()).await.unwrap();
     other.batch_execute("BEGIN; LOCK TABLE lockkeeper.lock IN ACCESS EXCLUSIVE MODE").await.unwrap();
@@ -126,7 +156,7 @@ async fn behind_a_pooler_a_closed_connection_leaves_no_server_process_behind() {
     let before = proxy.count().connections;
     eventually("many connections are closed", || async {
         store.inspect(&name("x")).await.expect_err("the table is locked");
-        proxy.count().connections >= before + 24
+        proxy.count().connections >= before + 12
     })
     .await;
     // A cancellation of the last request may be on its way.

@@ -77,6 +77,7 @@ async fn a_channel_that_is_sql_is_refused() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_watcher_on_a_half_open_connection_receives_events_again() {
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    common::migrate(&server).await;
     let store = open(&format!("{}?timeout=500ms", url(server.addr()))).await;
     let mut events = store.watch("").await.unwrap();
     cycle(&store, "before").await;

@@ -157,6 +157,8 @@ async fn a_standby_that_missed_the_last_grant_grants_it_again() {
     let profile = client_of(&primary).await.profile();
     assert_eq!((profile.fence, profile.durable), (Guarantee::Likely, Guarantee::Likely));
     assert!(profile.notes[0].contains("standby"), "{:?}", profile.notes);
+    // The settings are checked when the store is opened: a client from before is not.
+    assert_eq!((a.profile().fence, a.profile().durable), (Guarantee::Kept, Guarantee::Kept));
     // The standby is down for a moment, in which the primary goes on, and dies.
     tokio::task::block_in_place(|| standby.stop());
     let late = take(&a, &ask_for("late", TTL)).await;

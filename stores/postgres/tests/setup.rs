@@ -51,6 +51,19 @@ async fn settings_that_weaken_guarantees_are_reported() {
     says(&profile.allows(Purpose::Correctness).unwrap_err(), Outcome::Unsupported, &["fsync"]);
 }
 
+/// The page says so: a setting that is weakened later is no part of the profile of a client from before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn settings_are_checked_when_the_store_is_opened() {
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    let early = client_of(&server).await;
+    sql(&server, "ALTER ROLE postgres SET synchronous_commit = off");
+    let profile = client_of(&server).await.profile();
+    assert_eq!((profile.durable, profile.fence), (Guarantee::Likely, Guarantee::Likely));
+    take(&early, &request("x")).await;
+    let profile = early.profile();
+    assert_eq!((profile.durable, profile.fence), (Guarantee::Kept, Guarantee::Kept));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_cannot_keep_locks_is_refused_with_the_reason() {
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };

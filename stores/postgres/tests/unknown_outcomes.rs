@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use common::{number, sql, try_open, url};
 use futures_util::FutureExt;
-use lockkeeper_core::{Error, Store, Wait};
+use lockkeeper_core::{Error, LockRequest, Store, Wait};
 use lockkeeper_postgres::{Options, connect_to};
 use lockkeeper_testkit::laws::{
-    eventually, give_back, granted, is_free, join_queue, name, queue_reaches, request, take, with,
+    eventually, give_back, granted, is_free, join_queue, name, queue_reaches, refused, request, soon, take,
+    with,
 };
 use lockkeeper_testkit::proxy::{Direction, Framing, Proxy};
 use lockkeeper_testkit::servers::{self, PostgresOptions, Server};
@@ -103,4 +104,72 @@ async fn a_grant_after_the_release_of_a_dropped_request_is_released_too() {
         assert!(round < 20, "no statement outlived its connection");
     };
     is_free(&other, late.key.names.first().as_str()).await;
+}
+
+/// Makes the first insert into the lock table wait for an advisory lock, in spite of `statement_timeout` and of cancellations: behind a pooler
+/// a cancellation may be lost.
+const STALL_THE_FIRST_INSERT: &str = "CREATE SEQUENCE lockkeeper.inserts; \
+     CREATE FUNCTION lockkeeper.stall() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+       IF nextval('lockkeeper.inserts') = 1 THEN LOOP \
+         BEGIN PERFORM pg_advisory_xact_lock_shared(77); EXIT; EXCEPTION WHEN query_canceled THEN END; \
+       END LOOP; END IF; RETURN NEW; END $$; \
+     CREATE TRIGGER stall BEFORE INSERT ON lockkeeper.lock FOR EACH ROW EXECUTE FUNCTION lockkeeper.stall(); \
+     SELECT setval('lockkeeper.fence', lockkeeper.now_us() + 600000000)";
+
+/// The acquire of `late` stalls in PostgreSQL, and its caller gets `Unknown`. After `then` PostgreSQL carries out the acquire: no caller uses the
+/// grant, so the store has to release it.
+async fn a_stalled_acquire_is_released_after<F: Future<Output = ()>>(
+    then: impl FnOnce(Arc<dyn Store>, Arc<dyn Store>, LockRequest) -> F,
+) {
+    let Some((server, proxy, store, other)) = set_up().await else { return };
+    sql(&server, STALL_THE_FIRST_INSERT);
+    let blocker = connect_to(&Options::from_url(&url(server.addr())).unwrap()).await.unwrap();
+    blocker.batch_execute("SELECT pg_advisory_lock(77)").await.unwrap();
+    let late = request("late");
+    let (first, asked) = (store.clone(), late.clone());
+    let first = tokio::spawn(async move { first.acquire(&asked).await });
+    let stalled = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 77 AND NOT granted";
+    eventually("it stalls", || async { number(&server, stalled) == 1 }).await;
+    proxy.cut_all();
+    proxy.heal();
+    let told = soon("its caller has an answer", first).await.unwrap();
+    assert!(matches!(told, Err(Error::Unknown(_))), "{told:?}");
+    then(store.clone(), other.clone(), late.clone()).await;
+    assert_eq!(number(&server, stalled), 1, "it still stalls");
+    blocker.batch_execute("SELECT pg_advisory_unlock(77)").await.unwrap();
+    let view = "SELECT count(*) FROM lockkeeper.lock WHERE name = 'late' AND attempt IS NOT NULL";
+    eventually("it is carried out", || async { number(&server, view) == 1 }).await;
+    is_free(&other, "late").await;
+}
+
+/// The retry was granted and released. The store no longer knew that an earlier call of this attempt had no reply, so it released once only, and the
+/// lock was held for no process for a whole ttl.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_after_the_release_of_a_retry_is_released_too() {
+    a_stalled_acquire_is_released_after(|store, _, late| async move {
+        take(&store, &late).await;
+        give_back(&store, &late.key).await;
+    })
+    .await;
+}
+
+/// The caller of a retry that found the lock busy has nothing to release.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_after_a_busy_retry_is_released_too() {
+    a_stalled_acquire_is_released_after(|store, other, late| async move {
+        let held = take(&other, &request("late")).await;
+        refused(&store, &late).await;
+        give_back(&other, &held.key).await;
+    })
+    .await;
+}
+
+/// Only the release that the store sends at the end of that time proves anything: the caller's own second release used to take its place.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_second_release_by_the_caller_does_not_count() {
+    a_stalled_acquire_is_released_after(|store, _, late| async move {
+        give_back(&store, &late.key).await;
+        give_back(&store, &late.key).await;
+    })
+    .await;
 }

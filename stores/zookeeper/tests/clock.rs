@@ -20,9 +20,9 @@ async fn a_clock_set_forward_does_not_end_a_lease_early() {
     let options = ZooKeeperOptions { clock: Some(clock.clone()), ..ZooKeeperOptions::default() };
     let Ok(server) = servers::zookeeper(options) else { return };
     let proxy = Proxy::start(server.addr(), Framing::ZooKeeper);
-    let cut_off = try_open(&format!("zk://{}?session=2s", proxy.addr())).await.unwrap();
+    let cut_off = try_open(&format!("zk://{}?session=6s", proxy.addr())).await.unwrap();
     let other = try_open(&format!("zk://{}?poll=100ms", server.addr())).await.unwrap();
-    let ttl = Duration::from_secs(8);
+    let ttl = Duration::from_secs(14);
     let held = take(&cut_off, &with(request("x"), |request| request.ttl = ttl)).await;
     let renewed_at = SystemClock.now();
     assert_eq!(cut_off.renew(&[held]).await.unwrap(), [RenewOutcome::Renewed]);
@@ -33,7 +33,7 @@ async fn a_clock_set_forward_does_not_end_a_lease_early() {
         tree(&admin, "/lock/x").await.iter().filter(|node| node.contains("-lock-")).count() == 1
     })
     .await;
-    clock.jump(7 * ClockShim::SECOND);
+    clock.jump(13 * ClockShim::SECOND);
     // A client that writes learns the new time.
     give_back(&other, &take(&other, &request("y")).await.key).await;
     let next = granted(waits).await;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use common::{admin, open, tree, try_open};
 use lockkeeper_core::{Expect, Store, WriteOutcome};
-use lockkeeper_testkit::laws::{SHORT, eventually, name, request, take, with};
+use lockkeeper_testkit::laws::{eventually, name, request, take, with};
 use lockkeeper_testkit::proxy::{Fault, Framing, Proxy};
 use lockkeeper_testkit::servers::{self, ZooKeeperOptions};
 use zookeeper_client::Client;
@@ -81,7 +81,8 @@ async fn hold_backs_of_dead_holders_are_removed() {
     let dead = try_open(&format!("zk://{}?session=2s", server.addr())).await.unwrap();
     for text in ["a", "b", "c"] {
         let careful = |request: &mut lockkeeper_core::LockRequest| {
-            (request.ttl, request.lock_delay) = (SHORT, Duration::from_millis(10));
+            // Long enough for three requests on a busy machine.
+            (request.ttl, request.lock_delay) = (Duration::from_secs(8), Duration::from_millis(10));
         };
         take(&dead, &with(request(text), careful)).await;
     }

@@ -19,7 +19,7 @@ pub(crate) use super::write_log::Snapshot;
 /// The number of tries of a write whose outcome is unknown, for [`Retry::Briefly`].
 const TRIES: u32 = 12;
 /// How long a tombstone stays: longer than a request can be in flight.
-const TOMBSTONE: Duration = Duration::from_secs(60 * 60);
+pub(crate) const TOMBSTONE: Duration = Duration::from_secs(60 * 60);
 
 /// The most bytes of a value in one record.
 pub const VALUE_BYTES: usize = limits::VALUE_BYTES - HEADER_BYTES;

@@ -87,6 +87,7 @@ pub enum Bug {
     EndForgotten,
     LeaseUnchecked,
     LeaseRevived,
+    LeaseTombstonesForgotten,
     LateCompletionKept,
     AttemptUnchecked,
     AttemptsUncounted,

@@ -76,6 +76,11 @@ pub(super) fn is_foreign(record: &Record) -> bool {
     recipe && !serde_json::from_slice::<Value>(line).is_ok_and(|page| page.is_object())
 }
 
+/// Whether this is the marker that the lease of a claimed item leaves.
+pub(super) fn is_lease_tombstone(key: &LockName, value: &[u8]) -> bool {
+    belongs(key, "claim-lease/") && value.windows(10).any(|part| part == b"\"free_at\":")
+}
+
 fn belongs(key: &LockName, recipe: &str) -> bool {
     key.as_str().starts_with(recipe)
 }

@@ -468,7 +468,9 @@ impl Records for Bugged {
         if self.bug == Bug::ReadsAreStale {
             self.written.lock().unwrap().insert(key.clone());
         }
-        if self.bug == Bug::NoTombstones && value.starts_with(b"lk0 ") {
+        if self.bug == Bug::NoTombstones && value.starts_with(b"lk0 ")
+            || self.bug == Bug::LeaseTombstonesForgotten && recipe::is_lease_tombstone(key, value)
+        {
             return Ok(match self.store.delete(key, expect).await? {
                 DeleteOutcome::Deleted => WriteOutcome::Written(Version(self.made_up_version())),
                 DeleteOutcome::Absent => WriteOutcome::Conflict(None),

@@ -293,6 +293,46 @@ pub async fn what_is_given_back_is_free_at_once<H: Harness>(h: H) {
     assert_eq!(next.map(|item| item.attempt_number()), Some(1), "the attempt counts");
 }
 
+/// The first write of a lease has no reply, its retry is applied, and the item is given back or fails. Then the first write arrives, twice. It used
+/// to find no record, and every worker was kept away for a whole lease.
+pub async fn a_first_write_that_comes_late_holds_no_item<H: Harness>(h: H) {
+    let (calm, other) = (h.keeper().await, h.client().await);
+    if !has(&calm).await {
+        return;
+    }
+    for (id, fails, attempts) in [("given back", false, 1), ("failed", true, 2)] {
+        let network = Interposed::new(h.client().await, Fate::LostUnheard, async {});
+        let unlucky = Lockkeeper::with_store(Arc::new(network), h.clock());
+        let group = group(&unlucky, LONG).backoff(SHORT, SHORT);
+        let item = group.from([id]).unwrap().try_take(1).await.unwrap().pop().expect("it is free");
+        let key = name(&format!("claim-lease/004/work/{id}"));
+        let first = other.read(&key).await.unwrap().expect("the item has a lease").value;
+        match fails {
+            true => assert!(matches!(item.fail("not yet").await, Ok(AfterFailure::RetryAfter(_)))),
+            false => item.give_back().await.unwrap(),
+        }
+        h.pass(SHORT * 2).await;
+        for _ in 0..2 {
+            let expect = lockkeeper_core::Expect::Absent;
+            let _ = other.write(&key, &first, expect, Some(LONG)).await.unwrap();
+            let next = self::group(&calm, LONG).from([id]).unwrap().try_take(1).await.unwrap().pop();
+            let next = next
+                .unwrap_or_else(|| panic!("what was {id} is held for no worker by a request that came late"));
+            assert_eq!(next.attempt_number(), attempts, "what came late is no attempt");
+            assert_eq!(self::group(&calm, LONG).counts().await.unwrap().taken, 1, "its lease counts");
+            next.give_back().await.unwrap();
+        }
+    }
+    // The pause after a failure lasts for as long as without the late request.
+    let network = Interposed::new(h.client().await, Fate::LostUnheard, async {});
+    let unlucky = Lockkeeper::with_store(Arc::new(network), h.clock());
+    let item =
+        group(&unlucky, LONG).backoff(LONG, LONG).from(["a"]).unwrap().try_take(1).await.unwrap().pop();
+    item.expect("it is free").fail("not yet").await.unwrap();
+    let early = group(&calm, LONG).from(["a"]).unwrap().try_take(1).await.unwrap();
+    assert!(early.is_empty(), "it was tried again before its back-off was over: {early:?}");
+}
+
 /// Takes and completes items until none is left, over a network that loses and delays. Returns what was confirmed.
 async fn work_through(mut source: ClaimSource) -> Vec<String> {
     let mut confirmed = Vec::new();

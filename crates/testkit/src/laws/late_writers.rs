@@ -45,6 +45,30 @@ pub async fn a_write_that_no_record_remembers_is_unknown<H: Harness>(h: H) {
         };
         assert!(as_it_was, "{key}, after {writes} other writes: {told:?}");
     }
+    // The same for a first write, when the value of the others was removed: a tombstone remembers as much as a value.
+    for (key, fate, writes) in [
+        ("many/removed", Fate::AppliedUnheard, FORGOTTEN),
+        ("few/removed", Fate::AppliedUnheard, 5),
+        ("few/removed and lost", Fate::LostUnheard, 5),
+    ] {
+        let register = calm.register::<u64>(key);
+        let others = async move {
+            for _ in 0..writes {
+                register.update(|old| old.unwrap_or(0) + 1).await.unwrap();
+            }
+            assert!(matches!(register.remove(None).await.unwrap(), Swap::Swapped(_)));
+        };
+        let store = Arc::new(Interposed::new(h.client().await, fate, others));
+        let late = Lockkeeper::with_store(store, h.clock()).register::<u64>(key);
+        let told = soon("it ends", late.compare_and_set(None, &1000)).await;
+        let left = calm.register::<u64>(key).read().await.unwrap().map(|entry| entry.value);
+        let as_it_was = match (fate, writes) {
+            (_, FORGOTTEN) => matches!(told, Err(Error::Unknown(_))) && left.is_none(),
+            (Fate::AppliedUnheard, _) => matches!(told, Ok(Swap::Swapped(_))) && left.is_none(),
+            _ => matches!(told, Ok(Swap::Swapped(_))) && left == Some(1000),
+        };
+        assert!(as_it_was, "{key}, after {writes} other writes and a removal: {told:?}, and it is {left:?}");
+    }
 }
 
 fn large(byte: u8) -> Stored {

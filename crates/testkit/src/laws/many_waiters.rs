@@ -94,9 +94,9 @@ pub async fn what_a_reentry_behind_a_long_queue_holds_back_stays_so<H: Harness>(
 }
 
 /// How long each request waits: less than the poll of any store with a queue.
-const WAIT: Duration = Duration::from_secs(8);
-/// How long all of them may take. A request that missed the grant of the one in front looks again when its wait is over, and not before.
-const ALL: Duration = Duration::from_secs(6);
+const WAIT: Duration = Duration::from_millis(9500);
+/// How long all of them may take: as long as a busy machine may need. A request that missed the grant of the one in front looks again when its wait is over, and not before.
+const ALL: Duration = Duration::from_secs(9);
 
 /// Whether a store declares a mode.
 type Declared = fn(&Profile) -> bool;

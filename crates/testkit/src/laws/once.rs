@@ -1,6 +1,7 @@
 //! Things that are done once, however often they are asked for.
 #![allow(missing_docs, reason = "a law's name is its sentence")]
 
+use std::collections::BTreeMap;
 use std::result::Result;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -9,7 +10,7 @@ use lockkeeper::once::{Done, OnFailure, Once, OnceStart, RunPermit, Stored};
 use lockkeeper::{Error, Fence};
 
 use super::lossy::{self, LossyStore};
-use super::outage::{self, FirstLoss, OutageStore};
+use super::outage::{self, FirstLoss, OutageStart, OutageStore};
 use super::register::has_records;
 use super::*;
 
@@ -278,6 +279,33 @@ pub async fn a_result_whose_answer_is_lost_is_kept_once<H: Harness>(h: H) {
     assert_eq!(done(calm.once("k")).await.result, stored(b"right"));
 }
 
+/// The record of a failed run is removed: once, and no later run's.
+pub async fn a_failed_run_over_a_lossy_network_is_removed_once<H: Harness>(h: H) {
+    let calm = h.keeper().await;
+    if !has(&calm).await {
+        return;
+    }
+    let mut delivered_late = 0;
+    for seed in lossy::seeds() {
+        let network = LossyStore::new(h.client().await, seed);
+        let client = Lockkeeper::with_store(network.clone(), h.clock());
+        for round in 0..4 {
+            let key = format!("{seed}/{round}");
+            let fails = |_| async { Err::<u64, String>("no".into()) };
+            let failed = soon("it ends", while_time_passes(&h, client.once(&key).run(fails))).await.unwrap();
+            assert!(failed.result.is_err() && !failed.replayed, "{failed:?}");
+            let first = calm.once(&key).run(works).await.unwrap();
+            assert!(!first.replayed && first.result.is_ok(), "a failed run is tried again: {first:?}");
+            network.deliver().await;
+            let again = calm.once(&key).run(works).await.unwrap();
+            let told = (again.fence, again.replayed);
+            assert_eq!(told, (first.fence, true), "a removal that came late took the result of the next run");
+        }
+        delivered_late += network.delivered_late();
+    }
+    assert!(delivered_late > 0, "no removal came late: the law shows nothing");
+}
+
 /// The work is done when the connection fails for some seconds: its result is kept, and no caller does the work again.
 pub async fn a_result_outlives_an_outage_of_the_store<H: Harness>(h: H) {
     let calm = h.keeper().await;
@@ -285,14 +313,19 @@ pub async fn a_result_outlives_an_outage_of_the_store<H: Harness>(h: H) {
         return;
     }
     // Beside the page, and in parts, which are written before it.
-    for (first, size) in [(FirstLoss::Applied, 10), (FirstLoss::NotSent, 10), (FirstLoss::Applied, 100_000)] {
-        let outage = Arc::new(OutageStore::new(h.client().await, h.clock(), first));
+    for (start, first, size) in [
+        (OutageStart::Done, FirstLoss::Applied, 10),
+        (OutageStart::Done, FirstLoss::NotSent, 10),
+        (OutageStart::Done, FirstLoss::Applied, 100_000),
+        (OutageStart::Part, FirstLoss::NotSent, 100_000),
+    ] {
+        let outage = Arc::new(OutageStore::new(h.client().await, h.clock(), start, first));
         let keeper = Lockkeeper::with_store(outage.clone(), h.clock());
-        let key = format!("{first:?}/{size}");
+        let key = format!("{start:?}/{first:?}/{size}");
         let running = turn(keeper.once(&key).ttl(outage::TTL)).await;
         let (fence, result) = (running.fence(), stored(&vec![7; size]));
         let told = soon("it ends", while_time_passes(&h, running.finish(result.clone()))).await;
-        assert!(told.is_ok(), "a finished result was thrown away after an outage ({first:?}): {told:?}");
+        assert!(told.is_ok(), "a finished result was thrown away after an outage ({key}): {told:?}");
         assert!(outage.refused() > 1, "the outage refused nothing: the law shows nothing");
         let kept = done(calm.once(&key)).await;
         assert_eq!((kept.result, kept.fence), (result, fence));
@@ -318,6 +351,21 @@ pub async fn what_cannot_be_kept_is_not_done_again<H: Harness>(h: H) {
             "what was done is done again, because its result is no JSON"
         );
         assert!(matches!(told, Err(Error::Unknown(_))), "{told:?}");
+    }
+    // JSON has no keys that are not text.
+    let runs = AtomicUsize::new(0);
+    for keeper in [&a, &b] {
+        let work = async |_| {
+            runs.fetch_add(1, Ordering::SeqCst);
+            Ok::<_, String>(BTreeMap::from([((1_u8, 2_u8), 3_u8)]))
+        };
+        let told = keeper.once("map").run(work).await;
+        assert!(matches!(&told, Err(Error::Unknown(why)) if why.contains("JSON")), "{told:?}");
+        assert_eq!(
+            runs.load(Ordering::SeqCst),
+            1,
+            "what was done is done again, because it cannot be written"
+        );
     }
     let running = turn(a.once("huge")).await;
     let fence = running.fence().to_string();

@@ -1,4 +1,4 @@
-//! A store that one client cannot reach for a while, from the write that says *done* on.
+//! A store that one client cannot reach for a while, from the write that says *done* on, or from the first part of a large result on.
 
 use std::sync::Arc;
 use std::sync::Mutex;
@@ -24,10 +24,20 @@ pub enum FirstLoss {
     NotSent,
 }
 
-/// One client whose connection fails in the write that says *done*, and for some seconds after it.
+/// The write that begins the outage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutageStart {
+    /// The one that says *done*.
+    Done,
+    /// The first part of a large result.
+    Part,
+}
+
+/// One client whose connection fails in one write, and for some seconds after it.
 pub struct OutageStore {
     store: Arc<dyn Store>,
     clock: Arc<dyn Clock>,
+    start: OutageStart,
     first: FirstLoss,
     state: Mutex<OutageState>,
 }
@@ -40,8 +50,8 @@ struct OutageState {
 
 impl OutageStore {
     /// A client of `store` before its outage.
-    pub fn new(store: Arc<dyn Store>, clock: Arc<dyn Clock>, first: FirstLoss) -> Self {
-        OutageStore { store, clock, first, state: Mutex::default() }
+    pub fn new(store: Arc<dyn Store>, clock: Arc<dyn Clock>, start: OutageStart, first: FirstLoss) -> Self {
+        OutageStore { store, clock, start, first, state: Mutex::default() }
     }
 
     /// The number of calls that the outage has refused.
@@ -64,10 +74,14 @@ impl OutageStore {
     }
 
     /// Whether this write begins the outage.
-    fn begins(&self, value: &[u8]) -> bool {
+    fn begins(&self, key: &LockName, value: &[u8]) -> bool {
         let says = |text: &[u8]| value.windows(text.len()).any(|part| part == text);
+        let is_start = match self.start {
+            OutageStart::Done => says(b"\"done\":{") || says(b"\"done\":true"),
+            OutageStart::Part => key.as_str().starts_with("once-part/"),
+        };
         let mut state = self.state.lock().unwrap();
-        let begins = state.began.is_none() && (says(b"\"done\":{") || says(b"\"done\":true"));
+        let begins = state.began.is_none() && is_start;
         if begins {
             state.began = Some(self.clock.now());
         }
@@ -102,7 +116,7 @@ crate::forward_records!(OutageStore, {
         expect: Expect,
         ttl: Option<Duration>,
     ) -> Result<WriteOutcome> {
-        if self.begins(value) {
+        if self.begins(key, value) {
             if self.first == FirstLoss::Applied {
                 self.store.write(key, value, expect, ttl).await?;
             }

@@ -187,8 +187,8 @@ pub async fn an_owner_that_drains_keeps_the_next_one_out<H: Harness>(h: H) {
     // While it finishes its work the partitions stay its own.
     h.pass(POLL * 4).await;
     tokio::time::sleep(Duration::from_millis(50)).await;
-    board.assert_right();
     assert!(board.of("b").is_empty(), "the next owner started while the old one was draining");
+    board.assert_right();
     for number in &revoked {
         let partition = board.owned.lock().unwrap()[&("a".to_owned(), *number)].clone();
         assert!(partition.is_held() && partition.is_revoked(), "it is told, and still its own");

@@ -11,6 +11,7 @@ use lockkeeper_core::{
     ReleaseOutcome, RenewOutcome, RequestKey, Result, WriteOutcome,
 };
 
+use super::lossy::{self, LossyStore};
 use super::register::has_records;
 use super::*;
 
@@ -118,4 +119,31 @@ pub async fn a_first_write_that_comes_late_does_not_revive_a_removed_value<H: Ha
     assert!(other.registers("", &Page::FIRST).await.unwrap().0.is_empty(), "a removed value is listed");
     // The next one is made as if nothing had been there, with a newer fence.
     assert_eq!(register.update(|old| old.unwrap_or(9)).await.unwrap().value, 9);
+}
+
+/// Requests and replies get lost, and requests come late, all chosen by a seed.
+pub async fn a_removal_over_a_lossy_network_removes_one_value<H: Harness>(h: H) {
+    let calm = h.keeper().await;
+    if !has_records(&calm).await {
+        return;
+    }
+    let mut delivered_late = 0;
+    for seed in lossy::seeds() {
+        let network = LossyStore::new(h.client().await, seed);
+        let client = Lockkeeper::with_store(network.clone(), h.clock());
+        for round in 0..6 {
+            let key = format!("visits/{seed}/{round}");
+            let (lossy, register) = (client.register::<u64>(&key), calm.register::<u64>(&key));
+            let first = register.update(|_| 1).await.unwrap();
+            let removed = soon("it ends", while_time_passes(&h, lossy.remove(Some(first.fence)))).await;
+            assert_eq!(removed.unwrap(), Swap::Swapped(first.fence), "its own removal was not found");
+            assert_eq!(register.read().await.unwrap(), None, "a removed value is still there");
+            let second = register.update(|old| old.unwrap_or(2)).await.unwrap();
+            network.deliver().await;
+            let left = register.read().await.unwrap().map(|entry| (entry.value, entry.fence));
+            assert_eq!(left, Some((2, second.fence)), "a removal that came late deleted a newer value");
+        }
+        delivered_late += network.delivered_late();
+    }
+    assert!(delivered_late > 0, "no request came late: the law shows nothing");
 }

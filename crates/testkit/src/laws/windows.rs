@@ -6,7 +6,7 @@ use lockkeeper::windows::{Window, WindowRun};
 use lockkeeper::{Error, Guard};
 
 use super::lossy::{self, LossyStore};
-use super::outage::{self, FirstLoss, OutageStore};
+use super::outage::{self, FirstLoss, OutageStart, OutageStore};
 use super::register::has_records;
 use super::*;
 
@@ -116,7 +116,7 @@ pub async fn a_window_that_ends_in_an_outage_is_done<H: Harness>(h: H) {
         return;
     }
     for (day, first) in [(0, FirstLoss::Applied), (1, FirstLoss::NotSent)] {
-        let outage = Arc::new(OutageStore::new(h.client().await, h.clock(), first));
+        let outage = Arc::new(OutageStore::new(h.client().await, h.clock(), OutageStart::Done, first));
         let keeper = Lockkeeper::with_store(outage.clone(), h.clock());
         let lock = keeper.lock("nightly").ttl(outage::TTL).acquire();
         let guard = soon("the lock is free", while_time_passes(&h, lock)).await.unwrap();

@@ -36,6 +36,11 @@ pub fn url(addr: impl std::fmt::Display) -> String {
     format!("postgres://postgres@{addr}/postgres")
 }
 
+/// Creates the schema, so that a test with a short timeout does not do it within that.
+pub async fn migrate(server: &Server) {
+    client_of(server).await;
+}
+
 pub async fn client_of(server: &Server) -> Client {
     open(&url(server.addr())).await
 }

@@ -1,7 +1,5 @@
 //! The operator's calls for a group: counts, the items that failed for good, and another chance for them.
 
-use std::collections::HashSet;
-
 use lockkeeper_core::{Error, Fence, Result, WallTime};
 
 use super::ClaimGroup;
@@ -45,10 +43,7 @@ impl ClaimGroup {
     /// How many items are in which state.
     pub async fn counts(&self) -> Result<ClaimCounts> {
         need_records(&self.keeper, "a claim")?;
-        let mut leased = HashSet::new();
-        for record in self.scan(&self.names.leases).await? {
-            leased.extend(record.key.as_str().strip_prefix(&self.names.leases).map(str::to_owned));
-        }
+        let leased = self.leased().await?;
         let mut counts = ClaimCounts::default();
         for (id, _, record) in self.records().await? {
             match record.state {

@@ -125,7 +125,7 @@ impl ClaimedItem {
         let record = ItemRecord { attempts: self.record.attempts - 1, ..self.next(ItemState::Open) };
         let ttl = self.group.unsettled();
         self.write(&record, Some(ttl)).await?;
-        self.lease.into_inner().end().await;
+        self.lease.into_inner().free().await;
         Ok(())
     }
 

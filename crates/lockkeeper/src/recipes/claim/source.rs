@@ -9,7 +9,7 @@ use tokio::sync::Mutex;
 
 use super::ClaimGroup;
 use super::item::ClaimedItem;
-use super::lease::ItemLease;
+use super::lease::{ItemLease, keeps_away};
 use super::record::{ItemRecord, ItemState};
 use crate::recipes::backoff::pause_between_polls;
 use crate::recipes::cas_record::{CasRecord, Retry, Snapshot};
@@ -145,9 +145,7 @@ impl ClaimSource {
                 }
             }
         } else {
-            for record in group.scan(&group.names.leases).await? {
-                taken.extend(record.key.as_str().strip_prefix(&group.names.leases).map(str::to_owned));
-            }
+            taken = group.leased().await?;
             for record in group.scan(&group.names.states).await? {
                 let id = record.key.as_str().strip_prefix(&group.names.states).map(str::to_owned);
                 if let Some(id) = id {
@@ -193,6 +191,17 @@ impl ClaimGroup {
         let (state, lease) = (self.state_record(id)?, self.names.lease(id)?);
         let (state, taken) = tokio::join!(state.read(), ItemLease::exists(&self.keeper, &lease));
         Ok((state?, taken?))
+    }
+
+    /// The items that a lease keeps from workers.
+    pub(super) async fn leased(&self) -> Result<HashSet<String>> {
+        let mut leased = HashSet::new();
+        for record in self.scan(&self.names.leases).await? {
+            if keeps_away(&self.keeper, &record) {
+                leased.extend(record.key.as_str().strip_prefix(&self.names.leases).map(str::to_owned));
+            }
+        }
+        Ok(leased)
     }
 
     /// All records whose names begin with `prefix`.

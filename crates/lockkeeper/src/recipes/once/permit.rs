@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{Error, Fence, Result};
 
-use super::record::{OnceRecord, not_kept_error};
+use super::record::{OnceRecord, RunOutcome, not_kept_error};
 use super::{OnFailure, Stored, result};
 use crate::guard::Guard;
 use crate::recipes::cas_record::{CasRecord, Retry, Snapshot};
@@ -14,6 +14,10 @@ use crate::recipes::cas_record::{CasRecord, Retry, Snapshot};
 pub(super) fn running_record_ttl(keep: Duration) -> Duration {
     keep.max(Duration::from_secs(30 * 24 * 60 * 60))
 }
+
+/// How much longer than the record the chunks of a result stay, beside the ttl for which the write of the record is retried: a caller
+/// that has read the record finds them.
+const LONGER: Duration = Duration::from_secs(60);
 
 /// The right to do the work, with a fence. Dropping it lets the next caller run.
 #[must_use = "dropping a permit lets the next caller run"]
@@ -82,19 +86,30 @@ impl RunPermit {
     }
 
     async fn store(&self, result: &Stored) -> Result<()> {
-        let (fence, retry) = (self.fence(), Retry::WhileHeld(&self.guard));
-        // The chunks outlive the record, so that a caller that has read the record finds them.
-        let longer = self.keep.saturating_add(Duration::from_secs(60));
-        let (done, body) =
-            result::write_result(&self.cas_record, &self.key, fence, result.ok, &result.bytes, longer, retry)
-                .await?;
+        let (fence, clock) = (self.fence(), &self.cas_record.keeper.0.clock);
+        let (began, longer) = (clock.now(), self.guard.ttl().saturating_add(LONGER));
+        let (done, body) = self.write_result(result, longer).await?;
         let parts = done.parts;
         let record = OnceRecord { fence, print: self.print.clone(), done: Some(done) };
         let stored = self.write(&record, body).await;
         if matches!(stored, Err(Error::Stale { .. } | Error::Lost(_))) {
             result::delete_result(&self.cas_record, &self.key, fence, parts).await;
         }
+        // The writes took so long that the chunks would end before the record.
+        if stored.is_ok()
+            && parts > 0
+            && clock.now().since(began) > longer
+            && let Err(error) = self.write_result(result, longer).await
+        {
+            tracing::warn!(%error, key = self.key, "the end of a stored result comes before the end of its record");
+        }
         stored
+    }
+
+    async fn write_result<'a>(&self, result: &'a Stored, longer: Duration) -> Result<(RunOutcome, &'a [u8])> {
+        let (keep, retry) = (self.keep.saturating_add(longer), Retry::WhileHeld(&self.guard));
+        let (fence, bytes) = (self.fence(), &result.bytes);
+        result::write_result(&self.cas_record, &self.key, fence, result.ok, bytes, keep, retry).await
     }
 
     async fn store_without_result(&self, ok: bool, why: &str) -> Result<()> {
