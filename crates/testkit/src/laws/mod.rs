@@ -231,6 +231,7 @@ macro_rules! every_recipe_law {
             partitions::a_silent_member_is_replaced => RevokeIsForgotten: "a silent member is replaced",
             partitions::a_member_that_is_started_again_has_its_partitions_back => JoinMovesOwners: "a restart moved partitions",
             partitions::a_second_process_takes_the_name_over => WritesAreLost: "the older process is told",
+            partitions::a_member_of_a_group_that_was_made_anew_ends => WritesAreLost: "the member of the older group ends",
             partitions::a_group_that_all_have_left_is_forgotten => RecordsNeverExpire: "the group's record goes",
             partitions::bad_input_to_a_group_leaves_nothing => WritesAreLost: "another count was to be refused: Ok",
             limit::a_bucket_gives_its_burst_and_no_more => LimitNeverRefuses: "more than the burst was taken",
