@@ -113,6 +113,7 @@ pub enum Bug {
     FullBucketStays,
     ClockBackRefills,
     WaitReservesNothing,
+    WaitsOutOfTurn,
     TakesTwice,
     LimitUnchecked,
 }
