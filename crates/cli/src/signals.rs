@@ -99,6 +99,12 @@ impl SignalStream {
         Self::of(FORWARDED.into_iter().filter(|signal| !stops.contains(signal)))
     }
 
+    /// The stream without one of its signals, which another stream handles.
+    pub fn without(mut self, signal: Signal) -> Self {
+        self.0.retain(|(other, _)| *other != signal);
+        self
+    }
+
     /// Catches what usually ends a program. Call it when the store is open: until then the signal should end this process at once.
     pub fn ending() -> Result<Self, Failure> {
         Self::of([Signal::INT, Signal::TERM, Signal::HUP])

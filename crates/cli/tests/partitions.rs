@@ -162,6 +162,35 @@ fn a_second_process_with_the_name_of_a_member_takes_its_place() {
     assert_eq!(b.end().0, 130);
 }
 
+/// The locks of a process that another one has replaced under its name counted as those of the newer process.
+#[test]
+fn the_locks_of_a_replaced_process_are_not_those_of_its_successor() {
+    let place = Place::new("partitions_replaced");
+    let mut a = Running::new(member(&place, "w", &[], STAY));
+    starts(&mut a, 4);
+    a.stop(&place);
+    let mut b = Running::new(member(&place, "w", &[], STAY));
+    let seen = loop {
+        let seen = status(&place);
+        if seen["members"][0]["pid"] == b.child.id() {
+            break seen;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    };
+    // The stopped process cannot release anything, and its leases last for half a minute.
+    assert_eq!(seen["members"][0]["owned"], 0, "{seen}");
+    for partition in seen["partitions"].as_array().unwrap() {
+        assert_eq!(partition["owner"]["pid"], a.child.id(), "{seen}");
+        assert_eq!(partition["moving"], true, "{seen}");
+    }
+    a.signal(Signal::CONT);
+    starts(&mut b, 4);
+    assert_eq!(a.end().0, 76);
+    until_owned(&place, "w", 4);
+    b.signal(Signal::TERM);
+    assert_eq!(b.end().0, 143);
+}
+
 #[test]
 fn bad_input_is_refused_and_nothing_is_written() {
     let place = Place::new("partitions_bad");

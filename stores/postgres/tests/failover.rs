@@ -5,7 +5,7 @@ mod common;
 use std::time::Duration;
 
 use common::{
-    Client, ask_for, client_of, keeper, open, set_standbys, sql, sql_in, try_open, url,
+    Client, ask_for, client_of, keeper, on_a_clock, set_standbys, sql, sql_in, try_open, url,
     wait_for_missing_standby,
 };
 use futures_util::future::{join, join_all};
@@ -13,7 +13,7 @@ use lockkeeper_core::{AcquireOutcome, Error, Grant, Guarantee, RenewOutcome, Wai
 use lockkeeper_testkit::laws::{
     eventually, give_back, granted, is_free, join_queue, name, refused, request, soon, take, with,
 };
-use lockkeeper_testkit::servers::{self, ClockShim, PostgresOptions, Server};
+use lockkeeper_testkit::servers::{self, ClockShim, PostgresOptions};
 
 const TTL: Duration = Duration::from_secs(60);
 
@@ -225,14 +225,6 @@ async fn a_synchronous_standby_whose_clock_is_ahead_ends_leases_early_and_the_fe
     clock.jump(-3600 * ClockShim::SECOND);
     let last = take(&b, &ask_for("x", TTL)).await;
     assert!(last.fence > next.fence, "the fence went back with the clock");
-}
-
-async fn on_a_clock() -> Option<(Server, ClockShim, Client)> {
-    let clock = ClockShim::build().ok()?;
-    let options = PostgresOptions { clock: Some(clock.clone()), ..PostgresOptions::default() };
-    let server = servers::postgres(options).ok()?;
-    let store = open(&format!("{}?poll=100ms", url(server.addr()))).await;
-    Some((server, clock, store))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -2,13 +2,17 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use common::{client_of, keeper, number, sql};
+use async_trait::async_trait;
+use common::{client_of, keeper, number, on_a_clock, sql};
 use futures_util::future::join_all;
 use lockkeeper::limit::{PER_HOUR, PER_SECOND};
-use lockkeeper_testkit::laws::{eventually, soon};
-use lockkeeper_testkit::servers::{self, PostgresOptions};
+use lockkeeper_core::Store;
+use lockkeeper_host::{Clock, SystemClock};
+use lockkeeper_testkit::laws::{self, Harness, eventually, soon};
+use lockkeeper_testkit::servers::{self, ClockShim, PostgresOptions, Server};
 
 const ROWS: &str = "SELECT count(*) FROM lockkeeper.bucket";
 
@@ -63,4 +67,62 @@ async fn requests_for_several_limits_in_any_order_do_not_deadlock() {
     assert_eq!(given, 100);
     let waited = keepers[0].limit("tenant/0").rate(1, PER_HOUR).burst(100).wait(Duration::from_secs(1)).await;
     assert!(!waited.unwrap().allowed());
+}
+
+/// A server whose wall clock the laws can set back, and whose buckets they can count.
+struct OnAClock {
+    server: Server,
+    clock: ClockShim,
+}
+
+#[async_trait]
+impl Harness for OnAClock {
+    async fn start() -> Option<Self> {
+        let (server, clock, _) = on_a_clock().await?;
+        Some(OnAClock { server, clock })
+    }
+
+    async fn client(&self) -> Arc<dyn Store> {
+        client_of(&self.server).await
+    }
+
+    fn clock(&self) -> Arc<dyn Clock> {
+        Arc::new(SystemClock)
+    }
+
+    fn for_correctness() -> bool {
+        true
+    }
+
+    async fn pass(&self, time: Duration) {
+        tokio::time::sleep(time).await;
+    }
+
+    async fn set_wall_clock_back(&self, by: Duration) {
+        self.clock.jump(-(by.as_nanos() as i64));
+    }
+
+    /// What the sweep leaves, which comes every ten minutes: without other takes nothing removes a full bucket earlier.
+    async fn stored_buckets(&self) -> usize {
+        sql(&self.server, "SELECT lockkeeper.remove_full_buckets(lockkeeper.now_us() * 1000, 1000)");
+        number(&self.server, ROWS) as usize
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_clock_that_is_set_back_gives_no_token_twice() {
+    let Some(harness) = OnAClock::start().await else { return };
+    laws::limit::a_clock_that_goes_back_gives_nothing_twice(harness).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_bucket_leaves_no_row() {
+    let Some(harness) = OnAClock::start().await else { return };
+    laws::limit::a_full_bucket_leaves_nothing(harness).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn bad_input_leaves_no_row() {
+    let Some(harness) = OnAClock::start().await else { return };
+    laws::limit::bad_input_to_a_limit_leaves_nothing(harness).await;
 }

@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use tokio::signal::unix::Signal as Stream;
 use tokio::sync::watch;
 
-use super::supervisor::{LeadTimes, Supervisor};
+use super::supervisor::{self, LeadTimes};
 use super::watchdog::Watchdog;
 use super::{CommandProcess, ProcessChange};
 use crate::work::OwnItem;
@@ -76,7 +76,7 @@ impl ItemCommand<'_> {
         deadline: BootInstant,
         leads: LeadTimes,
     ) -> io::Result<ItemProcess<'i>> {
-        let changes = Supervisor::changes()?;
+        let changes = supervisor::changes()?;
         let mut watchdog = Watchdog::start(name, item.fence())?;
         watchdog.send_deadline(deadline.before(leads.watchdog));
         let own = [

@@ -7,7 +7,8 @@ use lockkeeper::{Guard, LockName, Outcome};
 use serde_json::json;
 
 use super::capture::CommandPipes;
-use super::supervisor::{CommandEnd, Finish, LeadTimes, Supervisor};
+use super::lease::LockLease;
+use super::supervisor::{self, CommandEnd, Finish, LeadTimes, Supervisor};
 use super::watchdog::Watchdog;
 use super::{CommandProcess, CommandUnusable, find};
 use crate::exit::{self, Failure};
@@ -40,7 +41,7 @@ impl<'a> CommandJob<'a> {
     /// Runs the command until it ends, or until it has been ended because the lock is lost.
     pub async fn supervise(
         self,
-        guard: &'a Guard,
+        guard: &Guard,
         signals: &mut SignalStream,
         report: &Report,
     ) -> Result<CommandEnd, Failure> {
@@ -48,7 +49,7 @@ impl<'a> CommandJob<'a> {
             let message = format!("{} cannot be started: {e}", plain(&self.command[0].to_string_lossy()));
             Failure::new(Outcome::Unavailable, message).with_code(exit::CANNOT_START)
         };
-        let changes = Supervisor::changes().map_err(cannot)?;
+        let changes = supervisor::changes().map_err(cannot)?;
         let mut env = vec![
             ("LOCKKEEPER_NAME", Some(self.name.to_string())),
             ("LOCKKEEPER_FENCE", Some(guard.fence().to_string())),
@@ -73,8 +74,8 @@ impl<'a> CommandJob<'a> {
                 .map_err(cannot)?;
         // Closed here, so that the readers see the end of file when the command closes its copies.
         drop(self.pipes);
-        let watch =
-            Supervisor::new(child, changes, guard, self.name, self.grace, self.max_hold).until(self.finish);
+        let lease = LockLease { guard, name: self.name };
+        let watch = Supervisor::new(child, changes, &lease, self.grace, self.max_hold).until(self.finish);
         let report_loss = |why: &str| {
             report.event("lost", json!({ "fence": guard.fence(), "why": why }));
             report.say(&format!("losing the lock on {}: {why}. Ending the command", report.what()));

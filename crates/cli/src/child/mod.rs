@@ -3,6 +3,7 @@
 //! - [`CommandProcess`]: starts it in its own process group, reports when it stops or ends, forwards signals.
 //! - [`job`]: all of it together; [`capture`]: keeps what it prints.
 //! - [`descendants`]: its descendants, also those that left the group. [`cgroup`]: all of them, as the kernel sees them.
+//! - [`lease`]: until when it may run.
 //! - [`supervisor`]: watches the command, and ends it before its lock is lost.
 //! - [`shim`]: the process that starts the command, so that the kernel kills the command when `lockkeeper` dies.
 //! - [`item`]: one command of several that run at the same time, each for an item of work.
@@ -16,6 +17,7 @@ pub mod cgroup;
 pub mod descendants;
 pub mod item;
 pub mod job;
+pub mod lease;
 pub mod registry;
 pub mod shim;
 pub mod supervisor;
@@ -34,7 +36,7 @@ use capture::CommandPipes;
 use descendants::ProcessEntry;
 use lockkeeper::{BootInstant, Clock, SystemClock};
 use rustix::fs::{Access, access};
-use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process_group};
 use watchdog::Watchdog;
 
 /// At least this long from the start of one watchdog to the start of the next.
@@ -203,6 +205,13 @@ impl CommandProcess {
         self.watchdog.as_ref().map(Watchdog::pid)
     }
 
+    /// Sends HUP to the command's first process, if that catches it: HUP would end a process that has not installed its handler yet.
+    /// Returns whether it was sent.
+    pub fn hang_up(&self) -> bool {
+        // Until this process has collected its end, no other process has its pid.
+        !self.ended && catches(self.pid, Signal::HUP) && kill_process(self.pid, Signal::HUP).is_ok()
+    }
+
     /// Sends `signal` to everything in its process group.
     pub fn signal_group(&self, signal: Signal) {
         // An error means that no process is left in the group.
@@ -250,6 +259,14 @@ impl Drop for CommandProcess {
     fn drop(&mut self) {
         [Some(self.pid), self.watchdog_pid(), self.leaving].into_iter().flatten().for_each(registry::remove);
     }
+}
+
+/// Whether the process has a handler for the signal: `SigCgt` in its status, see proc(5).
+fn catches(pid: Pid, signal: Signal) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_pid())).unwrap_or_default();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    caught & (1 << (signal.as_raw() - 1)) != 0
 }
 
 /// Why a command cannot be started.

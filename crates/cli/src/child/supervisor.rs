@@ -3,13 +3,13 @@
 use std::pin::Pin;
 use std::time::Duration;
 
-use lockkeeper::{BootInstant, Clock, Guard, LockName, SystemClock};
+use lockkeeper::{BootInstant, Clock, SystemClock};
 use lockkeeper_host::sleep_until;
 use rustix::process::Signal;
 use tokio::signal::unix::{Signal as Stream, SignalKind, signal};
 
+use super::lease::CommandLease;
 use super::terminal::Terminal;
-use super::watchdog::Watchdog;
 use super::{CommandProcess, ProcessChange};
 use crate::signals::SignalStream;
 
@@ -57,10 +57,9 @@ pub enum CommandEnd {
 }
 
 /// The command under its lock.
-pub struct Supervisor<'a> {
+pub struct Supervisor<'a, L> {
     child: CommandProcess,
-    guard: &'a Guard,
-    name: &'a LockName,
+    lease: &'a L,
     grace: Duration,
     max_hold: Option<Duration>,
     changes: Stream,
@@ -79,24 +78,22 @@ pub struct Supervisor<'a> {
 /// A future that completes when a command is to finish.
 pub type Finish<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
-impl<'a> Supervisor<'a> {
-    /// Subscribes to SIGCHLD. Call it before a child is started.
-    pub fn changes() -> std::io::Result<Stream> {
-        signal(SignalKind::child())
-    }
+/// Subscribes to SIGCHLD. Call it before a child is started.
+pub fn changes() -> std::io::Result<Stream> {
+    signal(SignalKind::child())
+}
 
+impl<'a, L: CommandLease> Supervisor<'a, L> {
     pub fn new(
         child: CommandProcess,
         changes: Stream,
-        guard: &'a Guard,
-        name: &'a LockName,
+        lease: &'a L,
         grace: Duration,
         max_hold: Option<Duration>,
     ) -> Self {
         Supervisor {
             child,
-            guard,
-            name,
+            lease,
             grace,
             max_hold,
             changes,
@@ -117,7 +114,7 @@ impl<'a> Supervisor<'a> {
 
     /// The lead times for the current lease.
     fn lead_times(&self) -> LeadTimes {
-        LeadTimes::new(self.grace, self.guard.lease(), self.max_hold)
+        LeadTimes::new(self.grace, self.lease.lease(), self.max_hold)
     }
 
     /// Supervises until the command has ended by itself or was ended.
@@ -126,22 +123,26 @@ impl<'a> Supervisor<'a> {
         signals: &mut SignalStream,
         report_loss: impl FnOnce(&str),
     ) -> CommandEnd {
-        let term = LeadTimes::new(self.grace, self.guard.ttl(), self.max_hold).term;
+        let term = LeadTimes::new(self.grace, self.lease.ttl(), self.max_hold).term;
         let mut wake = self.next_wake();
         let ended = loop {
             tokio::select! {
                 biased;
                 _ = self.changes.recv() => {}
-                () = self.guard.nearly_lost(term) => break None,
+                () = self.lease.nearly_lost(term) => break None,
                 () = completed(&mut self.finish), if self.finish.is_some() => {
                     self.finish = None;
                     self.finishing = true;
                     self.child.request_end();
                 }
                 signal = signals.next() => self.pass_on(signal),
+                () = self.lease.changed() => {
+                    // The watchdog learns of a new deadline before the command learns of new work.
+                    self.keep_watched();
+                    self.lease.tell(&self.child);
+                }
                 () = sleep_until(&SystemClock, wake) => {
-                    let act = self.guard.deadline().before(self.lead_times().watchdog);
-                    self.child.keep_watched(act, || Watchdog::start(self.name, self.guard.fence()));
+                    self.keep_watched();
                     wake = self.next_wake();
                 }
             }
@@ -154,31 +155,36 @@ impl<'a> Supervisor<'a> {
             wake = self.child.watchdog_due().map_or(wake, |due| wake.min(due));
         };
         let end = match ended {
-            Some(code) if self.guard.is_held() => CommandEnd::Itself { code, asked: self.asked },
+            Some(code) if self.lease.is_held() => CommandEnd::Itself { code, asked: self.asked },
             // Too late to be told apart: it may have run on without its lock, or the watchdog ended it.
             code => self.lose(code, report_loss).await,
         };
-        self.child.end_watchdog(self.guard.fence());
+        self.child.end_watchdog(self.lease.tag());
         end
+    }
+
+    fn keep_watched(&mut self) {
+        let act = self.lease.deadline().before(self.lead_times().watchdog);
+        self.child.keep_watched(act, || self.lease.start_watchdog());
     }
 
     /// Of what is left, not of the ttl: the first lease may be much shorter.
     fn next_wake(&self) -> BootInstant {
-        SystemClock.now() + (self.guard.remaining() / 8).max(Duration::from_millis(10))
+        SystemClock.now() + (self.lease.remaining() / 8).max(Duration::from_millis(10))
     }
 
     /// Ends the command because of the loss. Signals first and reports afterwards, because reporting may be slow.
     async fn lose(&mut self, code: Option<i32>, report_loss: impl FnOnce(&str)) -> CommandEnd {
-        let why = self.guard.loss_reason().to_string();
+        let why = self.lease.loss_reason();
         let now = SystemClock.now();
         // A command with the order to finish has had its grace.
         let grace = if self.finishing { Duration::ZERO } else { self.grace };
-        let kill_at = (now + grace).min(self.guard.deadline().before(self.lead_times().kill));
+        let kill_at = (now + grace).min(self.lease.deadline().before(self.lead_times().kill));
         if kill_at > now {
             self.child.request_end();
         }
         report_loss(&why);
-        let all_gone = self.child.end_before(&mut self.changes, kill_at, self.guard.fence()).await;
+        let all_gone = self.child.end_before(&mut self.changes, kill_at, self.lease.tag()).await;
         CommandEnd::Lost { why, code, all_gone, asked: self.asked }
     }
 
@@ -224,7 +230,7 @@ impl<'a> Supervisor<'a> {
     /// Continues after a stop of this process. The command continues only if its lease is still valid; otherwise it stays stopped
     /// until it is killed.
     fn go_on(&mut self) {
-        if self.guard.remaining() > self.lead_times().term {
+        if self.lease.remaining() > self.lead_times().term {
             self.child.signal_group(Signal::CONT);
         }
     }

@@ -13,6 +13,7 @@ use std::ffi::OsString;
 use std::io::{self, PipeWriter, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -105,6 +106,16 @@ impl Watchdog {
         self.send(&format!("lock {fence} {name}"));
     }
 
+    /// Tells it the variable that marks the processes of the command, in place of the lock's name and fence.
+    pub fn send_mark(&mut self, variable: &str) {
+        self.send(&format!("mark {variable}"));
+    }
+
+    /// Tells it the directory that `run` removes at its end, for the case that `run` is killed.
+    pub fn send_private_dir(&mut self, dir: &str) {
+        self.send(&format!("dir {dir}"));
+    }
+
     /// Tells it which process group the command has.
     pub fn send_group(&mut self, group: Pid) {
         self.send(&format!("group {}", group.as_raw_pid()));
@@ -156,6 +167,7 @@ pub fn main(words: impl Iterator<Item = OsString>) -> i32 {
         several: word(1) == Some(ONE_OF_MANY),
         group: None,
         cgroup: None,
+        private_dir: None,
     };
     // Made now: at its deadline there may be no descriptor left on the whole machine. Without it this watchdog is of no use, and `run`
     // sees its end and starts another one.
@@ -173,6 +185,9 @@ pub fn main(words: impl Iterator<Item = OsString>) -> i32 {
     if let Some(cgroup) = watched.cgroup.take() {
         cgroup.remove();
     }
+    if let Some(dir) = watched.private_dir.filter(|_| getppid() != Some(run)) {
+        let _ = std::fs::remove_dir_all(dir);
+    }
     i32::from(!all_gone)
 }
 
@@ -186,6 +201,8 @@ struct WatchedCommand {
     several: bool,
     group: Option<Pid>,
     cgroup: Option<Cgroup>,
+    /// A directory of `run`, which `run` can no longer remove if it is dead.
+    private_dir: Option<PathBuf>,
 }
 
 impl WatchedCommand {
@@ -272,6 +289,8 @@ fn stand_by(watched: &mut WatchedCommand, messages: &mut MessageReader) -> Optio
                 watched.marks = vec![format!("LOCKKEEPER_NAME={name}"), format!("LOCKKEEPER_FENCE={fence}")];
                 watched.tag = cgroup::tag(watched.run, fence);
             }
+            Some(("dir", dir)) => watched.private_dir = Some(dir.into()),
+            Some(("mark", variable)) => watched.marks = vec![variable.to_owned()],
             Some(("group", pid)) => {
                 watched.group = pid.parse().ok().and_then(Pid::from_raw);
                 make_cgroup = SystemClock.now() + CGROUP_AFTER;

@@ -62,6 +62,18 @@ enum JobChange {
     Extend,
 }
 
+impl JobChange {
+    /// Whether an earlier request of this change, whose reply was lost, may have been applied although a later one met this error. A job that
+    /// failed or was given back can be claimed by another worker at once, and the row of one that has ended can be deleted.
+    fn may_precede(self, error: &Error) -> bool {
+        match self {
+            JobChange::Fail | JobChange::GiveBack => matches!(error, Error::Stale { .. } | Error::Lost(_)),
+            JobChange::Complete => matches!(error, Error::Lost(_)),
+            JobChange::Extend => false,
+        }
+    }
+}
+
 impl TakenJob {
     /// The primary key of its row: the value as text, or a JSON array of texts if the key has several columns.
     pub fn key(&self) -> &str {
@@ -165,13 +177,17 @@ impl TakenJob {
                 vec![(&self.values, Type::TEXT_ARRAY), (&fence, Type::INT8)];
             parameters.extend_from_slice(more);
             let error = match self.jobs.connection.rows(sql, &parameters).await {
-                Ok(rows) => match self.met(change, &rows)? {
-                    RowBefore::Changed | RowBefore::Repeated => return Ok(()),
-                    RowBefore::Contended if contentions < ROUNDS => {
+                Ok(rows) => match self.met(change, &rows) {
+                    Ok(RowBefore::Changed | RowBefore::Repeated) => return Ok(()),
+                    Ok(RowBefore::Contended) if contentions < ROUNDS => {
                         contentions += 1;
                         continue;
                     }
-                    RowBefore::Contended => contended(),
+                    Ok(RowBefore::Contended) => contended(),
+                    Err(error) if change.may_precede(&error) => {
+                        return Err(unknown.map_or(error, Error::Unknown));
+                    }
+                    Err(error) => return Err(error),
                 },
                 Err(error) => error,
             };

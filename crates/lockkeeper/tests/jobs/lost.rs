@@ -42,6 +42,40 @@ async fn an_end_whose_reply_is_lost_counts_once() {
     }
 }
 
+/// The reply to a failure or to a return gets lost, another worker claims the row, and the retry meets a newer fence: "nothing has changed"
+/// would be wrong, because the attempt was recorded.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_end_whose_reply_is_lost_is_unknown_once_another_worker_has_the_job() {
+    let Some(db) = Database::start().await else { return };
+    db.jobs(3, LONG).await;
+    let proxy = Proxy::start(db.server.addr(), Framing::Postgres);
+    let url = format!("postgres://postgres@{}/{}?timeout=1s", proxy.addr(), db.name);
+    let direct = format!("postgres://postgres@{}/{}", db.server.addr(), db.name);
+    for end in ["fail", "give back"] {
+        let jobs = open_at(&url, "work", LONG).await;
+        let other = open_at(&direct, "work", LONG).await;
+        let job = jobs.claim(1).await.unwrap().pop().expect("one is due");
+        let key = job.key().to_owned();
+        // Only this row is due.
+        db.sql(&format!("UPDATE work SET lk_run_at = 'infinity' WHERE id <> {key}")).await;
+        proxy.hold(Direction::Replies);
+        let ending = tokio::spawn(async move {
+            match end {
+                "fail" => job.fail("why").await.map(drop),
+                _ => job.give_back().await,
+            }
+        });
+        let next = other.wait_for(1).await.unwrap().pop().expect("it is due again");
+        assert_eq!(next.key(), key);
+        proxy.cut_all();
+        proxy.heal();
+        let told = ending.await.unwrap();
+        assert!(matches!(told, Err(Error::Unknown(_))), "{end}: {told:?}");
+        next.complete().await.unwrap();
+        db.sql("UPDATE work SET lk_run_at = now() WHERE lk_state = 'open'").await;
+    }
+}
+
 /// The reply to a claim gets lost: no worker has the row, and it returns when the lease is over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_whose_reply_is_lost_returns_after_the_lease() {

@@ -6,4 +6,5 @@ mod crowd;
 mod hostile;
 mod install;
 mod lost;
+mod planted;
 mod worker;

@@ -52,7 +52,13 @@ async fn batches_of_many_workers_are_disjoint() {
 #[tokio::test]
 async fn a_silent_worker_loses_its_job_to_a_higher_fence_and_its_late_end_is_refused() {
     let Some(db) = Database::start().await else { return };
-    let (jobs, other) = (db.jobs(1, SHORT).await, db.open("work", LONG).await);
+    let jobs = db.jobs(1, SHORT).await;
+    late_ends_are_refused(&db, jobs).await;
+}
+
+/// The law above, for a worker `jobs` with a short lease that may be spoilt.
+pub async fn late_ends_are_refused(db: &Database, jobs: Jobs) {
+    let other = db.open("work", LONG).await;
     for end in ["complete", "fail", "give back", "complete in"] {
         let late = one(&jobs).await;
         let newer = one(&other).await;

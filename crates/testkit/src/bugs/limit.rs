@@ -44,6 +44,28 @@ impl Bugged {
         request
     }
 
+    /// The first caller that has to wait gets the second place, and the next caller the first one.
+    async fn take_out_of_turn(&self, request: &LimitRequest) -> Result<LimitOutcome> {
+        let now = self.wall().map_or(0, WallTime::as_micros);
+        let left_free = self.limit_clock().swap(0, Ordering::Relaxed);
+        if left_free != 0 {
+            let peek = LimitRequest { operation: LimitOperation::Peek, ..request.clone() };
+            let wait = Duration::from_micros(left_free.saturating_sub(now));
+            return Ok(LimitOutcome {
+                allowed: true,
+                wait,
+                refused: None,
+                ..self.store().limit(&peek).await?
+            });
+        }
+        let first = self.store().limit(request).await?;
+        if !first.allowed || first.wait.is_zero() {
+            return Ok(first);
+        }
+        self.limit_clock().store(now + first.wait.as_micros() as u64, Ordering::Relaxed);
+        self.store().limit(request).await
+    }
+
     /// Whether the wall clock is before the last take: what a store would see that counts by it.
     fn wall_went_back(&self) -> bool {
         let wall = self.wall().map_or(0, WallTime::as_micros);
@@ -76,6 +98,7 @@ impl Limits for Bugged {
                 let peek = LimitRequest { operation: LimitOperation::Peek, ..request.clone() };
                 return Ok(LimitOutcome { allowed: refused.is_none(), refused, ..store.limit(&peek).await? });
             }
+            Bug::WaitsOutOfTurn if takes => return self.take_out_of_turn(request).await,
             Bug::WaitReservesNothing if takes => {
                 let outcome = store.limit(&LimitRequest { operation: TAKE, ..request.clone() }).await?;
                 return Ok(match request.operation {

@@ -114,6 +114,7 @@ pub enum Bug {
     FullBucketStays,
     ClockBackRefills,
     WaitReservesNothing,
+    WaitsOutOfTurn,
     TakesTwice,
     LimitUnchecked,
 }

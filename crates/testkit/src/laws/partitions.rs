@@ -206,11 +206,21 @@ pub async fn a_grace_that_is_over_ends_the_old_owner_first<H: Harness>(h: H) {
         return;
     }
     let board = Arc::<Board>::default();
-    let grace = POLL * 4;
-    // The old owner keeps its handles, so the locks are free when their leases are over.
-    start(&board, group(&a, "a").ttl(SHORT * 2).grace(grace), "a", false).await;
+    // The next owner is patient, and revokes no lock within this law: the old owner's member alone ends its guards. The old owner keeps its
+    // handles, so the locks are free when their leases are over.
+    start(&board, group(&a, "a").ttl(SHORT * 2).grace(POLL * 4), "a", false).await;
     shared(&h, &board, "one member owns all", &[("a", 8)]).await;
-    start(&board, group(&b, "b").grace(grace), "b", true).await;
+    let before: Vec<Arc<Partition>> = board.owned.lock().unwrap().values().cloned().collect();
+    start(&board, group(&b, "b"), "b", true).await;
+    let ended = || async { before.iter().filter(|partition| !partition.is_held()).count() >= 4 };
+    while_time_passes(&h, eventually("the old owner's guards end with its grace", ended)).await;
+    for partition in before.iter().filter(|partition| !partition.is_held()) {
+        let why = soon("a guard that ended says why", partition.lost()).await.to_string();
+        assert!(
+            why.contains("the grace to finish is over"),
+            "the old owner was not ended by its grace: {why}"
+        );
+    }
     shared(
         &h,
         &board,
@@ -333,6 +343,39 @@ pub async fn a_second_process_takes_the_name_over<H: Harness>(h: H) {
     assert!(matches!(told, Some(Error::Lost(_))), "why is not told: {told:?}");
     shared(&h, &new, "the newer process owns all", &[("w", 8)]).await;
     assert!(old.of("w").is_empty());
+}
+
+/// A member slept through three ttls while its keeper went on renewing its locks. The record expired, and the group was made anew with
+/// another count. The member failed at every read without a word, and kept partitions that other members owned under other numbers.
+pub async fn a_member_of_a_group_that_was_made_anew_ends<H: Harness>(h: H) {
+    let (a, b) = (h.keeper().await, h.keeper().await);
+    if !has(&a).await {
+        return;
+    }
+    let (old, new) = (Arc::<Board>::default(), Arc::<Board>::default());
+    let runtime = start_apart(&old, group(&a, "a").ttl(SHORT), "a").await;
+    shared(&h, &old, "one member owns all", &[("a", 8)]).await;
+    let (sleeps, asleep) = tokio::sync::oneshot::channel();
+    let (wake, woken) = std::sync::mpsc::channel::<()>();
+    // The only thread of that runtime.
+    runtime.spawn(async move {
+        let _ = sleeps.send(());
+        let _ = woken.recv();
+    });
+    asleep.await.unwrap();
+    let store = h.client().await;
+    let expired = || async { store.read(&name("partition-group/g")).await.unwrap().is_none() };
+    while_time_passes(&h, eventually("the record of a silent group expires", expired)).await;
+    start(&new, b.partitions("g", 3).member("b").ttl(LONG).grace(LONG).poll(POLL), "b", true).await;
+    drop(wake);
+    let ended = || async { old.ended.lock().unwrap().contains_key("a") };
+    while_time_passes(&h, eventually("the member of the older group ends", ended)).await;
+    let told = old.ended.lock().unwrap()["a"].clone();
+    let why = |told: &Error| told.to_string().contains("has 3 partitions");
+    assert!(matches!(&told, Some(told @ Error::Lost(_)) if why(told)), "why is not told: {told:?}");
+    assert!(old.of("a").is_empty(), "it kept {:?}", old.of("a"));
+    shared(&h, &new, "the newer group owns its partitions", &[("b", 3)]).await;
+    runtime.shutdown_background();
 }
 
 pub async fn a_group_that_all_have_left_is_forgotten<H: Harness>(h: H) {

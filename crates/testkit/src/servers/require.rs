@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Proof that the user asked to run without this server, and that the output says that nothing was tested.
+/// Proof that the user asked to run without this, and that the output says that nothing was tested.
 #[derive(Clone, Debug)]
 #[must_use = "return from the test"]
 pub struct Skip(String);
@@ -18,8 +18,12 @@ impl Skip {
 
     /// Says it: to people, and to the file that is shown after the whole run.
     fn say(word: &str) -> Skip {
+        Skip::print(&format!("needs {word}, and LOCKKEEPER_WITHOUT names it"))
+    }
+
+    fn print(why: &str) -> Skip {
         let test = std::thread::current().name().unwrap_or("a test").to_owned();
-        let text = format!("SKIPPED: {test} needs {word}, and LOCKKEEPER_WITHOUT names it");
+        let text = format!("SKIPPED: {test} {why}");
         eprintln!("{text}");
         if let Some(path) = env::var_os("LOCKKEEPER_SKIPPED") {
             let file = File::options().create(true).append(true).open(&path);
@@ -61,6 +65,17 @@ pub fn demand(word: &str, present: bool, what: &str) -> Result<(), Skip> {
     }
     assert!(present, "this test needs {what}; to go without it, run with --without {word}");
     Ok(())
+}
+
+/// For a test that takes too long for every change.
+///
+/// # Errors
+/// [`Skip`], said aloud, if this is no run with `--full`.
+pub fn only_with_full() -> Result<(), Skip> {
+    match env::var_os("LOCKKEEPER_FULL") {
+        Some(_) => Ok(()),
+        None => Err(Skip::print("runs with ./scripts/test --full only")),
+    }
 }
 
 fn left_out(word: &str) -> bool {

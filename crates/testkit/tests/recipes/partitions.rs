@@ -372,10 +372,7 @@ async fn five_workers_on_redis_never_own_a_partition_together() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn five_workers_on_postgres_never_own_a_partition_together() {
-    // Only with --full.
-    if times(1, 0) == 0 {
-        return;
-    }
+    let Ok(()) = servers::only_with_full() else { return };
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
     let store = format!("postgres://postgres@{}/postgres?poll=250ms&claim=1s", server.addr());
     five_workers(Ground { store, _server: Some(server), lasts: Duration::ZERO }).await;
@@ -383,10 +380,7 @@ async fn five_workers_on_postgres_never_own_a_partition_together() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn five_workers_on_etcd_never_own_a_partition_together() {
-    // Only with --full.
-    if times(1, 0) == 0 {
-        return;
-    }
+    let Ok(()) = servers::only_with_full() else { return };
     let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
     let store = format!("etcd://{}?poll=250ms&claim=2s", server.addr());
     // A second more, and half a second until etcd looks for leases that are over.

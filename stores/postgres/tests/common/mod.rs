@@ -9,7 +9,7 @@ use lockkeeper::{Lockkeeper, SystemClock};
 use lockkeeper_core::{Error, LockRequest, Outcome, Result, Store};
 use lockkeeper_postgres::{Options, PostgresStore};
 use lockkeeper_testkit::laws::{request, soon, with};
-use lockkeeper_testkit::servers::Server;
+use lockkeeper_testkit::servers::{self, ClockShim, PostgresOptions, Server};
 
 /// One client: a store with connections of its own.
 pub type Client = Arc<dyn Store>;
@@ -43,6 +43,15 @@ pub async fn migrate(server: &Server) {
 
 pub async fn client_of(server: &Server) -> Client {
     open(&url(server.addr())).await
+}
+
+/// A server whose wall clock a test can set, and a client of it.
+pub async fn on_a_clock() -> Option<(Server, ClockShim, Client)> {
+    let clock = ClockShim::build().ok()?;
+    let options = PostgresOptions { clock: Some(clock.clone()), ..PostgresOptions::default() };
+    let server = servers::postgres(options).ok()?;
+    let store = open(&format!("{}?poll=100ms", url(server.addr()))).await;
+    Some((server, clock, store))
 }
 
 pub fn keeper(store: &Client) -> Lockkeeper {

@@ -1,6 +1,7 @@
-//! `lockkeeper partitions`: one command for each partition that this process owns.
+//! `lockkeeper partitions`: one command for each partition that this process owns, or one for all of them.
 
 mod status;
+mod together;
 mod workers;
 
 use std::time::Duration;
@@ -18,6 +19,7 @@ use crate::exit::{self, Failure};
 use crate::report::Report;
 use crate::signals::SignalStream;
 use crate::store;
+use together::{PartitionsFile, cannot};
 use workers::{WorkerEnd, Workers};
 
 /// How long the departure may take once all commands have ended after a signal. Without an answer of the store the others remove this
@@ -46,6 +48,9 @@ pub struct PartitionsArgs {
     /// The share of this member, relative to the others
     #[arg(long, value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..=i64::from(WEIGHT_MAX)), allow_hyphen_values = true)]
     pub weight: u32,
+    /// Run one command for all owned partitions, notified of changes by a file and HUP, instead of one for each
+    #[arg(long, conflicts_with_all = ["status", "of"])]
+    pub together: bool,
     /// Print the members, the owners of the partitions and what is moving instead
     #[arg(long, conflicts_with_all = ["of", "member", "command"])]
     pub status: bool,
@@ -65,6 +70,8 @@ Examples:
   lockkeeper partitions orders --count 32 -- ./worker.sh         on every host; each owns its share
   lockkeeper partitions orders --count 32 --member w1 -- ./worker.sh
                                                                  a restart keeps the same partitions
+  lockkeeper partitions orders --count 32 --together -- ./service
+                                                                 one command for all of its share
   lockkeeper partitions orders --status                          members, owners, what is moving
   lockkeeper partitions orders --of order-4711                   the partition of a key, and its owner
 
@@ -74,9 +81,16 @@ partition: the first four bytes of SHA-256 of the key, as a big-endian number, m
 A command that ends by itself, also with 0, ends the membership: the other commands get TERM, and
 its exit code is that of the whole call.
 
+With --together the command gets LOCKKEEPER_PARTITIONS and LOCKKEEPER_PARTITIONS_FILE instead: the
+path of a JSON file, replaced at each change, with the number and the fence of each partition.
+It gets HUP after each change, once it catches HUP. A partition that moves is in `leaving`: the
+command finishes it and creates the file named in its `done`. A command that has not done so when
+--grace is over, or whose lock is lost, gets TERM, then KILL, and is started again with the rest.
+
 Exit codes: that of the command that ended by itself, 128+n after a signal; 76 another process has
-joined with the same --member; 64 bad call, or the group has another count; 66 no member has joined
-the group, so that --of needs --count; 69 the store is unreachable at the start, 78 it has no records.";
+joined with the same --member, or the group was made anew with another count; 64 bad call, or the
+group has another count; 66 no member has joined the group, so that --of needs --count; 69 the
+store is unreachable at the start, 78 it has no records.";
 
 impl PartitionsArgs {
     fn group(&self) -> &LockName {
@@ -93,7 +107,11 @@ impl PartitionsArgs {
         let source = self.job.common.source()?;
         store::warn_of_one_host(&source, &report);
         let keeper = Lockkeeper::open(source.url.expose()).await?;
-        registry::expect_several();
+        // Made before the join: a call that cannot have it leaves no member behind.
+        let file = self.together.then(PartitionsFile::create).transpose().map_err(|e| cannot(&self, &e))?;
+        if file.is_none() {
+            registry::expect_several();
+        }
         let mut signals = SignalStream::forwarded_to_several()?;
         let member = match signals.race(self.join(&keeper)).await {
             Ok(joined) => joined?,
@@ -101,8 +119,13 @@ impl PartitionsArgs {
         };
         report.event("joined", json!({ "member": member.name(), "count": self.count }));
         report.say(&format!("joined {} as {}", report.what(), member.name()));
-        let workers = Workers::new(&self, &source, &report);
-        let (code, asked) = self.work(member, workers, &mut signals, &report).await?;
+        let (code, asked) = match file {
+            Some(file) => together::work(&self, &source, file, member, &mut signals, &report).await?,
+            None => {
+                let workers = Workers::new(&self, &source, &report);
+                self.work(member, workers, &mut signals, &report).await?
+            }
+        };
         report.event("left", json!({ "exit_code": code }));
         match asked {
             Some(signal) => Ok(signals.flush_releases(&keeper, signal).await),
@@ -159,8 +182,7 @@ impl PartitionsArgs {
                 change = member.next(), if joined => match change {
                     Some(Ok(PartitionChange::Owned(partition))) => workers.start(partition)?,
                     Some(Ok(PartitionChange::Revoked { number, fence })) => {
-                        report.event("revoked", json!({ "partition": number, "fence": fence }));
-                        report.say(&format!("giving up partition {number} of {}", report.what()));
+                        workers::report_revoked(report, number, fence);
                     }
                     Some(Err(error)) => _ = failure.get_or_insert(error.into()),
                     None => joined = false,
@@ -169,16 +191,26 @@ impl PartitionsArgs {
                 () = tokio::time::sleep(DEPARTURE), if asked.is_some() && workers.is_empty() => joined = false,
             }
         }
-        match (asked, code, failure) {
-            (Some(signal), ..) => Ok((exit::by_signal(signal.as_raw()), Some(signal))),
-            (None, Some(code), _) => Ok((code, None)),
-            (None, None, Some(failure)) => Err(failure),
-            (None, None, None) => Err(Failure::new(Outcome::Lost, "the membership has ended")),
-        }
+        exit_of(asked, code, failure)
     }
 }
 
-/// Whether the signal ends this process; USR1 and USR2 are for the commands.
+/// The result of the call: a signal counts before the command's own end, and that before a failure.
+fn exit_of(
+    asked: Option<Signal>,
+    code: Option<i32>,
+    failure: Option<Failure>,
+) -> Result<(i32, Option<Signal>), Failure> {
+    match (asked, code, failure) {
+        (Some(signal), ..) => Ok((exit::by_signal(signal.as_raw()), Some(signal))),
+        (None, Some(code), _) => Ok((code, None)),
+        (None, None, Some(failure)) => Err(failure),
+        (None, None, None) => Err(Failure::new(Outcome::Lost, "the membership has ended")),
+    }
+}
+
+/// Whether the signal ends this process; USR1 and USR2 are for the commands. HUP is an end here, as for every program whose terminal
+/// has gone, also with --together: there the command gets TERM for it, because HUP means to it that the file has changed.
 fn is_ending(signal: Signal) -> bool {
     [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT].contains(&signal)
 }

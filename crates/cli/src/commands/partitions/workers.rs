@@ -5,8 +5,8 @@ use std::pin::Pin;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use lockkeeper::ReleaseOutcome;
 use lockkeeper::partitions::Partition;
+use lockkeeper::{Fence, ReleaseOutcome};
 use serde_json::json;
 
 use super::PartitionsArgs;
@@ -72,8 +72,7 @@ async fn run(
     if partition.is_revoked() {
         return WorkerEnd::GivenUp;
     }
-    group.event("owned", json!({ "partition": number, "fence": fence }));
-    group.say(&format!("owning partition {number} of {}, fence {fence}", group.what()));
+    report_owned(group, &partition);
     let lock = partition.guard().names().first().clone();
     let env = [("LOCKKEEPER_PARTITION", number.to_string()), ("LOCKKEEPER_PARTITIONS", count.to_string())];
     let mut job = args.job.job(&lock, source, env);
@@ -99,8 +98,21 @@ async fn run(
     }
 }
 
+/// Reports that this process owns the partition now.
+pub fn report_owned(group: &Report, partition: &Partition) {
+    let (number, fence) = (partition.number(), partition.fence());
+    group.event("owned", json!({ "partition": number, "fence": fence }));
+    group.say(&format!("owning partition {number} of {}, fence {fence}", group.what()));
+}
+
+/// Reports that the group wants the partition back.
+pub fn report_revoked(group: &Report, number: u32, fence: Fence) {
+    group.event("revoked", json!({ "partition": number, "fence": fence }));
+    group.say(&format!("giving up partition {number} of {}", group.what()));
+}
+
 /// Releases the partition, so that its next owner starts at once.
-async fn release(group: &Report, partition: Partition) {
+pub async fn release(group: &Report, partition: Partition) {
     let (number, fence) = (partition.number(), partition.fence());
     match partition.release().await {
         Ok(ReleaseOutcome::Released) => {

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{BootInstant, Result};
+use lockkeeper_core::{BootInstant, Error, Result};
 use lockkeeper_host::sleep_until;
 use tokio::sync::{Notify, watch};
 
@@ -24,8 +24,8 @@ use crate::recipes::cas_record::{CasRecord, Retry, Snapshot};
 pub(super) enum GroupView {
     /// The newest record, and this member is in it.
     Joined(Arc<GroupRecord>),
-    /// Another process has joined with the name of this member.
-    Replaced,
+    /// The group has no place for this member any more, and why.
+    Ended(Arc<str>),
 }
 
 /// The changes that the task with the partitions requests.
@@ -91,7 +91,7 @@ impl Heartbeat {
         Ok(Heartbeat { options, cas_record, names, me, beat_at, answered_at, seen, wake, presence, view })
     }
 
-    /// Runs until the member is removed from the record, or replaced in it.
+    /// Runs until the member is removed from the record, or the record has no place for it.
     pub async fn run(mut self) {
         let clock = self.options.keeper.0.clock.clone();
         let mut gone_since = None;
@@ -105,8 +105,8 @@ impl Heartbeat {
             match step {
                 Ok(StepOutcome::Written) if presence == Presence::Gone => return,
                 Ok(StepOutcome::Written) => backoff = JitteredBackoff::new(&*clock),
-                Ok(StepOutcome::Replaced) => {
-                    self.view.send_replace(GroupView::Replaced);
+                Ok(StepOutcome::NoPlace(why)) => {
+                    self.view.send_replace(GroupView::Ended(why.into()));
                     return;
                 }
                 Ok(StepOutcome::Conflict) => {
@@ -147,10 +147,18 @@ impl Heartbeat {
         let mut record = match (&old, &*self.view.borrow()) {
             // It expired while no member could reach the store: the owners stay the same.
             (None, GroupView::Joined(last)) => GroupRecord::clone(last),
-            _ => parse(&self.names, self.options.count, old.as_ref())?,
+            // It stays so: the group was made anew with another count while this member was silent, or another program has written the
+            // record. If the member kept its partitions, keys would have two owners.
+            _ => match parse(&self.names, self.options.count, old.as_ref()) {
+                Ok(record) => record,
+                Err(Error::Invalid(why) | Error::Unsupported(why)) => return Ok(StepOutcome::NoPlace(why)),
+                Err(error) => return Err(error),
+            },
         };
         if record.member(&self.me.name).is_some_and(|member| member.id != self.me.id) {
-            return Ok(StepOutcome::Replaced);
+            let (group, name) = (&self.names.group, &self.me.name);
+            let why = format!("another process has joined {group:?} as {name:?}, and has its partitions now");
+            return Ok(StepOutcome::NoPlace(why));
         }
         let before = record.clone();
         let silent = self.silent(&record, asked, clock.now());
@@ -216,7 +224,8 @@ const LEAST_SLACK: Duration = Duration::from_millis(50);
 enum StepOutcome {
     Written,
     Conflict,
-    Replaced,
+    /// The record has no place for this member, and why.
+    NoPlace(String),
 }
 
 fn parse(names: &PartitionNames, count: u32, old: Option<&Snapshot>) -> Result<GroupRecord> {

@@ -72,13 +72,11 @@ async fn run(
     changes: mpsc::UnboundedSender<Result<PartitionChange>>,
 ) {
     let (view, wake, wanted) = (heartbeat.view.subscribe(), heartbeat.wake.clone(), presence.subscribe());
-    let replaced = view.clone();
-    let (group, name) = (names.group.clone(), me.name.clone());
+    let last = view.clone();
     let ownership = PartitionOwnership::new(options, names, me, changes.clone());
     tokio::join!(heartbeat.run(), ownership.run(view, &presence, wanted, wake));
-    if matches!(*replaced.borrow(), GroupView::Replaced) {
-        let why = format!("another process has joined {group:?} as {name:?}, and has its partitions now");
-        let _ = changes.send(Err(Error::Lost(why)));
+    if let GroupView::Ended(why) = &*last.borrow() {
+        let _ = changes.send(Err(Error::Lost(why.to_string())));
     }
 }
 
@@ -90,8 +88,9 @@ impl PartitionMember {
 
     /// The next change. `None` once the member has left.
     ///
-    /// The last item is [`Error::Lost`] if another process has joined with this member's name; an unreachable store is no error: the
-    /// member tries again, and the guards of its partitions say until when they are held.
+    /// The last item is [`Error::Lost`] if another process has joined with this member's name, or if the group was made anew with another
+    /// count while this member was silent for three ttls; every partition is revoked then, with the usual grace. An unreachable store is
+    /// no error: the member tries again, and the guards of its partitions say until when they are held.
     ///
     /// Dropping the future loses no change.
     pub async fn next(&mut self) -> Option<Result<PartitionChange>> {

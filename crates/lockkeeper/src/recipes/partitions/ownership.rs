@@ -102,7 +102,7 @@ impl PartitionOwnership {
             let newest = view.borrow_and_update().clone();
             match &newest {
                 GroupView::Joined(record) => self.follow(record),
-                GroupView::Replaced => self.leave(),
+                GroupView::Ended(_) => self.leave(),
             }
             if *wanted.borrow_and_update() == Presence::Leaving {
                 self.leave();
@@ -113,7 +113,7 @@ impl PartitionOwnership {
             }
             let next = self.next_deadline();
             tokio::select! {
-                changed = view.changed(), if !matches!(newest, GroupView::Replaced) => if changed.is_err() { break },
+                changed = view.changed(), if !matches!(newest, GroupView::Ended(_)) => if changed.is_err() { break },
                 _ = wanted.changed(), if !self.leaving => {}
                 Some((number, fence)) = self.dropped.1.recv() => self.handle_drop(number, fence),
                 Some(done) = self.tasks.join_next() => self.handle_result(done.ok()),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use lockkeeper_core::{Fence, Page, Result, WallTime};
 use serde::Serialize;
 
-use super::record::GroupRecord;
+use super::record::{GroupRecord, MemberRecord};
 use super::{PartitionNames, partition_of};
 use crate::keeper::Lockkeeper;
 
@@ -97,6 +97,13 @@ impl MemberStatus {
     }
 }
 
+impl PartitionOwner {
+    /// Whether it is the process that is in the record, and not an earlier one with the same name.
+    fn is(&self, member: &MemberRecord) -> bool {
+        (&self.member, &self.host, self.pid) == (&member.name, &member.host, member.pid)
+    }
+}
+
 /// Reads the record and the locks. They are read one after the other, so a partition that changes its owner meanwhile may look as if it
 /// were moving.
 pub(super) async fn read(keeper: &Lockkeeper, names: &PartitionNames) -> Result<Option<GroupStatus>> {
@@ -108,14 +115,17 @@ pub(super) async fn read(keeper: &Lockkeeper, names: &PartitionNames) -> Result<
     let mut owners = owners(keeper, names).await?;
     let mut partitions = Vec::new();
     for number in 0..record.count {
-        let assigned = record.owner(number).map(|member| member.name.clone());
-        let owner = owners.remove(&number);
-        let moving = assigned.as_ref() != owner.as_ref().map(|owner| &owner.member);
+        let (assigned, owner) = (record.owner(number), owners.remove(&number));
+        let moving = match (assigned, &owner) {
+            (Some(assigned), Some(owner)) => !owner.is(assigned),
+            (assigned, owner) => assigned.is_some() || owner.is_some(),
+        };
+        let assigned = assigned.map(|member| member.name.clone());
         partitions.push(PartitionStatus { number, assigned, owner, moving });
     }
     let members = record.members.iter().map(|member| {
-        let count = |name: fn(&PartitionStatus) -> Option<&String>| {
-            partitions.iter().filter(|partition| name(partition) == Some(&member.name)).count() as u32
+        let count = |has: &dyn Fn(&PartitionStatus) -> bool| {
+            partitions.iter().filter(|partition| has(partition)).count() as u32
         };
         MemberStatus {
             name: member.name.clone(),
@@ -125,8 +135,8 @@ pub(super) async fn read(keeper: &Lockkeeper, names: &PartitionNames) -> Result<
             since: member.since_us,
             ttl_ms: member.ttl_ms,
             leaving: member.leaving,
-            assigned: count(|partition| partition.assigned.as_ref()),
-            owned: count(|partition| partition.owner.as_ref().map(|owner| &owner.member)),
+            assigned: count(&|partition| partition.assigned.as_ref() == Some(&member.name)),
+            owned: count(&|partition| partition.owner.as_ref().is_some_and(|owner| owner.is(member))),
         }
     });
     let (members, count, generation) = (members.collect(), record.count, record.generation);
