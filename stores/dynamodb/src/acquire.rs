@@ -1,29 +1,32 @@
 //! Acquiring a lock: one try, and then polling in no order until the lock is granted or the wait ends.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{AcquireOutcome, BootInstant, Busy, Error, Grant, LockRequest, Mode, Result, Wait};
 use lockkeeper_host::sleep_until;
-use lockkeeper_store_kit::PendingRequest;
+use lockkeeper_store_kit::{PendingRequest, PendingRequests};
 
-use crate::admission::TryOutcome;
+use crate::admission::{AcquireTry, Evaluator, TryOutcome};
 use crate::backoff::jitter;
-use crate::cas::{CasDecision, WorkingCopy};
+use crate::cas::{CasDecision, LockTable, WorkingCopy};
 use crate::codec::millis_up;
+use crate::config::Options;
 use crate::error::cancelled_error;
 use crate::keys::attempt_hash;
-use crate::store::DynamoInner;
+use crate::own_leases::OwnLeases;
+use crate::release::Releaser;
 
-/// One call of `acquire`.
-pub struct AcquireCall<'a> {
-    pub request: &'a LockRequest,
-    pub attempt_hash: String,
-    until: BootInstant,
-    /// The first try was blocked, and the caller waits.
-    pub waits: bool,
+/// Acquires locks.
+pub struct Acquirer {
+    pub options: Options,
+    pub locks: Arc<LockTable>,
+    pub own_leases: Arc<OwnLeases>,
+    pub pending: Arc<PendingRequests>,
+    pub releaser: Arc<Releaser>,
 }
 
-impl DynamoInner {
+impl Acquirer {
     pub async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
         let clock = &*self.options.clock;
         let until = match request.wait {
@@ -33,7 +36,7 @@ impl DynamoInner {
         };
         let pending = self.pending.begin(request.key.attempt);
         let attempt_hash = attempt_hash(&request.key.attempt);
-        let mut call = AcquireCall { request, attempt_hash, until, waits: false };
+        let mut call = AcquireTry { request, attempt_hash, until, waits: false };
         let busy = match self.try_acquire(&call).await? {
             Ok(grant) => return self.return_grant(&pending, grant).await,
             Err((busy, _)) if request.wait == Wait::No => busy,
@@ -54,13 +57,13 @@ impl DynamoInner {
         if !pending.is_cancelled() {
             return Ok(AcquireOutcome::Granted(grant));
         }
-        _ = self.release_holds(&grant.key).await;
+        _ = self.releaser.release_holds(&grant.key).await;
         Err(cancelled_error())
     }
 
     async fn wait(
         &self,
-        call: &AcquireCall<'_>,
+        call: &AcquireTry<'_>,
         pending: &PendingRequest,
         (mut busy, mut lasts): (Busy, Duration),
     ) -> Result<Result<Grant, Busy>> {
@@ -111,9 +114,11 @@ impl DynamoInner {
         }
     }
 
-    async fn try_acquire(&self, call: &AcquireCall<'_>) -> Result<Result<Grant, (Busy, Duration)>> {
+    async fn try_acquire(&self, call: &AcquireTry<'_>) -> Result<Result<Grant, (Busy, Duration)>> {
         let request = call.request;
-        let decide = |copies: &mut [WorkingCopy]| self.decide_acquire(call, copies);
+        let evaluator =
+            Evaluator { locks: &self.locks, own_leases: &self.own_leases, poll: self.options.poll };
+        let decide = |copies: &mut [WorkingCopy]| evaluator.decide_acquire(call, copies);
         let (outcome, sent_at) = self.locks.update(&request.key.names, decide).await?;
         match outcome {
             TryOutcome::Busy(busy, lasts) => Ok(Err((busy, lasts))),
@@ -128,7 +133,7 @@ impl DynamoInner {
         }
     }
 
-    async fn clear_own_intent(&self, call: &AcquireCall<'_>) {
+    async fn clear_own_intent(&self, call: &AcquireTry<'_>) {
         if call.request.mode != Mode::Exclusive {
             return;
         }

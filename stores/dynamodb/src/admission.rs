@@ -3,15 +3,24 @@
 use std::time::Duration;
 
 use lockkeeper_core::admission::{Admission, evaluate, evaluate_all};
-use lockkeeper_core::{Busy, Error, Fence, LockView, Mode, Result};
+use lockkeeper_core::{BootInstant, Busy, Error, Fence, LockRequest, LockView, Mode, Result};
 
-use crate::acquire::AcquireCall;
 use crate::break_lock::refuse_revoked;
-use crate::cas::{CasDecision, WorkingCopy, after};
+use crate::cas::{CasDecision, LockTable, WorkingCopy, after};
 use crate::codec::{ExclusiveIntent, StoredHold, millis, millis_up};
 use crate::keys::owner_hash;
 use crate::observation::HoldPhase;
-use crate::store::DynamoInner;
+use crate::own_leases::OwnLeases;
+
+/// The request, and the state that all tries of one call of `acquire` share.
+pub struct AcquireTry<'a> {
+    pub request: &'a LockRequest,
+    pub attempt_hash: String,
+    /// When the wait ends.
+    pub until: BootInstant,
+    /// The first try was blocked, and the caller waits.
+    pub waits: bool,
+}
 
 /// The outcome of one try.
 pub enum TryOutcome {
@@ -24,10 +33,18 @@ pub enum TryOutcome {
     Busy(Busy, Duration),
 }
 
-impl DynamoInner {
+/// Decides on tries.
+pub struct Evaluator<'a> {
+    pub locks: &'a LockTable,
+    pub own_leases: &'a OwnLeases,
+    /// The poll interval of waiters.
+    pub poll: Duration,
+}
+
+impl Evaluator<'_> {
     pub fn decide_acquire(
         &self,
-        call: &AcquireCall<'_>,
+        call: &AcquireTry<'_>,
         copies: &mut [WorkingCopy],
     ) -> Result<CasDecision<TryOutcome>> {
         if let Some(granted) = self.resume_attempt(&call.attempt_hash, copies)? {
@@ -93,11 +110,11 @@ impl DynamoInner {
     }
 
     /// Marks the item for a waiter that wants the lock exclusively: new shared holders could otherwise keep it out for ever.
-    fn announce_intent(&self, call: &AcquireCall<'_>, copies: &mut [WorkingCopy]) {
+    fn announce_intent(&self, call: &AcquireTry<'_>, copies: &mut [WorkingCopy]) {
         if call.request.mode != Mode::Exclusive || !call.waits {
             return;
         }
-        let lasts = (self.options.poll * 4).max(Duration::from_secs(2));
+        let lasts = (self.poll * 4).max(Duration::from_secs(2));
         for copy in copies {
             let soon = after(copy.observed.wall, lasts / 2);
             let shared = copy.item.state.holds.iter().any(|hold| hold.mode != Mode::Exclusive);
@@ -111,7 +128,7 @@ impl DynamoInner {
     }
 }
 
-fn admit(call: &AcquireCall<'_>, copies: &mut [WorkingCopy], fence: Fence) -> TryOutcome {
+fn admit(call: &AcquireTry<'_>, copies: &mut [WorkingCopy], fence: Fence) -> TryOutcome {
     let request = call.request;
     let several = request.key.names.count() > 1;
     for copy in copies {

@@ -2,14 +2,14 @@
 //! the lock is free when the holders have stopped or their leases have expired.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use lockkeeper_core::lease::LossReason;
 use lockkeeper_core::{Error, Fence, LockName, Names, Result};
 
-use crate::cas::{CasDecision, WorkingCopy};
+use crate::cas::{CasDecision, LockTable, WorkingCopy};
 use crate::codec::StoredHold;
 use crate::observation::HoldPhase;
-use crate::store::DynamoInner;
 
 impl WorkingCopy {
     /// Marks the holds that match. Their leases stay as they are.
@@ -40,7 +40,12 @@ pub fn refuse_revoked(copies: &[WorkingCopy], matches: impl Fn(&StoredHold) -> b
     }
 }
 
-impl DynamoInner {
+/// Breaks and revokes locks.
+pub struct LockBreaker {
+    pub locks: Arc<LockTable>,
+}
+
+impl LockBreaker {
     pub async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {
         let decide = |copies: &mut [WorkingCopy]| {
             let fence = self.locks.next_fence(copies)?;

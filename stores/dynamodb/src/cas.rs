@@ -7,6 +7,7 @@ use futures_util::future::try_join_all;
 use lockkeeper_core::{BootInstant, Fence, LockName, Names, Result, WallTime};
 use lockkeeper_host::{boot_id, random_128, sleep_until};
 
+use crate::attributes::AttributeMap;
 use crate::backoff::{ThrottleBackoff, jitter};
 use crate::codec::{LockItem, StoredTimer, millis};
 use crate::config::Options;
@@ -15,7 +16,7 @@ use crate::keys;
 use crate::local_queue::LocalQueues;
 use crate::observation::{HoldPhase, Observation, ObservationCache, ObserverClock};
 use crate::server_clock::DynamoClock;
-use crate::statements::{AttributeMap, TableClient, TableWrite};
+use crate::statements::{TableClient, TableWrite};
 
 /// After how many conflicts an update fails.
 const MAX_CONFLICTS: u32 = 60;

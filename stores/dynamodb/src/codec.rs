@@ -8,7 +8,7 @@ use lockkeeper_core::admission::ActiveHold;
 use lockkeeper_core::{Error, Fence, Holder, HolderView, LockName, Mode, Owner, Result, WallTime};
 use serde::{Deserialize, Serialize};
 
-use crate::statements::{AttributeMap, FENCE, FORMAT, KEY, LOCK_STATE, REV, number, number_of, text_of};
+use crate::attributes::{AttributeMap, FENCE, FORMAT, KEY, LOCK_STATE, REV, number, number_of, text_of};
 
 /// The version of the stored format, of locks and of records. A client neither reads nor writes an item of another version.
 /// `tests/golden/` has a lock state of this version.

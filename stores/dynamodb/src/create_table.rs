@@ -9,12 +9,13 @@ use lockkeeper_core::{Error, Result};
 use lockkeeper_host::sleep_until;
 use lockkeeper_store_kit::IoThread;
 
+use crate::attributes::KEY;
 use crate::config::Options;
 use crate::connection;
 use crate::error::Failure;
 use crate::profile::{check, describe_table};
 use crate::server_clock::DynamoClock;
-use crate::statements::{KEY, TableClient};
+use crate::statements::TableClient;
 
 /// How long DynamoDB may take to create a table.
 const CREATE_TIMEOUT: Duration = Duration::from_secs(120);

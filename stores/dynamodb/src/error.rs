@@ -5,7 +5,7 @@ use std::error::Error as Cause;
 use aws_sdk_dynamodb::error::{DisplayErrorContext, ProvideErrorMetadata, SdkError};
 use lockkeeper_core::Error;
 
-use crate::statements::AttributeMap;
+use crate::attributes::AttributeMap;
 
 /// Why a call failed.
 #[derive(Debug)]

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use lockkeeper_core::{HolderView, LockName, LockPage, LockView, Page, Result};
 
+use crate::attributes::{AttributeMap, FENCE, FORMAT, KEY, LOCK_STATE, REV, text_of};
 use crate::backoff::retry_throttled;
 use crate::cas::{LockTable, WorkingCopy};
 use crate::codec::{StoredHold, millis};
 use crate::config::Options;
 use crate::keys::{self, LOCKS};
 use crate::observation::HoldPhase;
-use crate::statements::{AttributeMap, FENCE, FORMAT, KEY, LOCK_STATE, REV, TableClient, text_of};
+use crate::statements::TableClient;
 
 impl WorkingCopy {
     /// The holders.

@@ -15,6 +15,7 @@
 
 mod acquire;
 mod admission;
+mod attributes;
 mod backoff;
 mod break_lock;
 mod cas;
@@ -31,6 +32,7 @@ mod observation;
 mod own_leases;
 mod profile;
 mod record_chunks;
+mod record_store;
 mod records;
 mod release;
 mod renew;

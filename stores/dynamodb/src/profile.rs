@@ -3,9 +3,10 @@
 use aws_sdk_dynamodb::types::{KeyType, ScalarAttributeType, TableDescription, TableStatus};
 use lockkeeper_core::{Error, Guarantee, LimitSupport, Profile, Result, WaitOrder};
 
+use crate::attributes::KEY;
 use crate::config::Options;
 use crate::error::Failure;
-use crate::statements::{KEY, TableClient};
+use crate::statements::TableClient;
 
 /// Checks the table and returns the profile of the store.
 pub(crate) async fn profile(table: &TableClient, options: &Options) -> Result<Profile> {

@@ -5,9 +5,10 @@ use aws_sdk_dynamodb::primitives::Blob;
 use aws_sdk_dynamodb::types::AttributeValue;
 use lockkeeper_core::{Error, LockName, Record, Result, Version, WallTime};
 
+use crate::attributes::{AttributeMap, KEY, REV, number, number_of};
 use crate::codec::{check_format, new_item};
 use crate::keys;
-use crate::statements::{AttributeMap, KEY, REV, TableWrite, number, number_of};
+use crate::statements::TableWrite;
 
 /// How much of a value is in one item.
 const CHUNK_BYTES: usize = 300_000;

@@ -1,14 +1,24 @@
 //! Releasing a lock, and cancelling a request that has no answer yet.
 
+use std::sync::Arc;
+
 use lockkeeper_core::{ReleaseOutcome, RequestKey, Result};
+use lockkeeper_store_kit::PendingRequests;
 
 use crate::break_lock::revoke_reason;
-use crate::cas::{CasDecision, WorkingCopy};
+use crate::cas::{CasDecision, LockTable, WorkingCopy};
 use crate::codec::{StoredHold, millis};
 use crate::keys::attempt_hash;
-use crate::store::DynamoInner;
+use crate::own_leases::OwnLeases;
 
-impl DynamoInner {
+/// Releases locks, and cancels requests.
+pub struct Releaser {
+    pub locks: Arc<LockTable>,
+    pub own_leases: Arc<OwnLeases>,
+    pub pending: Arc<PendingRequests>,
+}
+
+impl Releaser {
     pub async fn release(&self, key: &RequestKey) -> Result<ReleaseOutcome> {
         let was_pending = self.pending.cancel(key.attempt);
         let released = self.release_holds(key).await?;

@@ -1,23 +1,31 @@
 //! Renewing grants: those of the same names in one update, the others at the same time.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use lockkeeper_core::{BootInstant, Error, Grant, LockName, RenewOutcome, Result};
-use lockkeeper_host::sleep_until;
+use lockkeeper_host::{Clock, sleep_until};
 
 use crate::backoff::jitter;
 use crate::break_lock::revoke_reason;
-use crate::cas::{CasDecision, WorkingCopy};
+use crate::cas::{CasDecision, LockTable, WorkingCopy};
 use crate::keys::attempt_hash;
-use crate::store::DynamoInner;
+use crate::own_leases::OwnLeases;
 
-impl DynamoInner {
+/// Renews holds.
+pub struct Renewer {
+    pub clock: Arc<dyn Clock>,
+    pub locks: Arc<LockTable>,
+    pub own_leases: Arc<OwnLeases>,
+}
+
+impl Renewer {
     /// Renews grants of the same names in one update, because they are in the same item. Grants of different names are updates
     /// of their own, all at once: one that cannot be renewed now does not delay the others.
     pub async fn renew(&self, grants: &[Grant]) -> Result<Vec<RenewOutcome>> {
-        let clock = &*self.options.clock;
+        let clock = &*self.clock;
         let shortest = grants.iter().map(|grant| grant.ttl).min().unwrap_or_default();
         let until = clock.now() + shortest / 4;
         let mut groups: BTreeMap<&[LockName], Vec<usize>> = BTreeMap::new();
@@ -53,7 +61,7 @@ impl DynamoInner {
     }
 
     async fn renew_until(&self, grants: &[&Grant], until: BootInstant) -> Result<Vec<RenewOutcome>> {
-        let clock = &*self.options.clock;
+        let clock = &*self.clock;
         loop {
             match self.renew_group(grants).await {
                 Err(Error::Unavailable(_) | Error::Unknown(_) | Error::Limited(_)) if clock.now() < until => {

@@ -12,21 +12,8 @@ use aws_sdk_dynamodb::types::{
     TransactGetItem, TransactWriteItem,
 };
 
+use crate::attributes::{AttributeMap, KEY, number};
 use crate::error::Failure;
-
-/// An item as DynamoDB stores it.
-pub type AttributeMap = HashMap<String, AttributeValue>;
-
-/// The partition key, and the only key.
-pub const KEY: &str = "k";
-/// The number of the last write of the item. Every write has the condition that it is still the one that was read.
-pub const REV: &str = "rev";
-/// The version of the stored format.
-pub const FORMAT: &str = "format";
-/// The highest fence of a lock.
-pub const FENCE: &str = "fence";
-/// The holds of a lock, as JSON. (`state` alone is a reserved word of DynamoDB's expressions.)
-pub const LOCK_STATE: &str = "lock_state";
 
 /// One write to the table.
 #[derive(Clone, Debug)]
@@ -201,18 +188,4 @@ fn worst_reason(reasons: &[CancellationReason]) -> Failure {
         }
     }
     worst
-}
-
-pub fn number(n: u64) -> AttributeValue {
-    AttributeValue::N(n.to_string())
-}
-
-/// The value of a numeric attribute.
-pub fn number_of(item: &AttributeMap, name: &str) -> Option<u64> {
-    item.get(name)?.as_n().ok()?.parse().ok()
-}
-
-/// The value of a text attribute.
-pub fn text_of<'a>(item: &'a AttributeMap, name: &str) -> Option<&'a str> {
-    item.get(name)?.as_s().ok().map(String::as_str)
 }

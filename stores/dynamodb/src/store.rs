@@ -10,10 +10,14 @@ use lockkeeper_core::{
 };
 use lockkeeper_store_kit::{IoThread, PendingRequests, RecordLimits};
 
+use crate::acquire::Acquirer;
+use crate::break_lock::LockBreaker;
 use crate::cas::LockTable;
 use crate::config::Options;
 use crate::own_leases::OwnLeases;
-use crate::records::RecordTable;
+use crate::record_store::RecordStore;
+use crate::release::Releaser;
+use crate::renew::Renewer;
 use crate::server_clock::DynamoClock;
 use crate::{connection, profile};
 
@@ -25,13 +29,15 @@ pub struct DynamoStore {
     io_thread: Arc<IoThread>,
 }
 
-/// The state that all clones of a store share.
+/// The parts of a store, one for each concern. Each has the others that it needs.
 pub(crate) struct DynamoInner {
     pub options: Options,
-    pub locks: LockTable,
-    pub records: RecordTable,
-    pub own_leases: OwnLeases,
-    pub pending: PendingRequests,
+    locks: Arc<LockTable>,
+    acquirer: Acquirer,
+    renewer: Renewer,
+    releaser: Arc<Releaser>,
+    breaker: LockBreaker,
+    pub records: RecordStore,
     pub limits: RecordLimits,
     profile: Profile,
 }
@@ -60,13 +66,29 @@ impl DynamoStore {
                 Ok::<_, Error>((client, profile))
             })
             .await?;
+        let locks = Arc::new(LockTable::new(options.clone(), client.clone(), clock.clone()));
+        let own_leases = Arc::new(OwnLeases::default());
+        let pending = Arc::new(PendingRequests::default());
+        let releaser = Arc::new(Releaser {
+            locks: locks.clone(),
+            own_leases: own_leases.clone(),
+            pending: pending.clone(),
+        });
         let inner = DynamoInner {
-            locks: LockTable::new(options.clone(), client.clone(), clock.clone()),
-            records: RecordTable::new(options.clone(), client, clock),
-            options,
-            own_leases: OwnLeases::default(),
-            pending: PendingRequests::default(),
+            acquirer: Acquirer {
+                options: options.clone(),
+                locks: locks.clone(),
+                own_leases: own_leases.clone(),
+                pending,
+                releaser: releaser.clone(),
+            },
+            renewer: Renewer { clock: options.clock.clone(), locks: locks.clone(), own_leases },
+            releaser,
+            breaker: LockBreaker { locks: locks.clone() },
+            locks,
+            records: RecordStore::new(options.clone(), client, clock),
             limits: RecordLimits::default(),
+            options,
             profile,
         };
         Ok(DynamoStore { inner: Arc::new(inner), io_thread: Arc::new(io_thread) })
@@ -86,15 +108,15 @@ impl Locks for DynamoStore {
 
     async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
         request.check()?;
-        self.run(self.inner.acquire(request)).await
+        self.run(self.inner.acquirer.acquire(request)).await
     }
 
     async fn renew(&self, grants: &[Grant]) -> Result<Vec<RenewOutcome>> {
-        self.run(self.inner.renew(grants)).await
+        self.run(self.inner.renewer.renew(grants)).await
     }
 
     async fn release(&self, key: &RequestKey) -> Result<ReleaseOutcome> {
-        self.run(self.inner.release(key)).await
+        self.run(self.inner.releaser.release(key)).await
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Option<LockView>> {
@@ -114,11 +136,11 @@ impl Locks for DynamoStore {
 
     async fn revoke(&self, name: &LockName, reason: &str) -> Result<Fence> {
         limits::check_reason(reason)?;
-        self.run(self.inner.revoke(name, reason)).await
+        self.run(self.inner.breaker.revoke(name, reason)).await
     }
 
     async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {
         limits::check_reason(reason)?;
-        self.run(self.inner.break_lock(name, reason)).await
+        self.run(self.inner.breaker.break_lock(name, reason)).await
     }
 }
