@@ -263,3 +263,26 @@ async fn a_write_that_may_have_been_done_before_it_was_overtaken_is_unknown() {
     assert!(matches!(told, Err(Error::Unknown(_))), "{told:?}");
     stale(&values.put("a", fence(5), b"x").await, 5, 6);
 }
+
+/// The attributes of an item as `NAME TYPE VALUE`, as an earlier version wrote them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_golden_item_is_read_and_written() {
+    let Some((_server, client)) = start().await else { return };
+    let golden: std::collections::HashMap<String, AttributeValue> = include_str!("golden/dynamodb-fence")
+        .lines()
+        .map(|line| match line.split(' ').collect::<Vec<_>>()[..] {
+            [name, "S", value] => (name.to_owned(), S(value.into())),
+            [name, "N", value] => (name.to_owned(), N(value.into())),
+            [name, "B", value] => (name.to_owned(), B(Blob::new(value))),
+            _ => panic!("{line}"),
+        })
+        .collect();
+    client.put_item().table_name("orders").set_item(Some(golden.clone())).send().await.unwrap();
+    let values = DynamoFenced::new(client.clone(), "orders", "id");
+    let found = values.read("value").await.unwrap();
+    assert_eq!(found, Some(GuardedValue { fence: fence(42), value: Some(b"the".to_vec()) }));
+    stale(&values.put("value", fence(41), b"late").await, 41, 42);
+    values.put("value", fence(42), b"the").await.unwrap();
+    let get = client.get_item().table_name("orders").key("id", S("value".into())).consistent_read(true);
+    assert_eq!(get.send().await.unwrap().item, Some(golden), "the stored format has changed");
+}

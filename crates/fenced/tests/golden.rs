@@ -1,5 +1,5 @@
-//! The stored marks of files: `golden/file-mark` is read, and written the same. The marks of objects, of HTTP resources and of Redis have
-//! their tests beside their code; `golden/README.md` says why a mark has no version.
+//! The stored marks of files: `golden/file-mark` is read, and written the same. The marks of databases, of objects, of HTTP resources and of
+//! Redis have their tests beside those of their adapters; `golden/README.md` says why a mark has no version.
 #![cfg(feature = "file")]
 
 use lockkeeper_core::{Error, Fence};

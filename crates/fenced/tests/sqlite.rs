@@ -155,3 +155,40 @@ fn a_damaged_mark_and_a_file_that_is_no_database_are_refused() {
     assert!(matches!(SqliteFenced::open(dir.join("text")), Err(Error::Invalid(_))));
     assert!(SqliteFenced::open(dir.join("no/such/dir.db")).is_err());
 }
+
+/// The table and its rows, without the words that only its creation needs.
+fn dump(sql: &Connection) -> Vec<String> {
+    let text = "SELECT sql || ';' FROM sqlite_schema WHERE sql IS NOT NULL UNION ALL SELECT 'INSERT INTO lockkeeper_fence VALUES(' || \
+        quote(resource) || ',' || quote(fence) || ',' || quote(value) || ');' FROM lockkeeper_fence";
+    let mut lines = sql.prepare(text).unwrap();
+    let lines: Vec<String> =
+        lines.query_map([], |row| row.get(0)).unwrap().map(|line| line.unwrap()).collect();
+    lines.into_iter().map(|line| line.replace("IF NOT EXISTS ", "")).collect()
+}
+
+#[tokio::test]
+async fn the_golden_guard_rows_are_read_and_written() {
+    let golden = include_str!("golden/sqlite-fence.sql");
+    let dir = TempDir::new("golden");
+    let (old, new) = (dir.join("old.db"), dir.join("new.db"));
+    Connection::open(&old).unwrap().execute_batch(golden).unwrap();
+    let mut sql = Connection::open(&new).unwrap();
+    let tx = sql.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
+    apply(&tx, "applied", fence(42)).unwrap();
+    tx.commit().unwrap();
+    let values = SqliteFenced::open(&new).unwrap();
+    values.put("value", fence(42), b"the").await.unwrap();
+    values.delete("deleted", fence(42)).await.unwrap();
+    let mut written = dump(&sql);
+    written[1..].sort();
+    assert_eq!(written, golden.lines().collect::<Vec<_>>(), "the stored format has changed");
+
+    let values = SqliteFenced::open(&old).unwrap();
+    for (resource, value) in [("applied", None), ("deleted", None), ("value", Some(b"the".to_vec()))] {
+        let expected = Some(GuardedValue { fence: fence(42), value });
+        assert_eq!(values.read(resource).await.unwrap(), expected, "{resource}");
+        let late = values.put(resource, fence(41), b"late").await;
+        assert!(matches!(late, Err(Error::Stale { seen, .. }) if seen == fence(42)), "{resource}: {late:?}");
+        values.put(resource, fence(43), b"next").await.unwrap();
+    }
+}

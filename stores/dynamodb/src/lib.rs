@@ -32,7 +32,7 @@ mod observation;
 mod own_leases;
 mod profile;
 mod record_chunks;
-mod record_table;
+mod record_store;
 mod records;
 mod release;
 mod renew;

@@ -15,7 +15,7 @@ use crate::break_lock::LockBreaker;
 use crate::cas::LockTable;
 use crate::config::Options;
 use crate::own_leases::OwnLeases;
-use crate::record_table::RecordTable;
+use crate::record_store::RecordStore;
 use crate::release::Releaser;
 use crate::renew::Renewer;
 use crate::server_clock::DynamoClock;
@@ -37,7 +37,7 @@ pub(crate) struct DynamoInner {
     renewer: Renewer,
     releaser: Arc<Releaser>,
     breaker: LockBreaker,
-    pub records: RecordTable,
+    pub records: RecordStore,
     pub limits: RecordLimits,
     profile: Profile,
 }
@@ -86,7 +86,7 @@ impl DynamoStore {
             releaser,
             breaker: LockBreaker { locks: locks.clone() },
             locks,
-            records: RecordTable::new(options.clone(), client, clock),
+            records: RecordStore::new(options.clone(), client, clock),
             limits: RecordLimits::default(),
             options,
             profile,

@@ -5,6 +5,7 @@ mod any_client;
 mod apply;
 mod changes;
 mod common;
+mod golden;
 mod marks;
 mod merge;
 mod rights;

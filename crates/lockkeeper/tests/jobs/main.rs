@@ -3,6 +3,7 @@
 
 mod common;
 mod crowd;
+mod golden;
 mod hostile;
 mod install;
 mod lost;
