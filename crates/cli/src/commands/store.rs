@@ -5,7 +5,7 @@ use lockkeeper::Init;
 use serde_json::json;
 
 use crate::args::{SecretUrl, secret_url};
-use crate::exit::{Failure, OK};
+use crate::exit::{ExitFailure, OK};
 use crate::output;
 
 /// Set up a store.
@@ -50,7 +50,7 @@ impl StoreArgs {
         make.json
     }
 
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         let StoreAction::Init(make) = self.what;
         let (word, text) = match lockkeeper::init(make.url.expose()?).await? {
             Init::Made => ("made", "made: the store can be used now"),

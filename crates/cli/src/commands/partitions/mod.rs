@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::args::{JobArgs, LeaseArgs, NameArgs, utf8};
 use crate::child::registry;
-use crate::exit::{self, Failure};
+use crate::exit::{self, ExitFailure};
 use crate::report::Report;
 use crate::signals::SignalStream;
 use crate::store;
@@ -83,7 +83,7 @@ impl PartitionsArgs {
         self.named.get()
     }
 
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         if self.status || self.of.is_some() {
             let keeper = self.job.common.open().await?;
             return status::print(&self, &keeper).await;
@@ -132,7 +132,7 @@ impl PartitionsArgs {
         mut workers: Workers<'_>,
         signals: &mut SignalStream,
         report: &Report,
-    ) -> Result<(i32, Option<Signal>), Failure> {
+    ) -> Result<(i32, Option<Signal>), ExitFailure> {
         let (mut joined, mut asked, mut code) = (true, None, None);
         let mut failure = None;
         while joined || !workers.is_empty() {
@@ -173,7 +173,7 @@ impl PartitionsArgs {
             (Some(signal), ..) => Ok((exit::by_signal(signal.as_raw()), Some(signal))),
             (None, Some(code), _) => Ok((code, None)),
             (None, None, Some(failure)) => Err(failure),
-            (None, None, None) => Err(Failure::new(Outcome::Lost, "the membership has ended")),
+            (None, None, None) => Err(ExitFailure::new(Outcome::Lost, "the membership has ended")),
         }
     }
 }
