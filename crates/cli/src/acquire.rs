@@ -9,7 +9,7 @@ use serde_json::json;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::args::LockArgs;
-use crate::exit::Failure;
+use crate::exit::ExitFailure;
 use crate::message_writer;
 use crate::report::{Report, describe_holder, describe_wait};
 use crate::signals::SignalStream;
@@ -31,7 +31,7 @@ pub async fn acquire_lock(
     wait: Option<Duration>,
     report: &Report,
     signals: &mut SignalStream,
-) -> Result<Guard, Failure> {
+) -> Result<Guard, ExitFailure> {
     if request.skip {
         let answer = async {
             match request.builder(keeper, label, wait).try_acquire().await? {
@@ -92,10 +92,10 @@ async fn end_by_signal(
     report: &Report,
     signals: &mut SignalStream,
     signal: Signal,
-) -> Failure {
+) -> ExitFailure {
     let code = signals.flush_releases(keeper, signal).await;
     report.event("left", json!({ "signal": signal.as_raw(), "exit_code": code }));
-    Failure::silent(code)
+    ExitFailure::silent(code)
 }
 
 /// Reports the holder while the request waits. Never completes; the caller drops it when the lock is granted.
@@ -140,7 +140,7 @@ async fn look(
 }
 
 /// The failure of a lock request with `--skip` whose lock is busy.
-async fn skipped(keeper: &Lockkeeper, request: &LockArgs, report: &Report) -> Failure {
+async fn skipped(keeper: &Lockkeeper, request: &LockArgs, report: &Report) -> ExitFailure {
     let code = Outcome::Busy.exit_code();
     let (message, held) = match look(keeper, request).await {
         Ok(Some((view, _))) => (
@@ -151,7 +151,11 @@ async fn skipped(keeper: &Lockkeeper, request: &LockArgs, report: &Report) -> Fa
     };
     report.event("skipped", json!({ "held_by": held, "outcome": "busy", "exit_code": code }));
     // With --skip and --quiet a busy lock is no error to print: the exit code says it.
-    if report.is_quiet() { Failure::silent(code.into()) } else { Failure::new(Outcome::Busy, message) }
+    if report.is_quiet() {
+        ExitFailure::silent(code.into())
+    } else {
+        ExitFailure::new(Outcome::Busy, message)
+    }
 }
 
 /// One line on the terminal that is drawn over and over, and wiped away at the end.

@@ -12,7 +12,7 @@ use lockkeeper_core::{Names, Secret};
 use crate::child::job::{self, CommandJob};
 use crate::commands::CliCommand;
 use crate::duration;
-use crate::exit::Failure;
+use crate::exit::ExitFailure;
 use crate::report::{EventOutput, Report};
 use crate::store::{self, StoreSource};
 
@@ -59,16 +59,16 @@ pub struct CommonArgs {
 
 impl CommonArgs {
     /// The URL of the store that the user named, else of the default store.
-    pub fn url(&self) -> Result<Secret, Failure> {
+    pub fn url(&self) -> Result<Secret, ExitFailure> {
         Ok(self.source()?.url)
     }
 
     /// The URL of the store, and where the user named it.
-    pub fn source(&self) -> Result<StoreSource, Failure> {
+    pub fn source(&self) -> Result<StoreSource, ExitFailure> {
         store::find_source(self.store.as_ref(), self.store_file.as_deref())
     }
 
-    pub async fn open(&self) -> Result<Lockkeeper, Failure> {
+    pub async fn open(&self) -> Result<Lockkeeper, ExitFailure> {
         Ok(Lockkeeper::open(self.url()?.expose()).await?)
     }
 }
@@ -89,14 +89,14 @@ impl NameArgs {
     }
 
     /// Checks that it can be the key of a recipe, before a store is opened and written to.
-    pub fn check_key(&self) -> Result<(), Failure> {
+    pub fn check_key(&self) -> Result<(), ExitFailure> {
         let (bytes, most) = (self.get().as_str().len(), lockkeeper::KEY_BYTES);
         if bytes <= most {
             return Ok(());
         }
         let message =
             format!("the key has {bytes} bytes, {most} are allowed: shorten it, or hash the long part");
-        Err(Failure::new(Outcome::Invalid, message))
+        Err(ExitFailure::new(Outcome::Invalid, message))
     }
 }
 
@@ -137,7 +137,7 @@ impl JobArgs {
     }
 
     /// Fails if the command cannot be started, before anything is locked.
-    pub fn check(&self) -> Result<(), Failure> {
+    pub fn check(&self) -> Result<(), ExitFailure> {
         job::check(&self.command)
     }
 
@@ -214,13 +214,13 @@ impl LockArgs {
     }
 
     /// Checks everything that needs no store, before a store is opened and written to.
-    pub fn check(&self) -> Result<(), Failure> {
+    pub fn check(&self) -> Result<(), ExitFailure> {
         Names::new(self.names().cloned())?;
         Holder::new("", 0, self.label.clone())?;
         match (self.max_hold, self.min_hold) {
             (Some(max), Some(min)) if max < min => {
                 let (max, min) = (duration::exact(max), duration::exact(min));
-                Err(Failure::new(
+                Err(ExitFailure::new(
                     Outcome::Invalid,
                     format!("--max-hold {max} is shorter than --min-hold {min}"),
                 ))
@@ -281,9 +281,9 @@ pub struct SecretUrl(Option<Secret>);
 
 impl SecretUrl {
     /// The URL, for the store that is opened with it.
-    pub fn expose(&self) -> Result<&str, Failure> {
+    pub fn expose(&self) -> Result<&str, ExitFailure> {
         let text = self.0.as_ref().map(Secret::expose);
-        text.ok_or_else(|| Failure::new(Outcome::Invalid, "the store URL is not UTF-8"))
+        text.ok_or_else(|| ExitFailure::new(Outcome::Invalid, "the store URL is not UTF-8"))
     }
 }
 

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use lockkeeper::{Attempt, Lockkeeper, Outcome};
 use rustix::fs::{FlockOperation, flock};
 
-use crate::exit::Failure;
+use crate::exit::ExitFailure;
 use crate::text::plain;
 
 /// The version of the format, before the attempt. Raise it when the format changes, and keep reading the old one.
@@ -26,14 +26,14 @@ pub struct AttemptFile {
 
 impl AttemptFile {
     /// Opens or creates the file, and reads its attempt. A new attempt is written before it is used.
-    pub fn open(path: &Path) -> Result<AttemptFile, Failure> {
+    pub fn open(path: &Path) -> Result<AttemptFile, ExitFailure> {
         let shown = plain(&path.to_string_lossy()).into_owned();
-        let bad = |what: String| Failure::new(Outcome::Invalid, format!("--resume {shown}: {what}"));
+        let bad = |what: String| ExitFailure::new(Outcome::Invalid, format!("--resume {shown}: {what}"));
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let mut file = options.open(path).map_err(|e| bad(e.to_string()))?;
         flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|_| {
-            Failure::new(Outcome::Busy, format!("--resume {shown}: another process uses it"))
+            ExitFailure::new(Outcome::Busy, format!("--resume {shown}: another process uses it"))
                 .next("give every candidate a file of its own")
         })?;
         let mode = file.metadata().map_err(|e| bad(e.to_string()))?.mode();
@@ -62,18 +62,18 @@ impl AttemptFile {
     }
 
     /// A new proof, for a new campaign.
-    pub fn renew(&mut self) -> Result<(), Failure> {
+    pub fn renew(&mut self) -> Result<(), ExitFailure> {
         self.attempt = Lockkeeper::new_attempt();
         self.write()
     }
 
-    fn write(&mut self) -> Result<(), Failure> {
+    fn write(&mut self) -> Result<(), ExitFailure> {
         let text = format!("{VERSION}{}\n", self.attempt.to_hex());
         // As long as before and in one call: a kill leaves the old one or the new one.
         let written = self.file.rewind().and_then(|()| self.file.write_all(text.as_bytes()));
         written.and_then(|()| self.file.sync_data()).map_err(|e| {
             let shown = plain(&self.path.to_string_lossy()).into_owned();
-            Failure::new(Outcome::Unavailable, format!("--resume {shown} cannot be written: {e}"))
+            ExitFailure::new(Outcome::Unavailable, format!("--resume {shown} cannot be written: {e}"))
         })
     }
 

@@ -14,7 +14,7 @@ pub const CANNOT_START: i32 = 126;
 /// The command was not found; the number every shell uses.
 pub const NOT_FOUND: i32 = 127;
 
-/// Stands for the command that shows the lock, whose name is not known everywhere: [`Failure::about`] fills it in.
+/// Stands for the command that shows the lock, whose name is not known everywhere: [`ExitFailure::about`] fills it in.
 const SHOW: &str = ": lockkeeper show NAME";
 /// As much of a bad value as is quoted.
 const QUOTED: usize = 60;
@@ -26,7 +26,7 @@ pub fn by_signal(number: i32) -> i32 {
 
 /// Why a subcommand failed.
 #[derive(Debug)]
-pub struct Failure {
+pub struct ExitFailure {
     pub code: i32,
     outcome: Outcome,
     /// Empty: there is nothing more to print.
@@ -35,14 +35,14 @@ pub struct Failure {
     next: Option<String>,
 }
 
-impl Failure {
+impl ExitFailure {
     pub fn new(outcome: Outcome, message: impl Into<String>) -> Self {
-        Failure { code: outcome.exit_code().into(), outcome, message: message.into(), next: None }
+        ExitFailure { code: outcome.exit_code().into(), outcome, message: message.into(), next: None }
     }
 
     /// An end with this exit code and without a message.
     pub fn silent(code: i32) -> Self {
-        Failure { code, ..Failure::new(Outcome::Done, "") }
+        ExitFailure { code, ..ExitFailure::new(Outcome::Done, "") }
     }
 
     pub fn with_code(mut self, code: i32) -> Self {
@@ -89,9 +89,9 @@ impl Failure {
     }
 }
 
-impl From<Error> for Failure {
+impl From<Error> for ExitFailure {
     fn from(error: Error) -> Self {
-        let failure = Failure::new(error.outcome(), error.to_string());
+        let failure = ExitFailure::new(error.outcome(), error.to_string());
         match error.outcome() {
             Outcome::Busy => failure.next(format!("wait longer, or look who has it{SHOW}")),
             Outcome::Unknown => failure.next(format!("look before you try again{SHOW}")),
@@ -129,7 +129,7 @@ pub fn usage(mut error: clap::Error) -> i32 {
     if wants_json {
         // The first line says what is wrong; the rest is usage.
         let first = shown.lines().next().unwrap_or_default();
-        let failure = Failure::new(Outcome::Invalid, first.trim_start_matches("error: "));
+        let failure = ExitFailure::new(Outcome::Invalid, first.trim_start_matches("error: "));
         match next {
             Some(next) => failure.next(next).print(true),
             None => failure.print(true),

@@ -4,24 +4,24 @@ use std::io::{ErrorKind, IsTerminal, Write};
 
 use lockkeeper::Outcome;
 
-use crate::exit::{Failure, OK};
+use crate::exit::{ExitFailure, OK};
 
 /// Writes one line to stdout, at once.
-pub fn line(text: &str) -> Result<(), Failure> {
+pub fn line(text: &str) -> Result<(), ExitFailure> {
     check_written(writeln!(std::io::stdout(), "{text}"))
 }
 
 /// Writes bytes to stdout as they are; for a person, with an end of line.
-pub fn bytes(bytes: &[u8]) -> Result<(), Failure> {
+pub fn bytes(bytes: &[u8]) -> Result<(), ExitFailure> {
     let end: &[u8] = if is_terminal() { b"\n" } else { b"" };
     check_written(std::io::stdout().write_all(&[bytes, end].concat()))
 }
 
-fn check_written(written: std::io::Result<()>) -> Result<(), Failure> {
+fn check_written(written: std::io::Result<()>) -> Result<(), ExitFailure> {
     match written.and_then(|()| std::io::stdout().flush()) {
         Ok(()) => Ok(()),
-        Err(e) if e.kind() == ErrorKind::BrokenPipe => Err(Failure::silent(OK)),
-        Err(e) => Err(Failure::new(Outcome::Unknown, format!("stdout cannot be written: {e}"))),
+        Err(e) if e.kind() == ErrorKind::BrokenPipe => Err(ExitFailure::silent(OK)),
+        Err(e) => Err(ExitFailure::new(Outcome::Unknown, format!("stdout cannot be written: {e}"))),
     }
 }
 

@@ -5,7 +5,7 @@ use std::io::Write;
 use lockkeeper::{LockName, Lockkeeper, Outcome};
 use rustix::process::Signal;
 
-use crate::exit::{self, Failure};
+use crate::exit::{self, ExitFailure};
 use crate::signals::SignalStream;
 use crate::store::StoreSource;
 use crate::text::quoted;
@@ -16,7 +16,7 @@ pub async fn check_nested(
     source: &StoreSource,
     recipe: &str,
     key: &LockName,
-) -> Result<(), Failure> {
+) -> Result<(), ExitFailure> {
     let set = |name: &str| std::env::var(name).unwrap_or_default();
     let store = source.environment(false);
     let same = store.iter().all(|(name, value)| set(name) == value.as_deref().unwrap_or_default());
@@ -29,13 +29,17 @@ pub async fn check_nested(
     if view.is_some_and(|view| view.held.iter().any(|held| held.fence.to_string() == ours)) {
         let message =
             format!("this call is part of the command that runs under the key {}", quoted(key.as_str()));
-        return Err(Failure::new(Outcome::Deadlock, message).next("give the inner call a key of its own"));
+        return Err(ExitFailure::new(Outcome::Deadlock, message).next("give the inner call a key of its own"));
     }
     Ok(())
 }
 
 /// Prints stored output, byte for byte.
-pub async fn print_streams(out: Vec<u8>, err: Vec<u8>, signals: &mut SignalStream) -> Result<(), Failure> {
+pub async fn print_streams(
+    out: Vec<u8>,
+    err: Vec<u8>,
+    signals: &mut SignalStream,
+) -> Result<(), ExitFailure> {
     // On a thread, because a reader that does not read must not keep a signal from ending this process.
     let (sender, receiver) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || {
@@ -57,12 +61,12 @@ fn print(mut to: impl Write, bytes: &[u8]) -> std::io::Result<()> {
 }
 
 /// Fails if this caller did not get the whole output, although the store has the result.
-pub fn check_delivered(error: Option<std::io::Error>, signal: Option<Signal>) -> Result<(), Failure> {
+pub fn check_delivered(error: Option<std::io::Error>, signal: Option<Signal>) -> Result<(), ExitFailure> {
     if let Some(signal) = signal {
-        return Err(Failure::silent(exit::by_signal(signal.as_raw())));
+        return Err(ExitFailure::silent(exit::by_signal(signal.as_raw())));
     }
     let Some(error) = error else { return Ok(()) };
-    Err(Failure::new(
+    Err(ExitFailure::new(
         Outcome::Unknown,
         format!("the result is kept, but not all of it could be printed: {error}"),
     )

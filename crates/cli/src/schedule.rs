@@ -10,7 +10,7 @@ use jiff::tz::{AmbiguousOffset, TimeZone};
 use jiff::{SignedDuration, Timestamp, ToSpan};
 use lockkeeper::Outcome;
 
-use crate::exit::Failure;
+use crate::exit::ExitFailure;
 use crate::text::plain;
 
 /// The longest that two runs can be apart: 29 February, over a year that is no leap year. Beyond it there is no such day.
@@ -136,9 +136,9 @@ fn moment(zone: &TimeZone, time: DateTime) -> Option<Timestamp> {
 }
 
 /// A zone by its name; what is wrong with it, and what to do, otherwise.
-pub fn zone(name: &str) -> Result<TimeZone, Failure> {
+pub fn zone(name: &str) -> Result<TimeZone, ExitFailure> {
     TimeZone::get(name).map_err(|e| {
-        Failure::new(Outcome::Invalid, format!("--zone {}: {e}", plain(name)))
+        ExitFailure::new(Outcome::Invalid, format!("--zone {}: {e}", plain(name)))
             .next("name one of /usr/share/zoneinfo (Debian package tzdata), or UTC")
     })
 }

@@ -10,7 +10,7 @@ use nix::sys::signal::SigSet;
 use rustix::process::Signal;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::exit::{self, Failure};
+use crate::exit::{self, ExitFailure};
 
 /// The signals that are passed on to the command. Some of them end a wait.
 const FORWARDED: [Signal; 9] = [
@@ -65,7 +65,7 @@ pub fn unblock_for_command() {
 
 /// Runs `work` for a subcommand that runs a command. Until that takes Ctrl-Z itself, to pass it on, the signal stops this process where
 /// that harms no other process.
-pub async fn stoppable<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+pub async fn stoppable<T>(work: impl Future<Output = Result<T, ExitFailure>>) -> Result<T, ExitFailure> {
     let mut stops = SignalStream::of([Signal::TSTP])?;
     let mut work = std::pin::pin!(work);
     loop {
@@ -86,7 +86,7 @@ pub struct SignalStream(Vec<(Signal, tokio::signal::unix::Signal)>);
 
 impl SignalStream {
     /// Catches them from now on, Ctrl-Z among them.
-    pub fn forwarded() -> Result<Self, Failure> {
+    pub fn forwarded() -> Result<Self, ExitFailure> {
         let streams = Self::of(FORWARDED)?;
         TAKES_STOPS.store(true, Ordering::Relaxed);
         Ok(streams)
@@ -94,7 +94,7 @@ impl SignalStream {
 
     /// Catches those that are passed on to several commands. Ctrl-Z stops only this process (see [`stoppable`]): the commands are in
     /// groups of their own, and their watchdogs end them at their deadlines.
-    pub fn forwarded_to_several() -> Result<Self, Failure> {
+    pub fn forwarded_to_several() -> Result<Self, ExitFailure> {
         let stops = [Signal::TSTP, Signal::CONT];
         Self::of(FORWARDED.into_iter().filter(|signal| !stops.contains(signal)))
     }
@@ -106,17 +106,17 @@ impl SignalStream {
     }
 
     /// Catches what usually ends a program. Call it when the store is open: until then the signal should end this process at once.
-    pub fn ending() -> Result<Self, Failure> {
+    pub fn ending() -> Result<Self, ExitFailure> {
         Self::of([Signal::INT, Signal::TERM, Signal::HUP])
     }
 
     /// A signal that was ignored when this process was started (`nohup`, a background job) stays ignored, and a command inherits that.
-    fn of(wanted: impl IntoIterator<Item = Signal>) -> Result<Self, Failure> {
+    fn of(wanted: impl IntoIterator<Item = Signal>) -> Result<Self, ExitFailure> {
         let wanted = wanted.into_iter().filter(|signal| !is_ignored(*signal));
         let open = |s: Signal| signal(SignalKind::from_raw(s.as_raw())).map(|stream| (s, stream));
         let streams: std::io::Result<Vec<_>> = wanted.map(open).collect();
         streams.map(SignalStream).map_err(|e| {
-            Failure::new(lockkeeper::Outcome::Unavailable, format!("signals cannot be caught: {e}"))
+            ExitFailure::new(lockkeeper::Outcome::Unavailable, format!("signals cannot be caught: {e}"))
         })
     }
 

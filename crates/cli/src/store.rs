@@ -11,7 +11,7 @@ use lockkeeper_core::Secret;
 
 use crate::args::SecretUrl;
 use crate::daily_warnings;
-use crate::exit::Failure;
+use crate::exit::ExitFailure;
 use crate::report::Report;
 use crate::text::plain;
 
@@ -81,7 +81,7 @@ pub fn warn_of_one_host(source: &StoreSource, report: &Report) {
 }
 
 /// The store of the command line, else that of the environment, else the default.
-pub fn find_source(url: Option<&SecretUrl>, file: Option<&Path>) -> Result<StoreSource, Failure> {
+pub fn find_source(url: Option<&SecretUrl>, file: Option<&Path>) -> Result<StoreSource, ExitFailure> {
     let named = |url: &str| Ok(StoreSource { url: url.into(), file: None, named: true });
     if BEFORE.get().is_some() && (url.is_some() || file.is_some()) {
         let twice = bad("the store is named before the subcommand and after it".into());
@@ -109,12 +109,12 @@ pub fn find_source(url: Option<&SecretUrl>, file: Option<&Path>) -> Result<Store
     }
 }
 
-fn bad(message: String) -> Failure {
-    Failure::new(Outcome::Invalid, message)
+fn bad(message: String) -> ExitFailure {
+    ExitFailure::new(Outcome::Invalid, message)
 }
 
 /// Reads the URL from a file. Refuses a file that all users may read.
-fn read(path: &Path) -> Result<StoreSource, Failure> {
+fn read(path: &Path) -> Result<StoreSource, ExitFailure> {
     let shown = plain(&path.to_string_lossy()).into_owned();
     let cannot = |e: std::io::Error| bad(format!("--store-file {shown}: {e}"));
     let path = std::path::absolute(path).map_err(cannot)?;
@@ -139,7 +139,7 @@ pub async fn open(
     url: &str,
     wait: Option<Duration>,
     report: &Report,
-) -> Result<(Lockkeeper, Option<Duration>), Failure> {
+) -> Result<(Lockkeeper, Option<Duration>), ExitFailure> {
     let end = wait.map(|wait| SystemClock.now() + wait);
     let mut pause = PAUSE.0;
     loop {

@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use crate::child::supervisor::CommandEnd;
-use crate::exit::{self, Failure};
+use crate::exit::{self, ExitFailure};
 use crate::report::Report;
 use crate::signals::SignalStream;
 use crate::text::{plain, rfc3339};
@@ -86,8 +86,8 @@ impl WindowRunner<'_> {
         at_ms: u64,
         between: impl Fn(u64, u64) -> MissedWindows,
         signals: &mut SignalStream,
-        mut work: impl AsyncFnMut(u64, &mut SignalStream) -> Result<CommandEnd, Failure>,
-    ) -> Result<WindowsOutcome, Failure> {
+        mut work: impl AsyncFnMut(u64, &mut SignalStream) -> Result<CommandEnd, ExitFailure>,
+    ) -> Result<WindowsOutcome, ExitFailure> {
         let windows = self.keeper.windows(self.name).zone(self.zone).retry_failed(self.retries);
         let mut due = Vec::new();
         let newest = match signals.race(windows.record()).await {
@@ -194,14 +194,14 @@ impl WindowRunner<'_> {
 }
 
 /// The failure of a run whose command has ended, but whose record does not say so.
-fn not_written_down(code: i32, error: &Error) -> Failure {
+fn not_written_down(code: i32, error: &Error) -> ExitFailure {
     match error.outcome() {
-        Outcome::Stale | Outcome::Lost => Failure::new(
+        Outcome::Stale | Outcome::Lost => ExitFailure::new(
             Outcome::Lost,
             format!("the command ended with {code}, but the window was taken over: {error}"),
         )
         .next("another host may have run it at the same time: check the result"),
-        outcome => Failure::new(
+        outcome => ExitFailure::new(
             outcome,
             format!(
                 "the command ended with {code}, but the store did not take that down before the lease ended: {error}"

@@ -18,7 +18,7 @@ use tokio::sync::{Semaphore, watch};
 use crate::child::item::{ItemCommand, ItemEnd};
 use crate::child::registry;
 use crate::duration;
-use crate::exit::{self, Failure, OK};
+use crate::exit::{self, ExitFailure, OK};
 use crate::report::Report;
 use crate::signals::SignalStream;
 use crate::text::quoted;
@@ -54,11 +54,11 @@ pub struct WorkerArgs {
 
 impl WorkerArgs {
     /// Checks what clap cannot, before a store is opened.
-    pub fn check(&self) -> Result<(), Failure> {
+    pub fn check(&self) -> Result<(), ExitFailure> {
         if self.backoff > self.backoff_max {
             let (first, most) = (duration::exact(self.backoff), duration::exact(self.backoff_max));
             let message = format!("--backoff {first} is longer than --backoff-max {most}");
-            return Err(Failure::new(Outcome::Invalid, message));
+            return Err(ExitFailure::new(Outcome::Invalid, message));
         }
         Ok(())
     }
@@ -191,17 +191,17 @@ pub struct ItemWorker<'a> {
 }
 
 /// How an attempt ended, as far as the exit code of the worker is concerned.
-type AttemptEnd = Result<Option<i32>, Failure>;
+type AttemptEnd = Result<Option<i32>, ExitFailure>;
 
 impl ItemWorker<'_> {
     /// Works until everything is settled, or a signal comes. The exit code is that of the last command whose item failed for good.
-    pub async fn run(&self, source: WorkSource, signals: &mut SignalStream) -> Result<i32, Failure> {
+    pub async fn run(&self, source: WorkSource, signals: &mut SignalStream) -> Result<i32, ExitFailure> {
         // Each command has its own watchdog and its own descendants.
         registry::expect_several();
         let (permits, (pass_on, passed)) = (Semaphore::new(self.args.parallel.into()), watch::channel(None));
         let (mut running, mut claiming) = (FuturesUnordered::new(), None::<Claiming>);
         let (mut source, mut next_claim) = (Some(source), SystemClock.now());
-        let (mut code, mut failure, mut stopped) = (OK, None::<Failure>, None::<Signal>);
+        let (mut code, mut failure, mut stopped) = (OK, None::<ExitFailure>, None::<Signal>);
         loop {
             let ending = stopped.is_some() || failure.is_some();
             let settled = source.as_ref().is_some_and(WorkSource::is_settled);
@@ -295,7 +295,7 @@ impl ItemWorker<'_> {
             Err(error) => {
                 let _ = item.give_back().await;
                 let message = format!("the command for {} cannot be started: {error}", quoted(&id));
-                return Err(Failure::new(Outcome::Unavailable, message).with_code(exit::CANNOT_START));
+                return Err(ExitFailure::new(Outcome::Unavailable, message).with_code(exit::CANNOT_START));
             }
         };
         let recorded = match end {

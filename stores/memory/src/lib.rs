@@ -4,7 +4,9 @@
 //! everywhere, and for learning what a store does. It is not for correctness across processes.
 #![deny(missing_docs)]
 
+mod bucket_table;
 mod limits;
+mod record_index;
 mod records;
 mod store;
 

@@ -1,39 +1,10 @@
 //! Rate limits in memory, and the `Limits` trait.
 
-use std::collections::{BTreeSet, HashMap};
-
 use async_trait::async_trait;
 use lockkeeper_core::limit::{BucketChange, LimitOutcome, LimitRequest, decide};
-use lockkeeper_core::{Limits, LockName, Result};
+use lockkeeper_core::{Limits, Result};
 
 use crate::MemoryStore;
-
-/// The buckets that are not full, also in the order in which they become full.
-#[derive(Debug, Default)]
-pub(crate) struct BucketTable {
-    full_at: HashMap<LockName, u64>,
-    ends: BTreeSet<(u64, LockName)>,
-}
-
-impl BucketTable {
-    fn sweep(&mut self, now: u64) {
-        while let Some((_, key)) = self.ends.first().filter(|(at, _)| *at <= now).cloned() {
-            self.remove(&key);
-        }
-    }
-
-    fn set(&mut self, key: &LockName, at: u64) {
-        self.remove(key);
-        self.full_at.insert(key.clone(), at);
-        self.ends.insert((at, key.clone()));
-    }
-
-    fn remove(&mut self, key: &LockName) {
-        if let Some(at) = self.full_at.remove(key) {
-            self.ends.remove(&(at, key.clone()));
-        }
-    }
-}
 
 impl MemoryStore {
     /// How many buckets of rate limits are not full. A full one takes no memory.

@@ -1,50 +1,14 @@
 //! Records in memory, and the `Records` trait.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use lockkeeper_core::{
-    BootInstant, DeleteOutcome, Expect, LockName, Page, Record, RecordPage, Records, Result, Version,
-    WriteOutcome,
+    DeleteOutcome, Expect, LockName, Page, Record, RecordPage, Records, Result, Version, WriteOutcome,
 };
 
 use crate::MemoryStore;
-
-/// Records in the order of their keys, and those with a ttl in the order of their ends.
-#[derive(Debug, Default)]
-pub(crate) struct RecordTable {
-    records: BTreeMap<LockName, (Record, Option<BootInstant>)>,
-    ends: BTreeSet<(BootInstant, LockName)>,
-}
-
-impl RecordTable {
-    fn sweep(&mut self, now: BootInstant) -> &mut Self {
-        while let Some((_, key)) = self.ends.first().filter(|(end, _)| *end <= now).cloned() {
-            self.remove(&key);
-        }
-        self
-    }
-
-    fn get(&self, key: &LockName) -> Option<&Record> {
-        self.records.get(key).map(|(record, _)| record)
-    }
-
-    fn put(&mut self, record: Record, end: Option<BootInstant>) {
-        self.remove(&record.key);
-        if let Some(end) = end {
-            self.ends.insert((end, record.key.clone()));
-        }
-        self.records.insert(record.key.clone(), (record, end));
-    }
-
-    fn remove(&mut self, key: &LockName) {
-        if let Some((_, Some(end))) = self.records.remove(key) {
-            self.ends.remove(&(end, key.clone()));
-        }
-    }
-}
 
 #[async_trait]
 impl Records for MemoryStore {

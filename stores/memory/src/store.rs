@@ -15,8 +15,8 @@ use lockkeeper_host::{Clock, Timer};
 use lockkeeper_store_kit::EventHub;
 use tokio::sync::oneshot;
 
-use crate::limits::BucketTable;
-use crate::records::RecordTable;
+use crate::bucket_table::BucketTable;
+use crate::record_index::RecordIndex;
 
 /// Locks and records in memory. Clones share them.
 #[derive(Clone, Debug)]
@@ -31,7 +31,7 @@ struct MemoryShared {
 #[derive(Debug, Default)]
 pub(crate) struct MemoryState {
     pub table: Table,
-    pub records: RecordTable,
+    pub records: RecordIndex,
     pub buckets: BucketTable,
     waiting: HashMap<Attempt, oneshot::Sender<Result<AcquireOutcome>>>,
     hub: EventHub,

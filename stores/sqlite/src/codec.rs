@@ -89,7 +89,7 @@ impl StoredHold {
 
 /// A row of `waiter`: one request in the queue.
 #[derive(Clone, Debug)]
-pub(crate) struct QueueEntry {
+pub(crate) struct StoredWaiter {
     pub ticket: QueueTicket,
     pub peer: Peer,
     pub request: LockRequest,
@@ -98,7 +98,7 @@ pub(crate) struct QueueEntry {
     pub process: Process,
 }
 
-impl QueueEntry {
+impl StoredWaiter {
     pub fn read(row: &Row<'_>) -> SqlResult<Self> {
         let attempt = Attempt::from_bytes(row.get(1)?);
         let holder = Holder { host: row.get(11)?, pid: row.get(12)?, label: row.get(13)? };
@@ -114,7 +114,13 @@ impl QueueEntry {
             holder: Arc::new(holder),
         };
         let until = BootInstant::from_nanos(number(row.get(6)?));
-        Ok(QueueEntry { ticket: row.get(0)?, peer: row.get(2)?, request, until, process: process(row, 14)? })
+        Ok(StoredWaiter {
+            ticket: row.get(0)?,
+            peer: row.get(2)?,
+            request,
+            until,
+            process: process(row, 14)?,
+        })
     }
 }
 

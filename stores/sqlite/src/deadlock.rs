@@ -8,7 +8,7 @@ use lockkeeper_core::deadlock::{QueuedRequest, find_cycle};
 use lockkeeper_core::{Error, LockName, LockRequest, Owner, Result};
 use rusqlite::params;
 
-use crate::codec::{QueueEntry, QueueTicket, StoredHold};
+use crate::codec::{QueueTicket, StoredHold, StoredWaiter};
 use crate::statements;
 use crate::transaction::Tx;
 use crate::wake_pipe::PeerState;
@@ -20,8 +20,8 @@ struct DeadlockScan {
     numbers: HashMap<LockName, usize>,
     held: HashMap<usize, Vec<ActiveHold>>,
     queue: BTreeMap<QueueTicket, LockRequest>,
-    waits: HashMap<Owner, Vec<QueueEntry>>,
-    open: Vec<QueueEntry>,
+    waits: HashMap<Owner, Vec<StoredWaiter>>,
+    open: Vec<StoredWaiter>,
 }
 
 impl Tx<'_> {
@@ -85,18 +85,18 @@ impl Tx<'_> {
     }
 
     /// The waiting requests of an owner.
-    fn waits_of(&mut self, scan: &mut DeadlockScan, owner: Owner) -> Result<Vec<QueueEntry>> {
+    fn waits_of(&mut self, scan: &mut DeadlockScan, owner: Owner) -> Result<Vec<StoredWaiter>> {
         if let Some(known) = scan.waits.get(&owner) {
             return Ok(known.clone());
         }
-        let mut waits = self.all(statements::WAITERS_OF_OWNER, [owner.as_bytes()], QueueEntry::read)?;
+        let mut waits = self.all(statements::WAITERS_OF_OWNER, [owner.as_bytes()], StoredWaiter::read)?;
         waits.retain(|waiter| self.peer_state(&waiter.peer) != PeerState::Gone);
         scan.waits.insert(owner, waits.clone());
         Ok(waits)
     }
 
     /// A waiting request whose store is not gone.
-    fn present(&mut self, ticket: QueueTicket) -> Result<Option<QueueEntry>> {
+    fn present(&mut self, ticket: QueueTicket) -> Result<Option<StoredWaiter>> {
         let waiter = self.entry(ticket)?;
         Ok(waiter.filter(|waiter| self.peer_state(&waiter.peer) != PeerState::Gone))
     }

@@ -12,7 +12,9 @@ use lockkeeper_core::{
 use lockkeeper_host::{Liveness, Process};
 use rusqlite::params;
 
-use crate::codec::{QueueEntry, QueueTicket, duration_nanos, instant_nanos, mode_number, names_text, signed};
+use crate::codec::{
+    QueueTicket, StoredWaiter, duration_nanos, instant_nanos, mode_number, names_text, signed,
+};
 use crate::error::sql_error;
 use crate::statements;
 use crate::transaction::Tx;
@@ -84,8 +86,8 @@ impl Tx<'_> {
         Ok(entry.until)
     }
 
-    pub fn entry(&self, ticket: QueueTicket) -> Result<Option<QueueEntry>> {
-        self.one(statements::WAITER, [ticket], QueueEntry::read)
+    pub fn entry(&self, ticket: QueueTicket) -> Result<Option<StoredWaiter>> {
+        self.one(statements::WAITER, [ticket], StoredWaiter::read)
     }
 
     /// The length of a queue. A transaction counts it once, because thousands of waiters may time out together, and each
@@ -142,7 +144,7 @@ impl Tx<'_> {
         if !self.writes {
             return Ok(());
         }
-        for entry in self.all(statements::WAITERS_OF_PEER, [peer], QueueEntry::read)? {
+        for entry in self.all(statements::WAITERS_OF_PEER, [peer], StoredWaiter::read)? {
             self.drop_entry(&entry)?;
         }
         self.change(statements::REMOVE_WATCHER, [peer])?;
@@ -159,7 +161,7 @@ impl Tx<'_> {
         }
     }
 
-    fn remove_entry(&mut self, entry: &QueueEntry) -> Result<()> {
+    fn remove_entry(&mut self, entry: &StoredWaiter) -> Result<()> {
         self.change(statements::REMOVE_WAITER, [entry.ticket])?;
         for name in &entry.request.key.names {
             self.change(statements::REMOVE_QUEUE_ENTRY, params![name.as_str(), entry.ticket])?;
@@ -172,7 +174,7 @@ impl Tx<'_> {
     }
 
     /// Removes a queue entry that gets no grant.
-    pub fn drop_entry(&mut self, entry: &QueueEntry) -> Result<()> {
+    pub fn drop_entry(&mut self, entry: &StoredWaiter) -> Result<()> {
         self.remove_entry(entry)?;
         let names = entry.request.key.names.as_slice();
         self.record_event(names, &EventKind::Left, Some(&entry.request.holder))
@@ -218,7 +220,7 @@ impl Tx<'_> {
     }
 
     /// Grants a waiter its lock if the admission rule allows that. Returns whether the entry left the queue.
-    pub fn try_grant(&mut self, entry: &QueueEntry) -> Result<bool> {
+    pub fn try_grant(&mut self, entry: &StoredWaiter) -> Result<bool> {
         let own = entry.peer == self.identity.peer;
         if own && !self.has_caller(entry.ticket) {
             self.drop_entry(entry)?;
@@ -252,7 +254,7 @@ impl Tx<'_> {
     }
 
     /// Grants a waiter re-entry if its owner holds its names. Any other waiter stays in the queue.
-    pub fn grant_reentry(&mut self, entry: &QueueEntry) -> Result<()> {
+    pub fn grant_reentry(&mut self, entry: &StoredWaiter) -> Result<()> {
         if let Admission::Reenter(_) = self.evaluate_request(&entry.request, Some(entry.ticket))? {
             self.try_grant(entry)?;
         }
@@ -265,9 +267,9 @@ impl Tx<'_> {
     }
 
     /// Grants re-entry to other waiters of an owner that has just been granted these names.
-    fn grant_reentries_of(&mut self, owner: Owner, granted: &QueueEntry) -> Result<()> {
+    fn grant_reentries_of(&mut self, owner: Owner, granted: &StoredWaiter) -> Result<()> {
         let names = granted.request.key.names.as_slice();
-        for entry in self.all(statements::WAITERS_OF_OWNER, [owner.as_bytes()], QueueEntry::read)? {
+        for entry in self.all(statements::WAITERS_OF_OWNER, [owner.as_bytes()], StoredWaiter::read)? {
             let covered = entry.request.key.names.iter().all(|name| names.binary_search(name).is_ok());
             if !covered {
                 continue;

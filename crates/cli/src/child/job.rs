@@ -11,7 +11,7 @@ use super::lease::LockLease;
 use super::supervisor::{self, CommandEnd, Finish, LeadTimes, Supervisor};
 use super::watchdog::Watchdog;
 use super::{CommandProcess, CommandUnusable, find};
-use crate::exit::{self, Failure};
+use crate::exit::{self, ExitFailure};
 use crate::message_writer;
 use crate::report::{Report, millis};
 use crate::signals::SignalStream;
@@ -44,10 +44,10 @@ impl<'a> CommandJob<'a> {
         guard: &Guard,
         signals: &mut SignalStream,
         report: &Report,
-    ) -> Result<CommandEnd, Failure> {
+    ) -> Result<CommandEnd, ExitFailure> {
         let cannot = |e: std::io::Error| {
             let message = format!("{} cannot be started: {e}", plain(&self.command[0].to_string_lossy()));
-            Failure::new(Outcome::Unavailable, message).with_code(exit::CANNOT_START)
+            ExitFailure::new(Outcome::Unavailable, message).with_code(exit::CANNOT_START)
         };
         let changes = supervisor::changes().map_err(cannot)?;
         let mut env = vec![
@@ -85,26 +85,26 @@ impl<'a> CommandJob<'a> {
 }
 
 /// The failure of a job whose command was ended because its lock was lost.
-pub fn lost(what: &str, why: &str, code: Option<i32>, all_gone: bool) -> Failure {
+pub fn lost(what: &str, why: &str, code: Option<i32>, all_gone: bool) -> ExitFailure {
     let end = code.map_or("was ended".into(), |code| format!("ended with {code}"));
     let left = if all_gone { "" } else { "; some of its processes could not be killed" };
-    Failure::new(Outcome::Lost, format!("the lock on {what} is lost: {why}. The command {end}{left}"))
+    ExitFailure::new(Outcome::Lost, format!("the lock on {what} is lost: {why}. The command {end}{left}"))
         .next("its work may be half done: check before you run it again")
 }
 
 /// Fails if the command cannot be started. Called before anything is locked.
-pub fn check(command: &[OsString]) -> Result<(), Failure> {
+pub fn check(command: &[OsString]) -> Result<(), ExitFailure> {
     let program = &command[0];
     let shown = plain(&program.to_string_lossy()).into_owned();
     match find(program) {
         Ok(_) => Ok(()),
         Err(CommandUnusable::NotFound) => {
-            Err(Failure::new(Outcome::Invalid, format!("there is no command {shown:?}"))
+            Err(ExitFailure::new(Outcome::Invalid, format!("there is no command {shown:?}"))
                 .with_code(exit::NOT_FOUND)
                 .next("check the spelling and PATH; for shell syntax use: sh -c '…'"))
         }
         Err(CommandUnusable::NotExecutable) => {
-            Err(Failure::new(Outcome::Invalid, format!("{shown:?} is not executable"))
+            Err(ExitFailure::new(Outcome::Invalid, format!("{shown:?} is not executable"))
                 .with_code(exit::CANNOT_START)
                 .next("chmod +x it, or name the program that runs it"))
         }

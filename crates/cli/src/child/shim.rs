@@ -12,7 +12,7 @@ use std::process::Command;
 use lockkeeper::Outcome;
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 
-use crate::exit::{self, Failure};
+use crate::exit::{self, ExitFailure};
 use crate::{message_writer, signals};
 
 /// The first word on its command line.
@@ -46,7 +46,7 @@ pub fn main(mut words: impl Iterator<Item = OsString>) -> i32 {
     let error = Command::new(&program).args(words).exec();
     let code = if error.kind() == ErrorKind::NotFound { exit::NOT_FOUND } else { exit::CANNOT_START };
     let message = format!("{} cannot be started: {error}", program.display());
-    Failure::new(Outcome::Unavailable, message).with_code(code).print(errors == JSON);
+    ExitFailure::new(Outcome::Unavailable, message).with_code(code).print(errors == JSON);
     message_writer::STDERR.flush(message_writer::FINAL_FLUSH);
     code
 }

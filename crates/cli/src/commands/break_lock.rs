@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::args::{CommonArgs, lock_name, utf8};
 use crate::duration;
-use crate::exit::{Failure, OK};
+use crate::exit::{ExitFailure, OK};
 use crate::output;
 use crate::report::describe_holder;
 use crate::text::{plain, quoted, shell};
@@ -51,7 +51,7 @@ which is not renewed any more. --now grants it at once: until its next renewal t
 beside the new one, and only a resource that checks fences (fencing tokens) is safe from it.";
 
 impl BreakArgs {
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         limits::check_reason(&self.reason)?;
         let keeper = self.common.open().await?;
         let before = keeper.inspect(&self.name).await?;
@@ -101,9 +101,9 @@ impl BreakArgs {
     }
 
     /// The failure of a break. A store that cannot wait for the holder refuses a break without `--now`.
-    fn refused(&self, error: Error) -> Failure {
+    fn refused(&self, error: Error) -> ExitFailure {
         let cannot = matches!(error, Error::Unsupported(_)) && !self.now;
-        let failure = Failure::from(error);
+        let failure = ExitFailure::from(error);
         if !cannot {
             return failure;
         }
@@ -113,7 +113,7 @@ impl BreakArgs {
         ))
     }
 
-    fn confirm(&self, before: Option<&LockView>) -> Result<(), Failure> {
+    fn confirm(&self, before: Option<&LockView>) -> Result<(), ExitFailure> {
         let name = quoted(self.name.as_str());
         let state = before.map_or_else(|| "free".into(), describe_holder);
         eprint!("{name} is {state}.\nTake it away? [y/N] ");
@@ -123,7 +123,7 @@ impl BreakArgs {
         if matches!(answer.trim(), "y" | "Y" | "yes") {
             return Ok(());
         }
-        Err(Failure::new(Outcome::Denied, format!("{name} was not touched")))
+        Err(ExitFailure::new(Outcome::Denied, format!("{name} was not touched")))
     }
 }
 

@@ -12,7 +12,7 @@ use crate::child::capture::{CapturedOutput, OutputCapture};
 use crate::child::job::{self, CommandJob};
 use crate::child::supervisor::CommandEnd;
 use crate::duration;
-use crate::exit::{self, Failure};
+use crate::exit::{self, ExitFailure};
 use crate::replay::{check_nested, print_streams};
 use crate::report::Report;
 use crate::signals::SignalStream;
@@ -95,7 +95,7 @@ impl CachedArgs {
         self.named.get()
     }
 
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         self.job.check()?;
         self.named.check_key()?;
         let report = self.job.report(std::iter::once(self.key()));
@@ -149,10 +149,10 @@ impl CachedArgs {
         source: &StoreSource,
         signals: &mut SignalStream,
         report: &Report,
-    ) -> Result<i32, Failure> {
+    ) -> Result<i32, ExitFailure> {
         report.granted(permit.guard());
         let (capture, pipes) = OutputCapture::hold_stdout_back(OUTPUT_MAX).map_err(|e| {
-            Failure::new(Outcome::Unavailable, format!("the operating system gives no pipe: {e}"))
+            ExitFailure::new(Outcome::Unavailable, format!("the operating system gives no pipe: {e}"))
         })?;
         let name = permit.guard().names().first().clone();
         let env = ("LOCKKEEPER_KEY", self.key().to_string());
@@ -172,7 +172,7 @@ impl CachedArgs {
             }
         };
         let captured = capture.finish(asked, signals).await.map_err(|e| {
-            Failure::new(
+            ExitFailure::new(
                 Outcome::Unknown,
                 format!("the command ended with {code}, but {e}; nothing was kept"),
             )
@@ -188,7 +188,8 @@ impl CachedArgs {
             (0, true) => {
                 let why = format!("the output has more than {OUTPUT_MAX} bytes: nothing was printed or kept");
                 let _ = permit.fail(&failure_text(Outcome::Limited.exit_code().into(), &why)).await;
-                Err(Failure::new(Outcome::Limited, why).next("let the command print a file name, or less"))
+                Err(ExitFailure::new(Outcome::Limited, why)
+                    .next("let the command print a file name, or less"))
             }
             _ => self.failed_now(permit, code, captured, signals, report).await,
         }
@@ -202,7 +203,7 @@ impl CachedArgs {
         captured: CapturedOutput,
         signals: &mut SignalStream,
         report: &Report,
-    ) -> Result<i32, Failure> {
+    ) -> Result<i32, ExitFailure> {
         let why = format!("the command ended with {code}");
         let old = match signals.race(permit.fail(&failure_text(code, &why))).await {
             Ok(old) => old.unwrap_or_default(),
@@ -221,10 +222,10 @@ impl CachedArgs {
     }
 
     /// The failure of a call whose answer is the failure of another caller.
-    fn failed_before(&self, failed: &FailedRefresh) -> Failure {
+    fn failed_before(&self, failed: &FailedRefresh) -> ExitFailure {
         let (code, why) = parse_failure(&failed.error);
         let message = format!("there is no output: {why}, with fence {}", failed.fence);
-        let failure = Failure::new(Outcome::Unavailable, message);
+        let failure = ExitFailure::new(Outcome::Unavailable, message);
         match code {
             Some(code) => failure.with_code(code),
             None => failure,
@@ -238,7 +239,7 @@ async fn keep(
     captured: CapturedOutput,
     signals: &mut SignalStream,
     report: &Report,
-) -> Result<i32, Failure> {
+) -> Result<i32, ExitFailure> {
     let fence = permit.fence();
     let output = captured.out.bytes;
     let kept = match signals.race(permit.finish(&output)).await {
@@ -255,7 +256,7 @@ async fn print_value(
     found: CachedValue<Vec<u8>>,
     signals: &mut SignalStream,
     report: &Report,
-) -> Result<i32, Failure> {
+) -> Result<i32, ExitFailure> {
     let refresh_error = found.refresh_error.as_deref().map(|error| parse_failure(error).1);
     if let Some(why) = &refresh_error {
         report.say(&format!("{why}; this is the output of an earlier run, with fence {}", found.fence));

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::args::{JobArgs, NameArgs, utf8};
 use crate::child::item::ItemCommand;
-use crate::exit::{Failure, OK};
+use crate::exit::{ExitFailure, OK};
 use crate::output::{self, bold};
 use crate::signals::SignalStream;
 use crate::store;
@@ -81,7 +81,7 @@ impl ClaimArgs {
         self.named.get()
     }
 
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         self.worker.check()?;
         let manages = self.status || self.failed || self.retry.is_some() || self.forget.is_some();
         if manages {
@@ -107,7 +107,7 @@ impl ClaimArgs {
         worker.run(WorkSource::List(list), &mut signals).await
     }
 
-    fn group(&self, keeper: &Lockkeeper) -> Result<ClaimGroup, Failure> {
+    fn group(&self, keeper: &Lockkeeper) -> Result<ClaimGroup, ExitFailure> {
         let rules = &self.worker;
         let group = keeper.claim(self.name().as_str())?.lease(rules.lease).max_attempts(rules.max_attempts);
         let group = group.backoff(rules.backoff, rules.backoff_max).keep(self.keep).poll(rules.poll);
@@ -115,10 +115,10 @@ impl ClaimArgs {
     }
 
     /// The ids of the list: one in each line that is not empty.
-    fn ids(&self) -> Result<Vec<String>, Failure> {
+    fn ids(&self) -> Result<Vec<String>, ExitFailure> {
         let path = self.from.as_ref().expect("clap requires it");
         let shown = plain(&path.to_string_lossy()).into_owned();
-        let bad = |why: String| Failure::new(Outcome::Invalid, format!("--from {shown}: {why}"));
+        let bad = |why: String| ExitFailure::new(Outcome::Invalid, format!("--from {shown}: {why}"));
         let mut text = String::new();
         let read = match path.as_os_str() == "-" {
             true => std::io::stdin().lock().take(LIST_BYTES + 1).read_to_string(&mut text),
@@ -132,7 +132,7 @@ impl ClaimArgs {
         Ok(lines.filter(|line| !line.is_empty()).map(str::to_owned).collect())
     }
 
-    async fn manage(&self, group: &ClaimGroup) -> Result<i32, Failure> {
+    async fn manage(&self, group: &ClaimGroup) -> Result<i32, ExitFailure> {
         if self.status {
             return self.print_counts(group).await;
         }
@@ -146,7 +146,7 @@ impl ClaimArgs {
         };
         if !found {
             let message = format!("{} has not failed for good", quoted(id));
-            return Err(Failure::new(Outcome::Absent, message).next(format!(
+            return Err(ExitFailure::new(Outcome::Absent, message).next(format!(
                 "see which have: lockkeeper claim {} --failed",
                 crate::text::shell(self.name().as_str())
             )));
@@ -158,7 +158,7 @@ impl ClaimArgs {
         Ok(OK)
     }
 
-    async fn print_counts(&self, group: &ClaimGroup) -> Result<i32, Failure> {
+    async fn print_counts(&self, group: &ClaimGroup) -> Result<i32, ExitFailure> {
         let counts = group.counts().await?;
         let (taken, waiting, done, failed) = (counts.taken, counts.waiting, counts.done, counts.failed);
         output::line(&match self.job.common.json {
@@ -171,7 +171,7 @@ impl ClaimArgs {
         Ok(OK)
     }
 
-    fn print_failed(&self, failed: &[FailedItem]) -> Result<i32, Failure> {
+    fn print_failed(&self, failed: &[FailedItem]) -> Result<i32, ExitFailure> {
         if self.job.common.json {
             let items: Vec<Value> = failed.iter().map(shown).collect();
             output::line(&json!({ "group": self.name(), "failed": items }).to_string())?;

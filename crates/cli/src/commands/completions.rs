@@ -4,7 +4,7 @@ use clap::{Args, CommandFactory};
 use clap_complete::Shell;
 
 use crate::args::Cli;
-use crate::exit::Failure;
+use crate::exit::ExitFailure;
 use crate::output;
 
 /// Print shell completions.
@@ -22,7 +22,7 @@ Examples:
   lockkeeper completions fish > ~/.config/fish/completions/lockkeeper.fish";
 
 impl CompletionsArgs {
-    pub fn execute(self) -> Result<(), Failure> {
+    pub fn execute(self) -> Result<(), ExitFailure> {
         let mut text = Vec::new();
         clap_complete::generate(self.shell, &mut Cli::command(), "lockkeeper", &mut text);
         output::line(String::from_utf8_lossy(&text).trim_end())

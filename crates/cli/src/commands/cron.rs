@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::args::{JobArgs, LeaseArgs, NameArgs, utf8};
 use crate::child::job;
 use crate::child::supervisor::CommandEnd;
-use crate::exit::{self, Failure};
+use crate::exit::{self, ExitFailure};
 use crate::report::Report;
 use crate::schedule::{self, Schedule};
 use crate::signals::SignalStream;
@@ -80,7 +80,7 @@ impl CronArgs {
         self.named.get()
     }
 
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         let schedule = self.schedule()?;
         self.job.check()?;
         let report = self.job.report(std::iter::once(self.name()));
@@ -92,7 +92,7 @@ impl CronArgs {
         let mut last = now();
         loop {
             let Some(due) = schedule.after(last) else {
-                return Err(Failure::new(Outcome::Invalid, "the schedule has come to its end"));
+                return Err(ExitFailure::new(Outcome::Invalid, "the schedule has come to its end"));
             };
             report.event("next", json!({ "window": windows::shown(ms(due)) }));
             let next_run = async {
@@ -124,9 +124,9 @@ impl CronArgs {
     }
 
     /// Parses the schedule. Fails before a store is opened.
-    fn schedule(&self) -> Result<Schedule, Failure> {
+    fn schedule(&self) -> Result<Schedule, ExitFailure> {
         Schedule::new(&self.every, schedule::zone(&self.zone)?)
-            .map_err(|e| Failure::new(Outcome::Invalid, format!("--every {:?}: {e}", self.every)))
+            .map_err(|e| ExitFailure::new(Outcome::Invalid, format!("--every {:?}: {e}", self.every)))
     }
 
     /// Acquires the lock. Retries while the store is unreachable, until the next time is due; then returns `None`, and this time is
@@ -137,7 +137,7 @@ impl CronArgs {
         report: &Report,
         due: Timestamp,
         schedule: &Schedule,
-    ) -> Result<Option<Guard>, Failure> {
+    ) -> Result<Option<Guard>, ExitFailure> {
         loop {
             let mut request = keeper.lock(self.name()).ttl(self.lease.ttl);
             if let Some(label) = self.job.label() {
@@ -172,7 +172,7 @@ impl CronArgs {
         schedule: &Schedule,
         signals: &mut SignalStream,
         report: &Report,
-    ) -> Result<AfterRun, Failure> {
+    ) -> Result<AfterRun, ExitFailure> {
         let catch_up = self.catch_up.unwrap_or(0).into();
         let zone = schedule.zone_name().unwrap_or(&self.zone);
         let retries = self.retry_failed.unwrap_or(0);

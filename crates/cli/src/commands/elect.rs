@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::args::{JobArgs, LeaseArgs, NameArgs, utf8};
 use crate::attempt_file::AttemptFile;
 use crate::child::supervisor::CommandEnd;
-use crate::exit::{self, Failure, OK};
+use crate::exit::{self, ExitFailure, OK};
 use crate::output;
 use crate::report::Report;
 use crate::signals::SignalStream;
@@ -65,7 +65,7 @@ impl ElectArgs {
         self.named.get()
     }
 
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         if self.observe {
             return self.print_leaders().await;
         }
@@ -126,7 +126,7 @@ impl ElectArgs {
         mut resume: Option<&mut AttemptFile>,
         signals: &mut SignalStream,
         report: &Report,
-    ) -> Result<Leader, Failure> {
+    ) -> Result<Leader, ExitFailure> {
         loop {
             let mut election = self.election(keeper);
             if let Some(resume) = &resume {
@@ -137,7 +137,7 @@ impl ElectArgs {
                 biased;
                 elected = election.campaign(value) => elected,
                 signal = signals.next_ending() => {
-                    return Err(Failure::silent(signals.flush_releases(keeper, signal).await));
+                    return Err(ExitFailure::silent(signals.flush_releases(keeper, signal).await));
                 }
             };
             match elected {
@@ -151,7 +151,7 @@ impl ElectArgs {
                     tokio::select! {
                         () = tokio::time::sleep(Duration::from_secs(1)) => {}
                         signal = signals.next_ending() => {
-                            return Err(Failure::silent(exit::by_signal(signal.as_raw())));
+                            return Err(ExitFailure::silent(exit::by_signal(signal.as_raw())));
                         }
                     }
                 }
@@ -166,13 +166,13 @@ impl ElectArgs {
         source: &StoreSource,
         signals: &mut SignalStream,
         report: &Report,
-    ) -> Result<CommandEnd, Failure> {
+    ) -> Result<CommandEnd, ExitFailure> {
         let name = leader.guard().names().first().clone();
         let env = ("LOCKKEEPER_TERM", leader.term().to_string());
         self.job.job(&name, source, Some(env)).supervise(leader.guard(), signals, report).await
     }
 
-    async fn print_leaders(&self) -> Result<i32, Failure> {
+    async fn print_leaders(&self) -> Result<i32, ExitFailure> {
         let keeper = self.job.common.open().await?;
         let mut signals = SignalStream::ending()?;
         let mut news = keeper.election(self.name().as_str()).observe();
@@ -191,7 +191,7 @@ impl ElectArgs {
         }
     }
 
-    fn print(&self, next: &Proclamation) -> Result<(), Failure> {
+    fn print(&self, next: &Proclamation) -> Result<(), ExitFailure> {
         if self.job.common.json {
             let line = json!({
                 "name": self.name(), "term": next.term, "number": next.number, "value": next.value,

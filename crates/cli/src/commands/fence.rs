@@ -5,7 +5,7 @@ use clap::{Args, Subcommand};
 use super::fence_check::FenceCheckArgs;
 #[cfg(feature = "postgres")]
 use super::fence_table::{FenceInstallArgs, FenceStatusArgs, FenceUninstallArgs};
-use crate::exit::Failure;
+use crate::exit::ExitFailure;
 
 /// Ask whether a grant still holds, or make a database table refuse late writers.
 #[derive(Args, Debug)]
@@ -56,7 +56,7 @@ impl FenceArgs {
         }
     }
 
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         match self.what {
             FenceAction::Check(check) => check.execute().await,
             #[cfg(feature = "postgres")]

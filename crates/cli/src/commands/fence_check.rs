@@ -5,7 +5,7 @@ use lockkeeper::{Mode, Sequencer};
 use serde_json::json;
 
 use crate::args::{CommonArgs, utf8};
-use crate::exit::{Failure, OK};
+use crate::exit::{ExitFailure, OK};
 use crate::output;
 use crate::text::quoted;
 
@@ -25,7 +25,7 @@ Exit codes: 0 the grant holds, 65 another holder has a newer fence, 76 no proces
 this is no sequencer, 69 the store is unreachable, so the answer is unknown.";
 
 impl FenceCheckArgs {
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         // Malformed text is reported before a store is opened.
         let sequencer: Sequencer = self.sequencer.parse()?;
         self.common.open().await?.check(&sequencer).await?;

@@ -8,7 +8,7 @@ use lockkeeper_fenced::file::FencedFile;
 use serde_json::json;
 
 use crate::args::fence;
-use crate::exit::{Failure, OK};
+use crate::exit::{ExitFailure, OK};
 use crate::output;
 use crate::text::quoted;
 
@@ -37,7 +37,7 @@ seen, the file is as it was; 64 bad call; 69, 72, 77 it could not be written, th
 was; 74 it is written, and may be gone after a power cut.";
 
 impl FencedWriteArgs {
-    pub fn execute(self) -> Result<i32, Failure> {
+    pub fn execute(self) -> Result<i32, ExitFailure> {
         let file = FencedFile::new(&self.file);
         let bytes = file.write_from(self.fence, std::io::stdin().lock()).map_err(|e| self.failed(e))?;
         if self.json {
@@ -48,12 +48,14 @@ impl FencedWriteArgs {
         Ok(OK)
     }
 
-    fn failed(&self, error: Error) -> Failure {
+    fn failed(&self, error: Error) -> ExitFailure {
         let file = quoted(&self.file.to_string_lossy());
-        let failure = Failure::new(error.outcome(), error.to_string());
+        let failure = ExitFailure::new(error.outcome(), error.to_string());
         match error {
-            Error::Stale { .. } => Failure::new(error.outcome(), format!("{file} is not written: {error}"))
-                .next("another holder has the lock by now: stop, and do not try again with this fence"),
+            Error::Stale { .. } => {
+                ExitFailure::new(error.outcome(), format!("{file} is not written: {error}"))
+                    .next("another holder has the lock by now: stop, and do not try again with this fence")
+            }
             Error::Unknown(_) => failure.next("write it again with the same fence"),
             _ if error.outcome() == Outcome::Unavailable => failure.next("the file is as it was; try again"),
             _ => failure,

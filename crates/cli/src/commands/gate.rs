@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 
 use crate::args::{CommonArgs, utf8};
 use crate::duration;
-use crate::exit::{Failure, OK};
+use crate::exit::{ExitFailure, OK};
 use crate::signals::SignalStream;
 use crate::text::plain;
 
@@ -106,7 +106,7 @@ Exit codes: 0 after a signal, when all requests in flight have ended; 74 if some
 call, 69 it cannot listen or the store is unreachable, 78 the store has no records.";
 
 impl GateArgs {
-    pub fn execute(self) -> Result<i32, Failure> {
+    pub fn execute(self) -> Result<i32, ExitFailure> {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
         let runtime =
             runtime.map_err(|e| unavailable(format!("the operating system gives no event queue: {e}")))?;
@@ -116,7 +116,7 @@ impl GateArgs {
         result
     }
 
-    async fn serve(self) -> Result<i32, Failure> {
+    async fn serve(self) -> Result<i32, ExitFailure> {
         let keeper = self.common.open().await?;
         let mut signals = SignalStream::ending()?;
         if keeper.profile().store == "memory" && !self.correctness {
@@ -149,7 +149,7 @@ impl GateArgs {
         if cut_off > 0 {
             // An unclean end: the lock of the marks stays, and the store holds it back for --lock-delay.
             std::mem::forget(marks);
-            return Err(Failure::new(
+            return Err(ExitFailure::new(
                 Outcome::Unknown,
                 format!(
                     "{cut_off} requests were still in flight and were cut off: they may have been carried out"
@@ -160,7 +160,7 @@ impl GateArgs {
         Ok(OK)
     }
 
-    fn marks(&self, keeper: &Lockkeeper) -> Result<FenceLayer, Failure> {
+    fn marks(&self, keeper: &Lockkeeper) -> Result<FenceLayer, ExitFailure> {
         let resource = self.resource.clone();
         let marks = FenceLayer::new(keeper, move |request| resource.select(request))?
             .space(&*self.space)?
@@ -207,11 +207,11 @@ impl GateArgs {
     }
 }
 
-fn unavailable(message: String) -> Failure {
-    Failure::new(Outcome::Unavailable, message)
+fn unavailable(message: String) -> ExitFailure {
+    ExitFailure::new(Outcome::Unavailable, message)
 }
 
-async fn listen(addr: SocketAddr) -> Result<TcpListener, Failure> {
+async fn listen(addr: SocketAddr) -> Result<TcpListener, ExitFailure> {
     let open = || {
         let socket =
             if addr.is_ipv4() { tokio::net::TcpSocket::new_v4()? } else { tokio::net::TcpSocket::new_v6()? };

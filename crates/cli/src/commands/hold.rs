@@ -12,7 +12,7 @@ use serde_json::json;
 use tokio::sync::oneshot;
 
 use crate::args::{CommonArgs, LockArgs};
-use crate::exit::{self, Failure};
+use crate::exit::{self, ExitFailure};
 use crate::report::{EventOutput, Report};
 use crate::signals::SignalStream;
 use crate::{acquire, duration, message_writer, store};
@@ -56,7 +56,7 @@ enum HoldEnd {
 }
 
 impl HoldArgs {
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         let report = Report::new(self.request.names(), self.common.json, false, EventOutput::Stdout);
         self.request.check()?;
         let (keeper, wait) = store::open(self.common.url()?.expose(), self.request.wait, &report).await?;
@@ -100,7 +100,7 @@ impl HoldArgs {
         match end {
             _ if matches!(release, Ok(ReleaseOutcome::AlreadyGone)) => {
                 report.event("lost", json!({ "fence": fence }));
-                Err(Failure::new(
+                Err(ExitFailure::new(
                     Outcome::Lost,
                     format!("the lock on {} had been lost before it was let go", report.what()),
                 ))

@@ -14,7 +14,7 @@ use serde_json::json;
 use crate::args::{CommonArgs, NameArgs};
 use crate::child::job;
 use crate::duration;
-use crate::exit::{self, Failure, OK};
+use crate::exit::{self, ExitFailure, OK};
 use crate::output;
 use crate::report::{EventOutput, Report, millis};
 use crate::signals::{self, SignalStream};
@@ -99,7 +99,7 @@ impl LimitArgs {
     }
 
     /// Checks everything that needs no store, before a store is opened and written to.
-    fn check(&self) -> Result<(), Failure> {
+    fn check(&self) -> Result<(), ExitFailure> {
         let spec = BucketSpec::new(self.key().clone(), self.rate, self.burst())?;
         let operation = LimitOperation::Take { wait: Duration::ZERO };
         LimitRequest { operation, buckets: vec![LimitBucket { spec, tokens: self.take, taken: 0 }] }
@@ -108,7 +108,7 @@ impl LimitArgs {
         if self.command.is_empty() { Ok(()) } else { job::check(&self.command) }
     }
 
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         self.check()?;
         let report = Report::new(std::iter::once(self.key()), self.common.json, false, EventOutput::Stderr);
         let (keeper, wait) = store::open(self.common.url()?.expose(), self.wait, &report).await?;
@@ -150,7 +150,7 @@ impl LimitArgs {
         Ok(taken.statuses().remove(0))
     }
 
-    fn refused(&self, status: &LimitStatus) -> Result<i32, Failure> {
+    fn refused(&self, status: &LimitStatus) -> Result<i32, ExitFailure> {
         let code = Outcome::Limited.exit_code().into();
         if self.common.json || self.peek {
             self.print(status)?;
@@ -161,11 +161,11 @@ impl LimitArgs {
             self.key(),
             status.retry_after.as_secs_f64()
         );
-        Err(Failure::new(Outcome::Limited, message)
+        Err(ExitFailure::new(Outcome::Limited, message)
             .next("take fewer tokens, or wait for them with --wait DURATION"))
     }
 
-    fn print(&self, status: &LimitStatus) -> Result<(), Failure> {
+    fn print(&self, status: &LimitStatus) -> Result<(), ExitFailure> {
         let (retry, reset) = (status.retry_after, status.reset_after);
         if self.common.json {
             return output::line(
@@ -186,7 +186,7 @@ impl LimitArgs {
     }
 
     /// Runs the command in place of this process: nothing is left to do here.
-    fn become_command(&self) -> Failure {
+    fn become_command(&self) -> ExitFailure {
         signals::unblock_for_command();
         let mut command = Command::new(&self.command[0]);
         command.args(&self.command[1..]);
@@ -195,7 +195,7 @@ impl LimitArgs {
         }
         let error = command.exec();
         let message = format!("{} cannot be started: {error}", plain(&self.command[0].to_string_lossy()));
-        Failure::new(Outcome::Unavailable, message).with_code(exit::CANNOT_START)
+        ExitFailure::new(Outcome::Unavailable, message).with_code(exit::CANNOT_START)
     }
 }
 

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::args::{CommonArgs, utf8};
 use crate::duration;
-use crate::exit::{Failure, OK};
+use crate::exit::{ExitFailure, OK};
 use crate::output::{self, bold};
 use crate::text::{self, columns, plain};
 
@@ -30,7 +30,7 @@ Examples:
   lockkeeper ls --json | jq -r '.locks[] | select(.waiting > 0) | .name'";
 
 impl LsArgs {
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         let keeper = self.common.open().await?;
         let locks = all(&keeper, &self.prefix).await?;
         if self.common.json {
@@ -53,7 +53,7 @@ impl LsArgs {
 const HEAD: [&str; 6] = ["NAME", "HOLDER", "FENCE", "HELD FOR", "EXPIRES IN", "WAITING"];
 
 /// Every page.
-async fn all(keeper: &Lockkeeper, prefix: &str) -> Result<Vec<LockView>, Failure> {
+async fn all(keeper: &Lockkeeper, prefix: &str) -> Result<Vec<LockView>, ExitFailure> {
     let mut page = keeper.list(prefix, &Page::FIRST).await?;
     let mut locks = std::mem::take(&mut page.locks);
     while let Some(next) = page.next.take() {

@@ -4,7 +4,7 @@ use clap::{Args, CommandFactory};
 use lockkeeper::Outcome;
 
 use crate::args::Cli;
-use crate::exit::Failure;
+use crate::exit::ExitFailure;
 use crate::output;
 
 /// Print the manual page, of the whole or of one subcommand.
@@ -22,20 +22,20 @@ Examples:
   lockkeeper man run > /usr/local/share/man/man1/lockkeeper-run.1";
 
 impl ManArgs {
-    pub fn execute(self) -> Result<(), Failure> {
+    pub fn execute(self) -> Result<(), ExitFailure> {
         let mut cli = Cli::command();
         cli.build();
         let page = match &self.command {
             None => cli,
             Some(name) => cli.find_subcommand(name).cloned().ok_or_else(|| {
-                Failure::new(Outcome::Invalid, format!("there is no subcommand {name:?}"))
+                ExitFailure::new(Outcome::Invalid, format!("there is no subcommand {name:?}"))
                     .next("lockkeeper --help lists them")
             })?,
         };
         let whole = self.command.is_none();
         let mut text = Vec::new();
         let rendered = clap_mangen::Man::new(page).render(&mut text);
-        rendered.map_err(|e| Failure::new(Outcome::Unknown, format!("the page cannot be made: {e}")))?;
+        rendered.map_err(|e| ExitFailure::new(Outcome::Unknown, format!("the page cannot be made: {e}")))?;
         let mut text = String::from_utf8_lossy(&text).into_owned();
         if whole {
             text += &exit_codes();

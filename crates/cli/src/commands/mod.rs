@@ -33,7 +33,7 @@ use std::future::Future;
 use clap::Subcommand;
 use lockkeeper::LockName;
 
-use crate::exit::{Failure, OK};
+use crate::exit::{ExitFailure, OK};
 use crate::text::shell;
 use crate::{log, signals};
 
@@ -210,10 +210,10 @@ pub fn run(command: CliCommand) -> i32 {
 }
 
 /// Runs it on this thread. One thread is enough here, and the child's parent must be the thread that lives longest.
-fn block_on<F: Future<Output = Result<i32, Failure>>>(work: F) -> Result<i32, Failure> {
+fn block_on<F: Future<Output = Result<i32, ExitFailure>>>(work: F) -> Result<i32, ExitFailure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|e| {
-        Failure::new(
+        ExitFailure::new(
             lockkeeper::Outcome::Unavailable,
             format!("the operating system gives no event queue: {e}"),
         )

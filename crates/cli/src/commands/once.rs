@@ -16,7 +16,7 @@ use crate::child::capture::{CapturedStream, OutputCapture};
 use crate::child::job::{self, CommandJob};
 use crate::child::supervisor::CommandEnd;
 use crate::duration;
-use crate::exit::{self, Failure};
+use crate::exit::{self, ExitFailure};
 use crate::replay::{check_delivered, check_nested, print_streams};
 use crate::report::Report;
 use crate::signals::SignalStream;
@@ -75,7 +75,7 @@ impl OnceArgs {
         self.named.get()
     }
 
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         self.job.check()?;
         self.named.check_key()?;
         let report = self.job.report(std::iter::once(self.key()));
@@ -99,7 +99,7 @@ impl OnceArgs {
         wait: Option<Duration>,
         signals: &mut SignalStream,
         report: &Report,
-    ) -> Result<OnceStart, Failure> {
+    ) -> Result<OnceStart, ExitFailure> {
         let end = wait.map(|wait| SystemClock.now() + wait);
         let mut reported = false;
         loop {
@@ -109,7 +109,7 @@ impl OnceArgs {
                     error
                 }
                 Ok(claimed) => return Ok(claimed?),
-                Err(signal) => return Err(Failure::silent(signals.flush_releases(keeper, signal).await)),
+                Err(signal) => return Err(ExitFailure::silent(signals.flush_releases(keeper, signal).await)),
             };
             if !reported {
                 report.say(&format!("{failure}; asking again"));
@@ -118,7 +118,7 @@ impl OnceArgs {
             report.event("retry", json!({ "why": failure.to_string() }));
             let pause = PAUSE.min(end.map(store::left).unwrap_or_default());
             if let Err(signal) = signals.race(tokio::time::sleep(pause)).await {
-                return Err(Failure::silent(signals.flush_releases(keeper, signal).await));
+                return Err(ExitFailure::silent(signals.flush_releases(keeper, signal).await));
             }
         }
     }
@@ -172,10 +172,10 @@ impl OnceArgs {
         source: &StoreSource,
         signals: &mut SignalStream,
         report: &Report,
-    ) -> Result<i32, Failure> {
+    ) -> Result<i32, ExitFailure> {
         report.granted(permit.guard());
         let (capture, pipes) = OutputCapture::start().map_err(|e| {
-            Failure::new(Outcome::Unavailable, format!("the operating system gives no pipe: {e}"))
+            ExitFailure::new(Outcome::Unavailable, format!("the operating system gives no pipe: {e}"))
         })?;
         let name = permit.guard().names().first().clone();
         let env = ("LOCKKEEPER_KEY", self.key().to_string());
@@ -190,7 +190,7 @@ impl OnceArgs {
             }
         };
         let captured = capture.finish(asked, signals).await.map_err(|e| {
-            Failure::new(
+            ExitFailure::new(
                 Outcome::Unknown,
                 format!("the command ended with {code}, but {e}; nothing was kept"),
             )
@@ -203,7 +203,7 @@ impl OnceArgs {
         let kept = signals.race(permit.finish(stored)).await.unwrap_or_else(interrupted);
         kept.map_err(|error| {
             let said = format!("the command ended with {code}, but its result was not kept: {error}");
-            Failure::new(error.outcome(), said)
+            ExitFailure::new(error.outcome(), said)
                 .next("ask again with the same key to get the result that counts")
         })?;
         report.event("ended", json!({ "outcome": "done", "fence": fence, "exit_code": code }));
@@ -217,10 +217,10 @@ impl OnceArgs {
         done: &Done<Stored>,
         signals: &mut SignalStream,
         report: &Report,
-    ) -> Result<i32, Failure> {
+    ) -> Result<i32, ExitFailure> {
         let Some(printed) = StoredOutput::parse(&done.result.bytes) else {
             let message = format!("the result of {} was not stored by this command", report.what());
-            return Err(Failure::new(Outcome::Invalid, message).next("use another key"));
+            return Err(ExitFailure::new(Outcome::Invalid, message).next("use another key"));
         };
         print_streams(printed.out.bytes.clone(), printed.err.bytes.clone(), signals).await?;
         printed.report_cut(report);

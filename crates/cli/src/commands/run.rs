@@ -12,7 +12,7 @@ use crate::child::job::{self, CommandJob};
 use crate::child::supervisor::CommandEnd;
 use crate::child::watchdog::Watchdog;
 use crate::commands::cron::{ms, now, of_ms};
-use crate::exit::Failure;
+use crate::exit::ExitFailure;
 use crate::report::{Report, millis};
 use crate::schedule::{self, DayWindows};
 use crate::signals::SignalStream;
@@ -69,7 +69,7 @@ Exit codes: the command's own, 128+n for a signal; 75 the lock is busy, 76 the l
 support this.";
 
 impl RunArgs {
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         let report = self.job.report(self.request.names());
         self.request.check()?;
         self.job.check()?;
@@ -150,14 +150,15 @@ impl RunArgs {
     }
 
     /// The windows of whole days in `--zone`, if it is given. Fails before a store is opened.
-    fn days(&self) -> Result<Option<DayWindows>, Failure> {
+    fn days(&self) -> Result<Option<DayWindows>, ExitFailure> {
         let (Some(zone), Some(window)) = (&self.zone, self.window) else { return Ok(None) };
         match DayWindows::new(window, schedule::zone(zone)?) {
             Some(days) => Ok(Some(days)),
-            None => {
-                Err(Failure::new(Outcome::Invalid, "--zone is for windows of whole days, as in --window 1d")
-                    .next("leave --zone out: windows of hours and minutes are the same in every zone"))
-            }
+            None => Err(ExitFailure::new(
+                Outcome::Invalid,
+                "--zone is for windows of whole days, as in --window 1d",
+            )
+            .next("leave --zone out: windows of hours and minutes are the same in every zone")),
         }
     }
 
@@ -173,7 +174,7 @@ impl RunArgs {
         watchdog: Option<Watchdog>,
         signals: &mut SignalStream,
         report: &Report,
-    ) -> Result<WindowsOutcome, Failure> {
+    ) -> Result<WindowsOutcome, ExitFailure> {
         let Some(size) = self.window.map(millis) else {
             let end = self.supervise(source, guard, None, watchdog, signals, report).await?;
             return Ok(WindowsOutcome { end, again: false });
@@ -203,7 +204,7 @@ impl RunArgs {
         watchdog: Option<Watchdog>,
         signals: &mut SignalStream,
         report: &Report,
-    ) -> Result<CommandEnd, Failure> {
+    ) -> Result<CommandEnd, ExitFailure> {
         let env = window.map(|at| ("LOCKKEEPER_WINDOW", windows::shown(at)));
         let job = self.job.job(self.request.name(), source, env);
         let job = CommandJob { max_hold: self.request.max_hold, watchdog, ..job };
@@ -212,13 +213,13 @@ impl RunArgs {
 }
 
 /// The exit code of the whole call, or its failure.
-fn ended(end: CommandEnd, released: Option<ReleaseOutcome>, report: &Report) -> Result<i32, Failure> {
+fn ended(end: CommandEnd, released: Option<ReleaseOutcome>, report: &Report) -> Result<i32, ExitFailure> {
     match end {
         CommandEnd::Itself { code, .. } if released != Some(ReleaseOutcome::AlreadyGone) => {
             report.event("ended", json!({ "outcome": "done", "exit_code": code }));
             Ok(code)
         }
-        CommandEnd::Itself { code, .. } => Err(Failure::new(
+        CommandEnd::Itself { code, .. } => Err(ExitFailure::new(
             Outcome::Lost,
             format!("the command ended with {code}, but the lock on {} was lost before that", report.what()),
         )

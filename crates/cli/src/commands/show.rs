@@ -9,7 +9,7 @@ use serde_json::json;
 use super::status;
 use crate::args::{CommonArgs, lock_name};
 use crate::duration;
-use crate::exit::{Failure, OK};
+use crate::exit::{ExitFailure, OK};
 use crate::output::{self, bold};
 use crate::text::{ago, columns, plain, quoted, rfc3339};
 
@@ -32,7 +32,7 @@ Examples:
 A free lock is no error: the exit code is 0 and the JSON has \"lock\": null.";
 
 impl ShowArgs {
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         let keeper = self.common.open().await?;
         let (view, window) = status::look(&keeper, &self.name).await?;
         let profile = keeper.profile();
@@ -67,7 +67,7 @@ impl ShowArgs {
     }
 }
 
-fn lock(shown: &str, view: &LockView) -> Result<(), Failure> {
+fn lock(shown: &str, view: &LockView) -> Result<(), ExitFailure> {
     let state = match (view.held.len(), view.delayed_ms) {
         (0, Some(ms)) => {
             format!("held back for {} after an unclean end", duration::rough(Duration::from_millis(ms)))
@@ -113,7 +113,7 @@ fn lock(shown: &str, view: &LockView) -> Result<(), Failure> {
     Ok(())
 }
 
-fn rows_out(rows: &[Vec<String>]) -> Result<(), Failure> {
+fn rows_out(rows: &[Vec<String>]) -> Result<(), ExitFailure> {
     columns(rows).iter().try_for_each(|line| output::line(line))
 }
 
@@ -125,7 +125,7 @@ fn mode(mode: Mode) -> String {
     }
 }
 
-fn store(profile: &Profile) -> Result<(), Failure> {
+fn store(profile: &Profile) -> Result<(), ExitFailure> {
     let lower = |promise| format!("{promise:?}").to_lowercase();
     output::line(&format!(
         "store {}: exclusion {}, fences {}, durable {}; next waiter in within {}",

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::args::{CommonArgs, lock_name};
 use crate::duration;
-use crate::exit::Failure;
+use crate::exit::ExitFailure;
 use crate::output;
 use crate::text::{age, ago, plain, quoted};
 use crate::windows::shown;
@@ -57,7 +57,7 @@ impl Health {
 }
 
 impl StatusArgs {
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         let (health, why, record) = match self.look(self.common.url()?.expose()).await {
             Ok(Some((record, running))) => {
                 let (health, why) = judge(&record, running, self.max_age);

@@ -5,7 +5,7 @@ use lockkeeper::{Init, Outcome};
 use serde_json::json;
 
 use crate::args::{CommonArgs, SecretUrl, secret_url};
-use crate::exit::{Failure, OK};
+use crate::exit::{ExitFailure, OK};
 use crate::{output, store};
 
 /// Set up a store.
@@ -49,14 +49,14 @@ impl StoreArgs {
         make.common.json
     }
 
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         let StoreAction::Init(make) = self.what;
         let source = match &make.url {
             Some(url) => store::find_source(Some(url), None)?,
             None => make.common.source()?,
         };
         if !source.is_named() {
-            let unnamed = Failure::new(Outcome::Invalid, "no store is named");
+            let unnamed = ExitFailure::new(Outcome::Invalid, "no store is named");
             return Err(unnamed.next("name it: lockkeeper store init URL, or --store-file FILE"));
         }
         let (state, text) = match lockkeeper::init(source.url.expose()).await? {

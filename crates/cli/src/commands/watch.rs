@@ -5,7 +5,7 @@ use futures_util::StreamExt;
 use lockkeeper::{Event, EventKind};
 
 use crate::args::{CommonArgs, utf8};
-use crate::exit::{self, Failure};
+use crate::exit::{self, ExitFailure};
 use crate::output;
 use crate::signals::SignalStream;
 use crate::text::{plain, rfc3339};
@@ -29,7 +29,7 @@ Examples:
 EventOutput: granted, released, expired, revoked, broken, waiting, left; missed: some were not seen.";
 
 impl WatchArgs {
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         let keeper = self.common.open().await?;
         let mut signals = SignalStream::ending()?;
         let mut events = keeper.watch(&self.prefix).await?;
@@ -45,7 +45,7 @@ impl WatchArgs {
         }
     }
 
-    fn print(&self, event: &Event) -> Result<(), Failure> {
+    fn print(&self, event: &Event) -> Result<(), ExitFailure> {
         if self.common.json {
             let line = serde_json::to_string(event).expect("an event is plain data");
             return output::line(&line);

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::DatabaseArgs;
 use crate::args::utf8;
-use crate::exit::{Failure, OK};
+use crate::exit::{ExitFailure, OK};
 use crate::output;
 use crate::text::{plain, quoted};
 
@@ -42,7 +42,7 @@ pub struct FenceUninstallArgs {
 }
 
 impl FenceInstallArgs {
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         let mut client = self.database.open().await?;
         let (column, key) = (self.column, self.key);
         let spec = TableGuardSpec { table: self.table, column, key, allow_unfenced: self.allow_unfenced };
@@ -68,9 +68,9 @@ impl FenceInstallArgs {
     }
 }
 
-fn denied(error: Error) -> Failure {
+fn denied(error: Error) -> ExitFailure {
     let missing = error.outcome() == Outcome::Denied;
-    let failure = Failure::from(error);
+    let failure = ExitFailure::from(error);
     match missing {
         true => failure
             .next("print it with --sql, for a role that owns the table and the schema lockkeeper_fence"),
@@ -79,11 +79,13 @@ fn denied(error: Error) -> Failure {
 }
 
 impl FenceUninstallArgs {
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         let mut client = self.database.open().await?;
         if !table::uninstall(&mut client, &self.table).await? {
             let message = format!("{} is not guarded", quoted(&self.table));
-            return Err(Failure::new(Outcome::Absent, message).next("see which are: lockkeeper fence status"));
+            return Err(
+                ExitFailure::new(Outcome::Absent, message).next("see which are: lockkeeper fence status")
+            );
         }
         output::line(&match self.database.json {
             true => json!({ "table": self.table, "removed": true }).to_string(),

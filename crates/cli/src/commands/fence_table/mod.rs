@@ -8,7 +8,7 @@ use lockkeeper::postgres::tokio_postgres::Client;
 use lockkeeper::postgres::{Options, connect_to};
 
 use crate::args::{SecretUrl, secret_url};
-use crate::exit::Failure;
+use crate::exit::ExitFailure;
 pub use install::{FenceInstallArgs, FenceUninstallArgs};
 pub use status::FenceStatusArgs;
 
@@ -24,7 +24,7 @@ pub struct DatabaseArgs {
 }
 
 impl DatabaseArgs {
-    pub async fn open(&self) -> Result<Client, Failure> {
+    pub async fn open(&self) -> Result<Client, ExitFailure> {
         Ok(connect_to(&Options::from_url(self.postgres.expose()?)?).await?)
     }
 }

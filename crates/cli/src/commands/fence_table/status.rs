@@ -5,7 +5,7 @@ use lockkeeper_fenced::postgres::table::{Status, TriggerState, status};
 use serde_json::{Value, json};
 
 use super::DatabaseArgs;
-use crate::exit::{Failure, OK};
+use crate::exit::{ExitFailure, OK};
 use crate::output::{self, bold};
 use crate::text::{columns, plain};
 
@@ -18,7 +18,7 @@ pub struct FenceStatusArgs {
 const HEAD: [&str; 6] = ["TABLE", "STATE", "COLUMN", "KEY", "UNFENCED WRITES", "MARKS OF DELETED ROWS"];
 
 impl FenceStatusArgs {
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         let all = status(&mut self.database.open().await?).await?;
         if self.database.json {
             let tables: Vec<Value> = all.iter().map(shown).collect();

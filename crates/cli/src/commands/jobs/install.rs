@@ -6,7 +6,7 @@ use lockkeeper::{Error, Outcome};
 use serde_json::{Value, json};
 
 use super::JobTableArgs;
-use crate::exit::{Failure, OK};
+use crate::exit::{ExitFailure, OK};
 use crate::output;
 use crate::text::{plain, quoted};
 
@@ -44,7 +44,7 @@ pub struct JobsSqlArgs {
 }
 
 impl JobsInstallArgs {
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         let (mut client, table) = self.table.find().await?;
         let existing = match self.existing {
             ExistingAs::Open => ExistingRows::Open,
@@ -65,17 +65,20 @@ impl JobsInstallArgs {
     }
 }
 
-fn denied(error: Error) -> Failure {
+fn denied(error: Error) -> ExitFailure {
     let missing = error.outcome() == Outcome::Denied;
-    let failure = Failure::from(error);
+    let failure = ExitFailure::from(error);
     if missing { failure.next("print it with --sql, for the role that owns the table") } else { failure }
 }
 
 impl JobsUninstallArgs {
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         let (mut client, table) = self.table.find().await?;
         if !jobs::uninstall(&mut client, &table).await.map_err(denied)? {
-            return Err(Failure::new(Outcome::Absent, format!("{} is no job table", quoted(&table.table))));
+            return Err(ExitFailure::new(
+                Outcome::Absent,
+                format!("{} is no job table", quoted(&table.table)),
+            ));
         }
         output::line(&match self.table.database.json {
             true => json!({ "table": table.table, "removed": true }).to_string(),
@@ -89,7 +92,7 @@ impl JobsUninstallArgs {
 }
 
 impl JobsSqlArgs {
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         let (_, table) = self.table.find().await?;
         let statements = jobs::worker_sql(&table);
         if self.table.database.json {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::JobTableArgs;
 use crate::args::utf8;
-use crate::exit::{Failure, OK};
+use crate::exit::{ExitFailure, OK};
 use crate::output::{self, bold};
 use crate::text::{columns, cut, plain, quoted, rfc3339};
 
@@ -39,7 +39,7 @@ pub struct JobsRetryArgs {
 }
 
 impl JobsStatusArgs {
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         let jobs = self.table.open().await?;
         let counts = jobs.counts().await?;
         output::line(&match self.table.database.json {
@@ -63,7 +63,7 @@ impl JobsStatusArgs {
 }
 
 impl JobsFailedArgs {
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         let jobs = self.table.open().await?;
         let failed = jobs.failed(self.limit as usize).await?;
         if self.table.database.json {
@@ -88,7 +88,7 @@ fn shown(job: &FailedJob) -> Value {
 }
 
 impl JobsRetryArgs {
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         let jobs = self.table.open().await?;
         let count = match &self.key {
             None => jobs.retry_all().await?,
@@ -99,7 +99,7 @@ impl JobsRetryArgs {
                     "see which have: lockkeeper jobs failed --table {}",
                     crate::text::shell(&self.table.table)
                 );
-                return Err(Failure::new(Outcome::Absent, message).next(next));
+                return Err(ExitFailure::new(Outcome::Absent, message).next(next));
             }
         };
         output::line(&match self.table.database.json {

@@ -9,7 +9,7 @@ use lockkeeper::jobs::{JobTable, Jobs};
 
 use super::fence_table::DatabaseArgs;
 use crate::args::utf8;
-use crate::exit::Failure;
+use crate::exit::ExitFailure;
 use install::{JobsInstallArgs, JobsSqlArgs, JobsUninstallArgs};
 use look::{JobsFailedArgs, JobsRetryArgs, JobsStatusArgs};
 use work::JobsRunArgs;
@@ -63,13 +63,13 @@ pub struct JobTableArgs {
 
 impl JobTableArgs {
     /// The table, as the database knows it, and a connection.
-    async fn find(&self) -> Result<(lockkeeper::postgres::tokio_postgres::Client, JobTable), Failure> {
+    async fn find(&self) -> Result<(lockkeeper::postgres::tokio_postgres::Client, JobTable), ExitFailure> {
         let mut client = self.database.open().await?;
         let table = JobTable::find(&mut client, &self.table).await?;
         Ok((client, table))
     }
 
-    async fn open(&self) -> Result<Jobs, Failure> {
+    async fn open(&self) -> Result<Jobs, ExitFailure> {
         Ok(Jobs::open(self.database.postgres.expose()?, &self.table).await?)
     }
 }
@@ -99,7 +99,7 @@ impl JobsArgs {
         }
     }
 
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         match self.what {
             JobsAction::Install(install) => install.execute().await,
             JobsAction::Uninstall(uninstall) => uninstall.execute().await,

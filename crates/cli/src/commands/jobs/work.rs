@@ -10,7 +10,7 @@ use super::JobTableArgs;
 use crate::child::item::ItemCommand;
 use crate::child::job;
 use crate::duration;
-use crate::exit::Failure;
+use crate::exit::ExitFailure;
 use crate::report::{EventOutput, Report};
 use crate::signals::SignalStream;
 use crate::store::HIDDEN;
@@ -58,7 +58,7 @@ Exit codes: 0, or that of the last command whose job failed for good; 64 bad cal
 unreachable at the start, 128+n a signal.";
 
 impl JobsRunArgs {
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         self.worker.check()?;
         job::check(&self.command)?;
         let rules = &self.worker;

@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::args::{JobArgs, LeaseArgs, NameArgs, utf8};
 use crate::child::registry;
-use crate::exit::{self, Failure};
+use crate::exit::{self, ExitFailure};
 use crate::report::Report;
 use crate::signals::SignalStream;
 use crate::store;
@@ -97,7 +97,7 @@ impl PartitionsArgs {
         self.named.get()
     }
 
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         if self.status || self.of.is_some() {
             let keeper = self.job.common.open().await?;
             return status::print(&self, &keeper).await;
@@ -155,7 +155,7 @@ impl PartitionsArgs {
         mut workers: Workers<'_>,
         signals: &mut SignalStream,
         report: &Report,
-    ) -> Result<(i32, Option<Signal>), Failure> {
+    ) -> Result<(i32, Option<Signal>), ExitFailure> {
         let (mut joined, mut asked, mut code) = (true, None, None);
         let mut failure = None;
         while joined || !workers.is_empty() {
@@ -199,13 +199,13 @@ impl PartitionsArgs {
 fn exit_of(
     asked: Option<Signal>,
     code: Option<i32>,
-    failure: Option<Failure>,
-) -> Result<(i32, Option<Signal>), Failure> {
+    failure: Option<ExitFailure>,
+) -> Result<(i32, Option<Signal>), ExitFailure> {
     match (asked, code, failure) {
         (Some(signal), ..) => Ok((exit::by_signal(signal.as_raw()), Some(signal))),
         (None, Some(code), _) => Ok((code, None)),
         (None, None, Some(failure)) => Err(failure),
-        (None, None, None) => Err(Failure::new(Outcome::Lost, "the membership has ended")),
+        (None, None, None) => Err(ExitFailure::new(Outcome::Lost, "the membership has ended")),
     }
 }
 

@@ -8,22 +8,21 @@ use serde_json::json;
 
 use super::PartitionsArgs;
 use crate::duration;
-use crate::exit::{Failure, OK};
+use crate::exit::{ExitFailure, OK};
 use crate::output::{self, bold};
 use crate::text::{self, columns, plain, quoted};
 
 /// The exit code for a group without members, as `record` has it for a record that is not there.
 const NO_GROUP: i32 = 66;
 
-pub async fn print(args: &PartitionsArgs, keeper: &Lockkeeper) -> Result<i32, Failure> {
+pub async fn print(args: &PartitionsArgs, keeper: &Lockkeeper) -> Result<i32, ExitFailure> {
     let status = keeper.partition_status(args.group().as_str()).await?;
     if let (Some(status), Some(count)) = (&status, args.count)
         && status.count != count
     {
         let why = format!("the group has {} partitions, and not {count}", status.count);
-        return Err(
-            Failure::new(Outcome::Invalid, why).next("leave --count out, or give the same one everywhere")
-        );
+        return Err(ExitFailure::new(Outcome::Invalid, why)
+            .next("leave --count out, or give the same one everywhere"));
     }
     match (&args.of, status) {
         (Some(key), status) => of(args, key, status),
@@ -33,10 +32,10 @@ pub async fn print(args: &PartitionsArgs, keeper: &Lockkeeper) -> Result<i32, Fa
 }
 
 /// The partition of a key, and its owner.
-fn of(args: &PartitionsArgs, key: &str, status: Option<GroupStatus>) -> Result<i32, Failure> {
+fn of(args: &PartitionsArgs, key: &str, status: Option<GroupStatus>) -> Result<i32, ExitFailure> {
     let Some(count) = status.as_ref().map(|status| status.count).or(args.count) else {
         let why = format!("no member has joined the group {}", quoted(args.group().as_str()));
-        return Err(Failure::new(Outcome::Invalid, why)
+        return Err(ExitFailure::new(Outcome::Invalid, why)
             .with_code(NO_GROUP)
             .next("give --count, or start a member"));
     };
@@ -59,7 +58,7 @@ fn of(args: &PartitionsArgs, key: &str, status: Option<GroupStatus>) -> Result<i
     Ok(OK)
 }
 
-fn none(args: &PartitionsArgs) -> Result<i32, Failure> {
+fn none(args: &PartitionsArgs) -> Result<i32, ExitFailure> {
     if args.job.common.json {
         let line = json!({ "name": args.group(), "count": null, "members": [], "partitions": [] });
         output::line(&line.to_string())?;
@@ -69,7 +68,7 @@ fn none(args: &PartitionsArgs) -> Result<i32, Failure> {
     Ok(OK)
 }
 
-fn table(args: &PartitionsArgs, status: &GroupStatus) -> Result<i32, Failure> {
+fn table(args: &PartitionsArgs, status: &GroupStatus) -> Result<i32, ExitFailure> {
     if args.job.common.json {
         let mut object = json!(status);
         object["name"] = json!(args.group());
@@ -98,7 +97,7 @@ fn table(args: &PartitionsArgs, status: &GroupStatus) -> Result<i32, Failure> {
     Ok(OK)
 }
 
-fn print_rows(rows: &[Vec<String>]) -> Result<(), Failure> {
+fn print_rows(rows: &[Vec<String>]) -> Result<(), ExitFailure> {
     for (i, line) in columns(rows).iter().enumerate() {
         output::line(&if i == 0 { bold(line) } else { line.clone() })?;
     }

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::PartitionsArgs;
 use crate::child::supervisor::CommandEnd;
-use crate::exit::Failure;
+use crate::exit::ExitFailure;
 use crate::report::Report;
 use crate::signals::SignalStream;
 use crate::store::StoreSource;
@@ -23,7 +23,7 @@ pub enum WorkerEnd {
     /// By itself, with this exit code.
     Itself(i32),
     /// It could not be started.
-    Failed(Failure),
+    Failed(ExitFailure),
 }
 
 /// The commands that run.
@@ -52,7 +52,7 @@ impl<'a> Workers<'a> {
     }
 
     /// Starts the command of a partition.
-    pub fn start(&mut self, partition: Partition) -> Result<(), Failure> {
+    pub fn start(&mut self, partition: Partition) -> Result<(), ExitFailure> {
         // Each supervisor passes the signals on to its own command.
         let signals = SignalStream::forwarded_to_several()?;
         self.running.push(Box::pin(run(self.args, self.source, self.report, partition, signals)));

@@ -9,7 +9,7 @@ use lockkeeper::{Fence, LockName, Outcome};
 use serde_json::json;
 
 use crate::args::{CommonArgs, lock_name};
-use crate::exit::{Failure, OK};
+use crate::exit::{ExitFailure, OK};
 use crate::output;
 use crate::text::quoted;
 use read::{RecordGetArgs, RecordLsArgs, RecordWatchArgs};
@@ -72,7 +72,7 @@ impl RecordArgs {
         }
     }
 
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         match self.what {
             RecordAction::Get(get) => get.execute().await,
             RecordAction::Set(set) => set.execute().await,
@@ -85,18 +85,18 @@ impl RecordArgs {
 }
 
 impl RecordKeyArgs {
-    fn absent(&self) -> Failure {
-        Failure::new(Outcome::Absent, format!("there is no record {}", quoted(self.key.as_str())))
+    fn absent(&self) -> ExitFailure {
+        ExitFailure::new(Outcome::Absent, format!("there is no record {}", quoted(self.key.as_str())))
     }
 
-    fn changed(&self, found: &Entry<Vec<u8>>) -> Failure {
+    fn changed(&self, found: &Entry<Vec<u8>>) -> ExitFailure {
         let message =
             format!("{} was changed by others: its fence is {} now", quoted(self.key.as_str()), found.fence);
-        Failure::new(Outcome::Stale, message)
+        ExitFailure::new(Outcome::Stale, message)
             .next(format!("look at it, then try with --fence {}", found.fence))
     }
 
-    fn print_done(&self, action: &str, fence: Fence) -> Result<i32, Failure> {
+    fn print_done(&self, action: &str, fence: Fence) -> Result<i32, ExitFailure> {
         output::line(&match self.common.json {
             true => json!({ "key": self.key, "fence": fence }).to_string(),
             false => format!("{action} {}, fence {fence}", quoted(self.key.as_str())),

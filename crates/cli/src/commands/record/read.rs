@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::RecordKeyArgs;
 use crate::args::{CommonArgs, utf8};
 use crate::duration;
-use crate::exit::{self, Failure, OK};
+use crate::exit::{self, ExitFailure, OK};
 use crate::output::{self, bold};
 use crate::signals::SignalStream;
 use crate::text::{columns, cut, plain};
@@ -41,7 +41,7 @@ pub struct RecordWatchArgs {
 }
 
 impl RecordGetArgs {
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         let keeper = self.key.common.open().await?;
         let Some(entry) = keeper.register_bytes(&self.key.key).read().await? else {
             return Err(self.key.absent());
@@ -55,7 +55,7 @@ impl RecordGetArgs {
 }
 
 impl RecordLsArgs {
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         let keeper = self.common.open().await?;
         let (mut all, mut next) = keeper.registers(&self.prefix, &Page::FIRST).await?;
         while let Some(after) = next {
@@ -90,7 +90,7 @@ fn row(key: &LockName, entry: &Entry<Vec<u8>>) -> Vec<String> {
 }
 
 impl RecordWatchArgs {
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         let keeper = self.key.common.open().await?;
         let mut signals = SignalStream::ending()?;
         let mut changes = keeper.register_bytes(&self.key.key).poll(self.poll).watch();
@@ -106,7 +106,7 @@ impl RecordWatchArgs {
         }
     }
 
-    fn print(&self, entry: Option<&Entry<Vec<u8>>>) -> Result<(), Failure> {
+    fn print(&self, entry: Option<&Entry<Vec<u8>>>) -> Result<(), ExitFailure> {
         if self.key.common.json {
             return output::line(&shown(&self.key.key, entry).to_string());
         }

@@ -10,7 +10,7 @@ use lockkeeper::{Fence, Outcome};
 use super::RecordKeyArgs;
 use crate::args::{fence, utf8};
 use crate::duration;
-use crate::exit::Failure;
+use crate::exit::ExitFailure;
 
 /// The value to write.
 #[derive(Args, Debug)]
@@ -59,29 +59,28 @@ pub struct RecordRmArgs {
 
 impl NewValueArgs {
     /// The bytes, read before any store is opened.
-    fn bytes(&self) -> Result<Vec<u8>, Failure> {
+    fn bytes(&self) -> Result<Vec<u8>, ExitFailure> {
         let Some(value) = &self.value else {
             let mut bytes = Vec::new();
             let read = std::io::stdin().lock().take(VALUE_BYTES as u64 + 1).read_to_end(&mut bytes);
-            read.map_err(|e| Failure::new(Outcome::Invalid, format!("stdin cannot be read: {e}")))?;
+            read.map_err(|e| ExitFailure::new(Outcome::Invalid, format!("stdin cannot be read: {e}")))?;
             return fits(bytes);
         };
         fits(value.clone().into_bytes())
     }
 }
 
-fn fits(bytes: Vec<u8>) -> Result<Vec<u8>, Failure> {
+fn fits(bytes: Vec<u8>) -> Result<Vec<u8>, ExitFailure> {
     if bytes.len() > VALUE_BYTES {
         let message = format!("a value may have {VALUE_BYTES} bytes, and this one has more");
-        return Err(
-            Failure::new(Outcome::Limited, message).next("keep it elsewhere, and its address in the record")
-        );
+        return Err(ExitFailure::new(Outcome::Limited, message)
+            .next("keep it elsewhere, and its address in the record"));
     }
     Ok(bytes)
 }
 
 impl RecordSetArgs {
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         let bytes = self.new.bytes()?;
         let keeper = self.key.common.open().await?;
         let mut register = keeper.register_bytes(&self.key.key);
@@ -94,7 +93,7 @@ impl RecordSetArgs {
 }
 
 impl RecordCasArgs {
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         let bytes = self.new.bytes()?;
         let keeper = self.key.common.open().await?;
         let mut register = keeper.register_bytes(&self.key.key);
@@ -110,7 +109,7 @@ impl RecordCasArgs {
 }
 
 impl RecordRmArgs {
-    pub async fn execute(self) -> Result<i32, Failure> {
+    pub async fn execute(self) -> Result<i32, ExitFailure> {
         let keeper = self.key.common.open().await?;
         match keeper.register_bytes(&self.key.key).remove(self.fence).await? {
             Swap::Swapped(fence) => self.key.print_done("deleted", fence),

@@ -19,7 +19,7 @@ use super::{DEPARTURE, PartitionsArgs, exit_of, is_ending, workers};
 use crate::child::CommandProcess;
 use crate::child::lease::CommandLease;
 use crate::child::supervisor::{self, CommandEnd, LeadTimes, Supervisor};
-use crate::exit::{self, Failure};
+use crate::exit::{self, ExitFailure};
 use crate::message_writer;
 use crate::report::{Report, millis};
 use crate::signals::SignalStream;
@@ -31,7 +31,7 @@ use owned::{OwnedPartitions, Tenure};
 /// The variable with the path of the file.
 pub const FILE: &str = "LOCKKEEPER_PARTITIONS_FILE";
 
-type RunningCommand<'a> = Pin<Box<dyn Future<Output = Result<CommandEnd, Failure>> + 'a>>;
+type RunningCommand<'a> = Pin<Box<dyn Future<Output = Result<CommandEnd, ExitFailure>> + 'a>>;
 type Releases<'a> = FuturesUnordered<Pin<Box<dyn Future<Output = ()> + 'a>>>;
 
 /// What the end of the membership depends on.
@@ -46,7 +46,7 @@ struct Membership<'a> {
     ending: watch::Sender<bool>,
     asked: Option<Signal>,
     code: Option<i32>,
-    failure: Option<Failure>,
+    failure: Option<ExitFailure>,
 }
 
 /// Runs the command until this process has left the group. Returns the exit code, and the signal that ended the membership.
@@ -57,7 +57,7 @@ pub async fn work(
     member: PartitionMember,
     signals: &mut SignalStream,
     report: &Report,
-) -> Result<(i32, Option<Signal>), Failure> {
+) -> Result<(i32, Option<Signal>), ExitFailure> {
     let (count, ttl, grace) = (args.count.unwrap_or_default(), args.lease.ttl, args.job.grace);
     let owned = OwnedPartitions::new(args.group(), member.name(), file, count, ttl, grace);
     let ending = watch::Sender::new(false);
@@ -104,7 +104,7 @@ impl Membership<'_> {
         &mut self,
         command: &mut Option<RunningCommand<'_>>,
         signals: &mut SignalStream,
-    ) -> Option<Result<CommandEnd, Failure>> {
+    ) -> Option<Result<CommandEnd, ExitFailure>> {
         let runs = command.is_some();
         let idle = self.asked.is_some() && !runs && self.releases.is_empty();
         tokio::select! {
@@ -156,7 +156,7 @@ impl Membership<'_> {
         }
     }
 
-    fn handle_end(&mut self, end: Result<CommandEnd, Failure>) -> Result<(), Failure> {
+    fn handle_end(&mut self, end: Result<CommandEnd, ExitFailure>) -> Result<(), ExitFailure> {
         match end {
             Ok(CommandEnd::Lost { why, all_gone: false, .. }) => {
                 // Processes that live on may still work on every partition: none is released before its lease is over.
@@ -169,7 +169,7 @@ impl Membership<'_> {
                 let message = format!(
                     "a partition was lost ({why}), and some processes of the command could not be killed"
                 );
-                return Err(Failure::new(Outcome::Lost, message));
+                return Err(ExitFailure::new(Outcome::Lost, message));
             }
             // Only what was lost is given up: the command is started again with the others.
             Ok(CommandEnd::Lost { .. }) => self.give_up_lost(),
@@ -222,7 +222,7 @@ async fn run(
     owned: &OwnedPartitions,
     report: &Report,
     mut ending: watch::Receiver<bool>,
-) -> Result<CommandEnd, Failure> {
+) -> Result<CommandEnd, ExitFailure> {
     let cannot = |e: std::io::Error| cannot(args, &e);
     let changes = supervisor::changes().map_err(cannot)?;
     let mut signals = SignalStream::forwarded_to_several()?.without(Signal::HUP);
@@ -252,7 +252,7 @@ async fn run(
 }
 
 /// The failure of a command that cannot be started.
-pub fn cannot(args: &PartitionsArgs, e: &std::io::Error) -> Failure {
+pub fn cannot(args: &PartitionsArgs, e: &std::io::Error) -> ExitFailure {
     let message = format!("{} cannot be started: {e}", plain(&args.job.command[0].to_string_lossy()));
-    Failure::new(Outcome::Unavailable, message).with_code(exit::CANNOT_START)
+    ExitFailure::new(Outcome::Unavailable, message).with_code(exit::CANNOT_START)
 }
