@@ -28,3 +28,27 @@ impl DatabaseArgs {
         Ok(connect_to(&Options::from_url(self.postgres.expose()?)?).await?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct TestCommand {
+        #[command(flatten)]
+        database: DatabaseArgs,
+    }
+
+    #[test]
+    fn debug_output_hides_the_url() {
+        let url = "postgres://me:hunter2@db.internal/app";
+        let parsed = TestCommand::try_parse_from(["test", "--postgres", url]).unwrap();
+        let shown = format!("{parsed:?}");
+        assert!(
+            shown.contains("postgres") && !shown.contains("hunter2") && !shown.contains("db.internal"),
+            "{shown}"
+        );
+    }
+}
