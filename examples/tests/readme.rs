@@ -104,8 +104,23 @@ fn no_user_and_not_all_together_mail_too_fast() {
 }
 
 #[test]
+fn three_films_at_a_time_and_one_writer() {
+    let out = run("videos", &shell_blocks()[6]);
+    let lines: Vec<&str> = out.lines().collect();
+    assert_eq!(
+        lines,
+        [
+            "10 films are transcoded, at most 3 at a time",
+            "two read; a writer now: no",
+            "a reader does not become the writer",
+            "it is written, and read: unchanged",
+        ]
+    );
+}
+
+#[test]
 fn the_service_pays_once_ships_and_leads() {
-    let out = run("service", &shell_blocks()[6]);
+    let out = run("service", &shell_blocks()[7]);
     let lines: Vec<&str> = out.lines().collect();
     assert_eq!(lines[0], "order 42 is open", "{out}");
     assert!(lines[1].starts_with("order 42 is paid, with fence "), "{out}");

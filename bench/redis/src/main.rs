@@ -3,6 +3,7 @@
 //!     cargo run --release -p bench-redis [ROUNDS]
 
 mod handoff;
+mod limits;
 mod throughput;
 
 use lockkeeper_testkit::servers::{self, RedisOptions};
@@ -15,6 +16,7 @@ async fn main() {
     let version = info.lines().find_map(|line| line.strip_prefix("redis_version:")).unwrap_or("?");
     println!("Redis {version}, {rounds} rounds, medians");
     throughput::run(server.addr(), rounds).await;
+    limits::run(server.addr(), rounds).await;
     handoff::run(server.addr(), rounds).await;
 }
 

@@ -35,7 +35,7 @@ pub async fn run(addr: SocketAddr, rounds: usize) {
 }
 
 /// Cycles per second of all tasks together.
-async fn measure<F: Future<Output = ()> + Send + 'static>(
+pub async fn measure<F: Future<Output = ()> + Send + 'static>(
     work: impl Fn(u64, Arc<AtomicBool>, Arc<AtomicU64>) -> F,
 ) -> f64 {
     let (stop, count) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));

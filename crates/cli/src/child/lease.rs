@@ -9,7 +9,7 @@ use lockkeeper::{BootInstant, Clock, Fence, Guard, LockName, SystemClock};
 use super::CommandProcess;
 use super::watchdog::Watchdog;
 
-/// What the supervisor has to know of a lease. Of several leases the earliest counts.
+/// The facts of a lease that the supervisor needs. Of several leases the earliest counts.
 pub trait CommandLease {
     /// Until when the command may run, unless a renewal moves it on.
     fn deadline(&self) -> BootInstant;

@@ -1,4 +1,4 @@
-//! `lockkeeper partitions --together`: one command for all owned partitions, told of changes by a file and SIGHUP.
+//! `lockkeeper partitions --together`: one command for all owned partitions, notified of changes by a file and SIGHUP.
 
 mod file;
 mod owned;
@@ -34,7 +34,7 @@ pub const FILE: &str = "LOCKKEEPER_PARTITIONS_FILE";
 type RunningCommand<'a> = Pin<Box<dyn Future<Output = Result<CommandEnd, ExitFailure>> + 'a>>;
 type Releases<'a> = FuturesUnordered<Pin<Box<dyn Future<Output = ()> + 'a>>>;
 
-/// What the end of the membership depends on.
+/// The state that the end of the membership depends on.
 struct Membership<'a> {
     report: &'a Report,
     member: PartitionMember,
@@ -232,7 +232,7 @@ async fn run(
         (FILE, Some(owned.file.path())),
         ("LOCKKEEPER_TTL_MS", Some(millis(args.lease.ttl).to_string())),
     ];
-    // Those of a caller: each partition has a fence of its own, in the file.
+    // The variables of a caller: each partition has a fence of its own, in the file.
     let single = ["LOCKKEEPER_NAME", "LOCKKEEPER_FENCE", "LOCKKEEPER_SEQUENCER", "LOCKKEEPER_PARTITION"];
     env.extend(single.map(|name| (name, None)));
     env.extend(source.environment(args.job.hide_store));

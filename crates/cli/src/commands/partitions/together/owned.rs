@@ -22,7 +22,7 @@ use crate::child::watchdog::Watchdog;
 
 /// How often to look whether the command has finished a partition that leaves.
 const LOOK: Duration = Duration::from_millis(50);
-/// Changes that come together are told together.
+/// One write of the file and one HUP report all changes of this time.
 const TOGETHER: Duration = Duration::from_millis(20);
 /// The longest pause between two looks whether the command catches HUP by now, or whether the file can be written again.
 const RETRY_MAX: Duration = Duration::from_secs(1);
@@ -30,13 +30,13 @@ const RETRY_MAX: Duration = Duration::from_secs(1);
 /// A partition's number and fence: the same partition may come back with a higher fence.
 pub type Tenure = (u32, Fence);
 
-struct OwnedPartition {
+struct HeldPartition {
     partition: Rc<Partition>,
     /// Until when the command has to finish it, if the group wants it back.
     finish_by: Cell<Option<WallTime>>,
 }
 
-/// The partitions of the command, and what the command has not been told of them.
+/// The partitions of the command, and which changes of them have not been reported to it.
 pub struct OwnedPartitions {
     name: LockName,
     member: String,
@@ -44,12 +44,12 @@ pub struct OwnedPartitions {
     ttl: Duration,
     grace: Duration,
     pub file: PartitionsFile,
-    owned: RefCell<BTreeMap<Tenure, OwnedPartition>>,
+    owned: RefCell<BTreeMap<Tenure, HeldPartition>>,
     /// The file has to be written again.
     unwritten: Cell<bool>,
     /// The command has not got its HUP for the file as it is.
     untold: Cell<bool>,
-    /// When to tell the command next, and the pause after that if it cannot be told then.
+    /// When to notify the command next, and the pause after that if it cannot be notified then.
     tell_at: Cell<BootInstant>,
     retry: Cell<Duration>,
     /// When the command must have ended, whatever it owns.
@@ -92,7 +92,7 @@ impl OwnedPartitions {
 
     pub fn insert(&self, partition: Partition) {
         let tenure = (partition.number(), partition.fence());
-        let owned = OwnedPartition { partition: Rc::new(partition), finish_by: Cell::new(None) };
+        let owned = HeldPartition { partition: Rc::new(partition), finish_by: Cell::new(None) };
         self.owned.borrow_mut().insert(tenure, owned);
         self.change();
     }
@@ -119,17 +119,17 @@ impl OwnedPartitions {
         self.owned.borrow().keys().copied().collect()
     }
 
-    /// Those that the group wants back.
+    /// The partitions that the group wants back.
     pub fn leaving(&self) -> Vec<Tenure> {
         let owned = self.owned.borrow();
         owned.iter().filter(|(_, owned)| owned.finish_by.get().is_some()).map(|(key, _)| *key).collect()
     }
 
-    /// Those that are lost, or so nearly that no command can be started for them, and why.
+    /// The partitions that are lost, or so nearly that no command can be started for them, and why.
     pub fn lost(&self) -> Vec<(Tenure, String)> {
         let term = |lease| LeadTimes::new(self.grace, lease, None).term;
         let owned = self.owned.borrow();
-        let is_lost = |owned: &OwnedPartition| {
+        let is_lost = |owned: &HeldPartition| {
             let guard = owned.partition.guard();
             guard.remaining() <= term(guard.lease())
         };
