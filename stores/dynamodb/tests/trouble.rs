@@ -276,3 +276,19 @@ async fn each_operation_on_a_cached_lock_costs_one_request() {
     // The first operation reads the item.
     assert_eq!(costs, [2, 1, 1, 1, 1, 1]);
 }
+
+/// Renewals of one item by itself would contend with each other: a process with many shared guards of one lock lost them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_renewal_of_many_shared_grants_costs_one_request() {
+    let Some(server) = moto().await else { return };
+    let table = table(server.addr()).await;
+    let proxy = Proxy::start(server.addr(), Framing::Http1);
+    let store = open(&url(proxy.addr(), &table)).await;
+    let mut grants = Vec::new();
+    for _ in 0..20 {
+        grants.push(take(&store, &with(request("x"), |request| request.mode = Mode::Shared)).await);
+    }
+    let before = proxy.count().requests;
+    assert_eq!(store.renew(&grants).await.unwrap(), vec![RenewOutcome::Renewed; grants.len()]);
+    assert_eq!(proxy.count().requests - before, 1, "one request renews all");
+}

@@ -206,9 +206,10 @@ pub async fn requests_for_several_names_in_any_order_end<H: Harness>(h: H) {
     }
     let inside = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0)]);
     let mut clients = Vec::new();
+    let (released, mut releases) = tokio::sync::mpsc::unbounded_channel();
     // Each takes two of three names, each in another order: taken one by one, they would block each other.
     for pair in [[0, 1], [1, 2], [2, 0], [1, 0]] {
-        let (keeper, inside) = (h.keeper().await, inside.clone());
+        let (keeper, inside, released) = (h.keeper().await, inside.clone(), released.clone());
         clients.push(tokio::spawn(async move {
             for _ in 0..5 {
                 let names = pair.map(|n| ["a", "b", "c"][n]);
@@ -218,11 +219,16 @@ pub async fn requests_for_several_names_in_any_order_end<H: Harness>(h: H) {
                 pair.iter().for_each(|n| _ = inside[*n].fetch_sub(1, Ordering::SeqCst));
                 assert_eq!(others, [0, 0], "two held one of several names at once");
                 guard.release().await.unwrap();
+                _ = released.send(());
             }
         }));
     }
+    drop(released);
+    // Each release must be followed by another one. How long all of them take depends on the store: where waiters poll, a
+    // client may be overtaken many times.
+    while soon("the clients block each other", while_time_passes(&h, releases.recv())).await.is_some() {}
     for client in clients {
-        let ended = soon("the clients block each other", while_time_passes(&h, client)).await;
+        let ended = soon("a client ends after its last release", client).await;
         ended.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()));
     }
 }
