@@ -67,7 +67,7 @@ impl MessageWriter {
         self.wake(state);
     }
 
-    /// As [`post`](MessageWriter::post), unless something waits already: for what is drawn over a moment later anyway.
+    /// As [`enqueue`](MessageWriter::enqueue), unless a message waits already: for a status line that the next one replaces.
     pub fn enqueue_if_idle(&'static self, text: String) {
         if self.lock().is_idle() {
             self.enqueue(text);

@@ -24,7 +24,7 @@ use crate::text::plain;
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct GateArgs {
-    /// The service, as http://HOST[:PORT][/PATH]
+    /// The service, as http://HOST, with a port and a path if it has them
     #[arg(long, value_name = "URL")]
     pub upstream: UpstreamUrl,
     /// Where to listen; port 0 takes a free port, and the gate prints which

@@ -10,9 +10,10 @@ BEGIN
       alive_since = CASE WHEN c.alive_until > _now THEN c.alive_since ELSE _now END
     WHERE c.epoch <= _epoch
     RETURNING c.alive_since INTO _since;
-  IF _until BETWEEN _now AND _now + _claim THEN RETURN _since; END IF;
+  IF _until BETWEEN _now AND _now + _claim AND _since <= _now THEN RETURN _since; END IF;
   -- The clock was set back, or may have been while this process was silent. No claim is longer than ten minutes: a process with a longer one
-  -- wrote it before that, and is dead unless it reports soon.
+  -- wrote it before that, and is dead unless it reports soon. A heartbeat that read the clock before may be written later, so a process that
+  -- was alive when the clock was set back looks each time until the clock has caught up.
   UPDATE @S.client SET alive_until = _now + _most
     WHERE id IN (SELECT id FROM @S.client WHERE alive_until > _now + _most FOR UPDATE SKIP LOCKED);
   RETURN _since;
