@@ -45,6 +45,8 @@ fn main() {
     };
     message_writer::STDOUT.flush(message_writer::FINAL_FLUSH);
     message_writer::STDERR.flush(message_writer::FINAL_FLUSH);
+    #[cfg(feature = "postgres")]
+    lockkeeper::postgres::wait_for_cancellations(std::time::Duration::from_secs(1));
     // Ends the process at once: nothing is left to do, and joining threads would only cost time.
     end(code)
 }

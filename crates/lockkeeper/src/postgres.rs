@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use lockkeeper_core::{Error, Fence, Result};
 use lockkeeper_host::Clock;
-pub use lockkeeper_postgres::{Options, PostgresStore, Tls, connect_to, plain, tokio_postgres};
+pub use lockkeeper_postgres::{
+    Options, PostgresStore, Tls, connect_to, plain, tokio_postgres, wait_for_cancellations,
+};
 
 use crate::Lockkeeper;
 use crate::keeper::KeeperState;

@@ -2,31 +2,92 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::oneshot;
 use tokio_postgres::{CancelToken, Error, NoTls};
 
 use crate::config::{Options, ServerAddr};
 use crate::dial::PgSocket;
 use crate::error::Failure;
 
-/// Requests that the server cancel the statement of a connection, and waits until the server or the pooler has taken the request. PostgreSQL
-/// does not notice that a client is gone while its statement waits for a lock, so the server process of a closed connection would stay
-/// for as long.
+/// For how long the client waits until a server or a pooler has taken a cancellation. PgBouncer closes the socket after ten seconds at most,
+/// unless it does not run at all meanwhile.
+const TAKEN_WITHIN: Duration = Duration::from_secs(60);
+
+/// How many cancellations of this process have not been taken yet, and the signal that one has.
+static IN_FLIGHT: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
+
+/// Requests that the server cancel the statement of a connection, and waits until the server or the pooler has taken the request, but no
+/// longer than `timeout`. PostgreSQL does not notice that a client is gone while its statement waits for a lock, so the server process
+/// of a closed connection would stay for as long.
+///
+/// The socket of the request belongs to a thread of its own and stays open until the pooler closes it, also if the store is dropped or takes
+/// no longer an interest: PgBouncer 1.18 exits if that socket closes while it passes the request on.
 pub(crate) async fn cancel(options: Arc<Options>, token: CancelToken) {
-    let cancelled = tokio::time::timeout(options.timeout, send_cancel(&options, &token)).await;
-    if !matches!(cancelled, Ok(Ok(()))) {
-        tracing::debug!(
-            ?cancelled,
-            "an abandoned statement was not cancelled; its statement_timeout ends it"
-        );
+    let (timeout, (done, taken)) = (options.timeout, oneshot::channel::<()>());
+    let cancellation = Cancellation::begin();
+    let send = move || {
+        let _ends = (cancellation, done);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let cancelled = runtime.map(|runtime| runtime.block_on(send_within_limits(&options, &token)));
+        if !matches!(cancelled, Ok(Ok(Ok(())))) {
+            tracing::debug!(
+                ?cancelled,
+                "an abandoned statement was not cancelled; its statement_timeout ends it"
+            );
+        }
+    };
+    match std::thread::Builder::new().name("lockkeeper-cancel".into()).spawn(send) {
+        Ok(_) => _ = tokio::time::timeout(timeout, taken).await,
+        Err(error) => {
+            tracing::debug!(
+                %error,
+                "no thread for the cancellation of an abandoned statement; its statement_timeout ends it"
+            );
+        }
     }
 }
 
-async fn send_cancel(options: &Options, token: &CancelToken) -> Result<(), Failure> {
-    let socket = PgSocket::connect(&options.server).await?;
+/// Waits until the cancellations of this process have been taken, but no longer than `limit`. A process that ends earlier closes their
+/// sockets.
+pub fn wait_for_cancellations(limit: Duration) {
+    let in_flight = IN_FLIGHT.0.lock().unwrap_or_else(PoisonError::into_inner);
+    _ = IN_FLIGHT.1.wait_timeout_while(in_flight, limit, |in_flight| *in_flight > 0);
+}
+
+/// Counts a cancellation until it is dropped.
+struct Cancellation;
+
+impl Cancellation {
+    fn begin() -> Self {
+        *IN_FLIGHT.0.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        Cancellation
+    }
+}
+
+impl Drop for Cancellation {
+    fn drop(&mut self) {
+        *IN_FLIGHT.0.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        IN_FLIGHT.1.notify_all();
+    }
+}
+
+async fn send_within_limits(
+    options: &Options,
+    token: &CancelToken,
+) -> Result<Result<(), Failure>, tokio::time::error::Elapsed> {
+    let socket = match tokio::time::timeout(options.timeout, PgSocket::connect(&options.server)).await? {
+        Ok(socket) => socket,
+        Err(failure) => return Ok(Err(failure)),
+    };
+    tokio::time::timeout(TAKEN_WITHIN, send_cancel(socket, options, token)).await
+}
+
+async fn send_cancel(socket: PgSocket, options: &Options, token: &CancelToken) -> Result<(), Failure> {
     let sent = match (socket, &options.tls, &options.server) {
         (PgSocket::Unix(mut stream), ..) => {
             let sent = token.cancel_query_raw(KeepOpen(&mut stream), NoTls).await;

@@ -39,6 +39,7 @@ mod transaction;
 mod unknown;
 mod waiters;
 
+pub use cancel::wait_for_cancellations;
 pub use config::{Options, ServerAddr};
 pub use dial::connect_to;
 pub use store::PostgresStore;

@@ -75,13 +75,16 @@ impl Road {
 /// What an unlucky client does, from its first word to its last. Everything must come out as if nothing had happened.
 async fn story(entry: SocketAddr, other: &Arc<dyn Store>, [x, y]: [&str; 2]) {
     // Nothing happened when it cannot even be opened.
-    let store = loop {
-        match open(entry).await {
-            Ok(store) => break store,
-            Err(Error::Unavailable(_) | Error::Unknown(_)) => {}
-            Err(error) => panic!("{error}"),
+    let opened = async {
+        loop {
+            match open(entry).await {
+                Ok(store) => break store,
+                Err(Error::Unavailable(_) | Error::Unknown(_)) => {}
+                Err(error) => panic!("{error}"),
+            }
         }
     };
+    let store = soon("the store opens", opened).await;
     let keeper = keeper(&store);
     // A free lock: granted once, whatever was heard of it.
     let guard = soon("a free lock is granted", keeper.lock(x).ttl(TTL).acquire()).await.unwrap();
