@@ -3,7 +3,7 @@
 //! Callers pass in the time and random bits; nothing here opens a socket, reads a clock or starts a thread. So the tests can
 //! check the state machines exhaustively (see `tests/`).
 //!
-//! - Types: [`LockName`], [`Fence`], [`Attempt`], [`Owner`], [`Holder`], [`LockRequest`], [`Grant`], [`Profile`].
+//! - Types: [`LockName`], [`Fence`] (the fencing token), [`Attempt`], [`Owner`], [`Holder`], [`LockRequest`], [`Grant`], [`Profile`].
 //! - Answers: [`AcquireOutcome`], [`RenewOutcome`], [`ReleaseOutcome`], and [`Error`] with one table of [`Outcome`]s.
 //! - Traits: [`Locks`], [`Records`] and [`Limits`], which every store implements.
 //! - State machines: [`table::Table`], the reference for every store, [`lease::Lease`], which decides whether a guard is valid, and

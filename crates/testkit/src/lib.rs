@@ -1,7 +1,7 @@
 //! What Lockkeeper is tested with, and what you can test your own code with.
 //!
 //! - [`laws`]: what every store promises, and [`bugs`]: the planted bugs that the laws must catch.
-//! - [`fenced`]: what every resource that checks the fence promises, and the scenario of the paused process.
+//! - [`fenced`]: what every resource that checks the fence (the fencing token) promises, and the scenario of the paused process.
 //! - [`SimulatedKeeper`]: a keeper on a clock that you turn, to try loss, pause and expiry in milliseconds in your own tests.
 //! - [`history`]: a recorder, and checkers that find two holders, a fence that went back, a stale write.
 //! - [`proxy`]: a TCP proxy that cuts, holds, resets, duplicates and throttles at message boundaries.
