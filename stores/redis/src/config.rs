@@ -149,7 +149,7 @@ impl Options {
             Some(paths) => Some(Tls::new(paths.ca.as_deref(), paths.identity())?),
             None => None,
         };
-        let timeout = address.span("timeout")?.unwrap_or(Duration::from_secs(3));
+        let timeout = address.duration("timeout")?.unwrap_or(Duration::from_secs(3));
         let access = ConnectOptions {
             user: address.user.clone(),
             password: address.password.clone(),
@@ -162,8 +162,8 @@ impl Options {
             options.prefix = prefix;
         }
         options.wait_replicas = address.number("wait_replicas")?.unwrap_or(0);
-        options.poll = address.span("poll")?.unwrap_or(options.poll);
-        options.claim = address.span("claim")?.unwrap_or(options.claim);
+        options.poll = address.duration("poll")?.unwrap_or(options.poll);
+        options.claim = address.duration("claim")?.unwrap_or(options.claim);
         address.finish(&OPTIONS)?;
         options.check()?;
         Ok(options)

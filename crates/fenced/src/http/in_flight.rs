@@ -255,11 +255,11 @@ mod tests {
     fn who_is_overtaken_is_told_when_the_mark_is_raised_and_not_before() {
         let in_flight = InFlightRequests::default();
         let five = enter(&in_flight, 5);
-        let mut told = Box::pin(five.overtaken());
+        let mut overtaken = Box::pin(five.overtaken());
         let six = enter(&in_flight, 6);
-        assert!(told.as_mut().now_or_never().is_none());
+        assert!(overtaken.as_mut().now_or_never().is_none());
         six.raised(Duration::ZERO);
-        assert!(told.now_or_never().is_some());
+        assert!(overtaken.now_or_never().is_some());
         assert!(six.overtaken().now_or_never().is_none());
     }
 
@@ -279,12 +279,16 @@ mod tests {
         let in_flight = InFlightRequests::default();
         let (five, other) =
             (enter(&in_flight, 5), in_flight.enter(LockName::new("/b").unwrap(), Fence::MIN).unwrap());
-        let (mut told, mut other_told) = (Box::pin(five.overtaken()), Box::pin(other.overtaken()));
-        assert!(told.as_mut().now_or_never().is_none() && other_told.as_mut().now_or_never().is_none());
+        let (mut overtaken, mut other_overtaken) = (Box::pin(five.overtaken()), Box::pin(other.overtaken()));
+        assert!(
+            overtaken.as_mut().now_or_never().is_none() && other_overtaken.as_mut().now_or_never().is_none()
+        );
         let loss = five.loss();
         assert!(!loss.happened());
         in_flight.lost();
-        assert!(told.now_or_never().is_some() && other_told.now_or_never().is_some() && loss.happened());
+        assert!(
+            overtaken.now_or_never().is_some() && other_overtaken.now_or_never().is_some() && loss.happened()
+        );
         let again = enter(&in_flight, 5);
         assert!(again.overtaken().now_or_never().is_none() && !again.loss().happened());
         drop((five, other, again));

@@ -116,14 +116,14 @@ impl DirLocks {
         work: impl Future<Output = Result<()>> + Send + 'static,
     ) -> Result<()> {
         let next = self.queue(&file).lock_owned().await;
-        let (tell, told) = oneshot::channel();
+        let (reply, replied) = oneshot::channel();
         let done = thread::Builder::new().name("lockkeeper-turn".into()).spawn(move || {
             let done = in_turn(&file, next, work);
             // No process may be there to hear it.
-            _ = tell.send(done);
+            _ = reply.send(done);
         });
         done.map_err(|e| Error::Unavailable(format!("no thread to write on: {e}")))?;
-        told.await.unwrap_or_else(|_| Err(Error::Unknown("the thread that wrote has ended".into())))
+        replied.await.unwrap_or_else(|_| Err(Error::Unknown("the thread that wrote has ended".into())))
     }
 }
 

@@ -35,7 +35,7 @@ pub fn owners(history: &History) -> Vec<Violation> {
                 let begun = request.open(event.op).pop_front();
                 if event.phase == OperationPhase::Ok {
                     let cover = covers.get(&*event.lock);
-                    found.extend(request.judge(begun.unwrap_or(event), event, cover));
+                    found.extend(request.check(begun.unwrap_or(event), event, cover));
                 }
             }
             _ => {}
@@ -62,7 +62,7 @@ impl<'h> OwnerRequest<'h> {
         if op == Operation::Renew { &mut self.renewing } else { &mut self.releasing }
     }
 
-    fn judge(
+    fn check(
         &mut self,
         begun: &'h HistoryEvent,
         done: &'h HistoryEvent,
