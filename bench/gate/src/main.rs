@@ -110,7 +110,7 @@ async fn compare(rounds: usize) {
     println!("the goal: a ratio of at most 1.25");
 }
 
-/// What was seen of one proxy.
+/// The measurements of one proxy.
 #[derive(Default)]
 struct Seen {
     latencies: Vec<Duration>,

@@ -71,7 +71,7 @@ async fn takes(store: Arc<RedisStore>, stop: Arc<AtomicBool>, count: Arc<AtomicU
     }
 }
 
-/// What a program does that has a lock and no rate limit.
+/// The same limit, kept by a program that has a lock and no rate limit.
 async fn lock(
     store: Arc<RedisStore>,
     mut connection: MultiplexedConnection,

@@ -1,4 +1,4 @@
-//! What Lockkeeper is tested with, and what you can test your own code with.
+//! The tools that Lockkeeper is tested with, and that you can test your own code with.
 //!
 //! - [`laws`]: what every store promises, and [`bugs`]: the planted bugs that the laws must catch.
 //! - [`fenced`]: what every resource that checks the fence (the fencing token) promises, and the scenario of the paused process.

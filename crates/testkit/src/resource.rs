@@ -1,4 +1,4 @@
-//! What a lock protects, for tests: files that check the fence, that do not, and that lose updates.
+//! Resources that a lock protects, for tests: files that check the fence, that do not, and that lose updates.
 
 mod ledger;
 

@@ -22,7 +22,7 @@ impl Dice {
     }
 }
 
-/// What happened, so that a run in which nothing did is not taken for a good one.
+/// Counts the outcomes, so that a run in which nothing happened does not pass.
 #[derive(Clone, Copy, Default)]
 struct InterleavingTally {
     taken: u64,

@@ -27,7 +27,7 @@ pub trait FencedHarness: Send + Sync + Sized + 'static {
     /// A fresh resource without any write; `None` if the tests are to run without its server, which has been said loudly.
     async fn start() -> Option<Self>;
 
-    /// What another process needs in order to find it.
+    /// The address at which another process finds the resource.
     fn address(&self) -> String;
 
     /// One more client of it: another connection, as another process would have.

@@ -23,7 +23,7 @@ const AT: usize = 3;
 /// A kind of cluster, and what happens to its leader. One for each fault, because each has a cluster of its own.
 #[async_trait]
 pub trait FaultScenario: Send + Sync + 'static {
-    /// What happens.
+    /// The fault.
     const FAULT: MemberFault;
 
     /// Where the cluster is kept from law to law.
@@ -36,14 +36,14 @@ pub trait FaultScenario: Send + Sync + 'static {
     async fn open(hosts: String, prefix: String) -> Result<Arc<dyn Store>>;
 }
 
-/// What can happen to a leader.
+/// The faults of a leader.
 #[derive(Clone, Copy, Debug)]
 pub enum MemberFault {
     /// It is killed, and comes back with its disk.
     Killed,
     /// It hangs: it takes connections, and says nothing.
     Hangs,
-    /// It is cut off from its peers and from its clients, and is not told.
+    /// Its connections to its peers and to its clients stay open and carry nothing.
     CutOff,
 }
 

@@ -53,7 +53,7 @@ impl Storm {
 pub struct RetryingStore {
     store: Arc<dyn Store>,
     storm: Arc<Storm>,
-    /// What was given back while it was asked for: that is not asked again.
+    /// The attempts that were released while they were requested: they are not requested again.
     left: Mutex<HashSet<Attempt>>,
 }
 
@@ -172,8 +172,8 @@ impl Limits for RetryingStore {
     }
 }
 
-/// Calls a macro with every law in which several clients contend, all of them with leases that outlast a fault. Those that are
-/// `(long)` are much like others, and are left to the long suites.
+/// Calls a macro with every law in which several clients contend, all of them with leases that outlast a fault. Laws marked
+/// `(long)` are much like others, and run in the long suites only.
 #[macro_export]
 macro_rules! every_contending_law {
     ($then:ident $(, $arg:tt)*) => {

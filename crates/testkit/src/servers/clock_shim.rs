@@ -72,7 +72,7 @@ impl ClockShim {
         self.0.offset.lock().unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// What a program needs in its environment to live on this clock: for [`super::Launch::env`].
+    /// The environment of a program that runs on this clock, for [`super::Launch::env`].
     pub fn env(&self) -> Vec<(OsString, OsString)> {
         let path = |name| self.0.dir.join(name).into_os_string();
         vec![("LD_PRELOAD".into(), path("shim.so")), ("LOCKKEEPER_CLOCK_OFFSET".into(), path("offset"))]
