@@ -80,8 +80,7 @@ impl InFlight {
     pub async fn silence<P: Future<Output = bool>>(&self, timeout: Duration, probe: impl Fn() -> P) {
         let mut probes = Probes { settled: 0, current: None };
         loop {
-            self.wait_for_request().await;
-            let before = self.answered.load(SeqCst);
+            let before = self.wait_for_request().await;
             let tick = Instant::now() + timeout;
             while Instant::now() < tick {
                 probes.start(self, &probe);
@@ -104,12 +103,15 @@ impl InFlight {
         self.sent.load(SeqCst) == self.answered.load(SeqCst)
     }
 
-    async fn wait_for_request(&self) {
+    /// Waits until a request is in flight. Returns how many requests were answered in the same look that found one: a count that
+    /// is read later may have the reply to that request, and the next request would be called silent though it is young.
+    async fn wait_for_request(&self) -> u64 {
         loop {
             self.idle.store(true, SeqCst);
-            if !self.is_settled() {
+            let answered = self.answered.load(SeqCst);
+            if self.sent.load(SeqCst) != answered {
                 self.idle.store(false, SeqCst);
-                return;
+                return answered;
             }
             self.changed.notified().await;
         }
