@@ -183,6 +183,14 @@ impl CounterFile {
         Ok(next)
     }
 
+    /// Adds one, badly: two milliseconds pass between the reading and the writing.
+    pub async fn increment_slowly(&self) -> io::Result<u64> {
+        let next = self.get()? + 1;
+        tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+        self.set(next)?;
+        Ok(next)
+    }
+
     fn set(&self, value: u64) -> io::Result<()> {
         // Always as long as before and in one call: a reader sees the old number or the new one, never half of it.
         let file = File::options().create(true).truncate(false).write(true).open(&self.0)?;
