@@ -20,6 +20,7 @@ mod id;
 pub mod lease;
 pub mod limit;
 mod name;
+mod poison;
 mod profile;
 mod record;
 mod request;
@@ -35,6 +36,7 @@ pub use error::{Error, Outcome, Result};
 pub use fence::Fence;
 pub use id::{Attempt, Holder, Owner};
 pub use name::{LockName, Names};
+pub use poison::IgnorePoison;
 pub use profile::{Guarantee, LimitSupport, Profile, Purpose, WaitOrder};
 pub use record::{DeleteOutcome, Expect, Record, RecordPage, Version, WriteOutcome};
 pub use request::{

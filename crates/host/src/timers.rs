@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-use lockkeeper_core::BootInstant;
+use lockkeeper_core::{BootInstant, IgnorePoison};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
@@ -74,7 +74,7 @@ impl TimerThread {
     }
 
     fn pending(&self) -> MutexGuard<'_, Pending> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pending.lock().ignore_poison()
     }
 
     pub fn add(&self, at: BootInstant, call: Call) -> Key {
@@ -105,7 +105,7 @@ impl TimerThread {
     fn turn(&self) {
         let mut pending = self.pending();
         while pending.calls.is_empty() {
-            pending = self.added.wait(pending).unwrap_or_else(PoisonError::into_inner);
+            pending = self.added.wait(pending).ignore_poison();
         }
         let now = SystemClock.now();
         let later = pending.calls.split_off(&(now + Duration::from_nanos(1), 0));

@@ -3,11 +3,11 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use lockkeeper::{Guard, Lockkeeper};
-use lockkeeper_core::{Error, Fence, LockName, Mode, Result};
+use lockkeeper_core::{Error, Fence, IgnorePoison, LockName, Mode, Result};
 use tokio::sync::watch;
 
 use super::in_flight::InFlightRequests;
@@ -66,7 +66,7 @@ impl fmt::Debug for MarksLock {
 }
 
 fn lock(grant: &Mutex<Option<MarksGrant>>) -> MutexGuard<'_, Option<MarksGrant>> {
-    grant.lock().unwrap_or_else(PoisonError::into_inner)
+    grant.lock().ignore_poison()
 }
 
 impl MarksLock {

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
-use lockkeeper_core::{Fence, LockName};
+use lockkeeper_core::{Fence, IgnorePoison, LockName};
 use tokio::sync::Notify;
 
 use super::admitted_body::ClientResponse;
@@ -52,7 +52,7 @@ impl ResourceQueue {
 impl InFlightRequests {
     fn lock(&self) -> MutexGuard<'_, HashMap<LockName, ResourceQueue>> {
         // No code panics under this lock; if it did, each step leaves the map consistent.
-        self.0.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.in_flight.lock().ignore_poison()
     }
 
     /// Counts a request as in flight. It must be counted **before** its mark is checked: a request that
