@@ -1,4 +1,4 @@
-//! The loop of a sender of batches: which requests leave when. What a batch is, and how it is sent, is the store's.
+//! The loop of a sender of batches: which requests leave when. The store decides which of them leave together, and sends them.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -19,7 +19,7 @@ const RECEIVED: usize = 128;
 pub trait BatchRule {
     /// A request of one task.
     type Request;
-    /// What the sender of a batch returns for [`BatchRule::finished`].
+    /// The result of sending a batch, for [`BatchRule::finished`].
     type Sent;
 
     /// Removes from `waiting` the requests that may leave together now, and those whose callers have gone.
