@@ -10,7 +10,6 @@ use futures_util::StreamExt;
 use futures_util::future::join_all;
 use lockkeeper_core::{AcquireOutcome, EventKind, Mode, RenewOutcome, Store, Wait};
 use lockkeeper_testkit::laws::{eventually, give_back, name, request, set_patience, soon, take, with};
-use lockkeeper_testkit::scenarios::crowd;
 use lockkeeper_testkit::servers::{self, EtcdOptions, Server};
 
 async fn patient(server: &Server) -> Arc<dyn Store> {
@@ -25,7 +24,7 @@ async fn per_hand_off(waiters: usize) -> Option<f64> {
     let held = take(&store, &request("popular")).await;
     let mut waiting = Vec::new();
     for _ in 0..4 {
-        waiting.extend(crowd::join(&patient(&server).await, waiters / 4));
+        waiting.extend(lockkeeper_testkit::scenarios::crowd::join(&patient(&server).await, waiters / 4));
     }
     eventually("all waiters are queued", || async {
         tokio::time::sleep(Duration::from_millis(200)).await;
@@ -34,7 +33,7 @@ async fn per_hand_off(waiters: usize) -> Option<f64> {
     .await;
     let before = handled(server.addr(), "Txn");
     give_back(&store, &held.key).await;
-    crowd::all_granted(waiting).await;
+    lockkeeper_testkit::scenarios::crowd::all_granted(waiting).await;
     let calls = handled(server.addr(), "Txn") - before;
     assert!(store.inspect(&name("popular")).await.unwrap().is_none());
     Some(calls as f64 / waiters as f64)

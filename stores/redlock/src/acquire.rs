@@ -68,7 +68,11 @@ impl RedlockInner {
 
     pub async fn acquire(self: &Arc<Self>, request: &LockRequest) -> Result<AcquireOutcome> {
         let clock = &*self.options.clock;
-        let until = request.wait.deadline(clock.now());
+        let until = match request.wait {
+            Wait::No => clock.now(),
+            Wait::For(time) => clock.now() + time,
+            Wait::Forever => BootInstant::NEVER,
+        };
         let pending = self.pending.begin(request.key.attempt);
         let _caller = pending.count_caller();
         let (busy, next) = match self.try_until_decided(&pending, request).await? {

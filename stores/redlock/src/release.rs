@@ -13,7 +13,7 @@ impl RedlockInner {
     /// Releases at every node, and cancels the rounds in flight. A node that does not reply, or refuses, is called again
     /// in the background until it has released the lock or the ttl is over.
     pub async fn release(&self, key: &RequestKey) -> Result<ReleaseOutcome> {
-        let was_pending = self.pending.cancel(key.attempt);
+        let asked = self.pending.cancel(key.attempt);
         let [lock, vote] = self.keys(key.names.first());
         let until = self.options.clock.now() + self.options.max_ttl;
         let channel = self.channel(&lock);
@@ -30,7 +30,7 @@ impl RedlockInner {
         // A majority has no key of this attempt any more, so the attempt does not hold the lock. It did, if any node still
         // had it.
         let done = self.require_majority_of_writes(answers)?;
-        let was_there = was_pending || done.iter().any(|(_, answer)| *answer == Value::Int(1));
+        let was_there = asked || done.iter().any(|(_, answer)| *answer == Value::Int(1));
         Ok(if was_there { ReleaseOutcome::Released } else { ReleaseOutcome::AlreadyGone })
     }
 }
