@@ -1,4 +1,4 @@
-//! What the example programs have in common: the directory with their two SQLite files, locks and data.
+//! The parts that the example programs share: the directory with their two SQLite files, locks and data.
 
 use std::path::PathBuf;
 
@@ -28,7 +28,7 @@ pub fn store_url() -> String {
 pub fn database(name: &str, schema: &str) -> rusqlite::Result<Connection> {
     let db = Connection::open(directory().join(name))?;
     db.busy_timeout(std::time::Duration::from_secs(10))?;
-    // What was committed survives a power cut, the marks of the fences too.
+    // A committed transaction survives a power cut, and the marks of the fences with it.
     db.execute_batch(&format!("PRAGMA synchronous = EXTRA; {schema}"))?;
     Ok(db)
 }

@@ -123,7 +123,7 @@ async fn lease(channel: &Channel) -> i64 {
     granted.id
 }
 
-/// What `etcdctl lock` uses, with a lease for all of them.
+/// The lock recipe of `etcdctl lock`, with one lease for all locks.
 async fn own_lock(channel: Channel, lease: i64, task: u64, run: CycleCounter) {
     let name = format!("own/task/{task}").into_bytes();
     while run.goes_on() {

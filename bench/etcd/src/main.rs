@@ -6,5 +6,5 @@ mod etcd;
 
 #[tokio::main]
 async fn main() {
-    etcd::run(lockkeeper_testkit::ratio::rounds()).await;
+    etcd::run(lockkeeper_testkit::ratio::rounds(9)).await;
 }

@@ -6,13 +6,14 @@ mod update;
 
 use lockkeeper_fenced::postgres::Fences;
 use lockkeeper_fenced::postgres::table::{self, TableGuardSpec};
+use lockkeeper_testkit::ratio::rounds;
 use lockkeeper_testkit::servers::{self, PostgresOptions};
 use tokio_postgres::{Client, NoTls};
 use update::{Kind, Worker};
 
 #[tokio::main]
 async fn main() {
-    let rounds = std::env::args().nth(1).map_or(15, |text| text.parse().expect("ROUNDS is a number"));
+    let rounds = rounds(15);
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
     let config =
         format!("host={} port={} user=postgres dbname=postgres", server.addr().ip(), server.addr().port());

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use lockkeeper_core::Fence;
 use lockkeeper_fenced::postgres::Fences;
+use lockkeeper_testkit::ratio::{median, median_ratio};
 use tokio_postgres::{Client, Statement};
 
 const ROUND: Duration = Duration::from_millis(400);
@@ -86,7 +87,7 @@ pub async fn compare(workers: &mut [Worker], rounds: usize) {
         }
     }
     let [plain, applied, guarded] = &times;
-    let ratio = |other: &[f64]| median(other.iter().zip(plain).map(|(other, plain)| other / plain).collect());
+    let ratio = |other: &[f64]| median_ratio(other, plain);
     println!("{} connections: plain {:.0} µs", workers.len(), median(plain.clone()));
     println!(
         "  with apply {:.0} µs, ratio {:.2} (goal: at most 1.25)",
@@ -111,9 +112,4 @@ async fn measure(workers: &mut [Worker], kind: Kind) -> f64 {
     // All on one task: the client is not what is measured.
     let rates = join_all(each).await;
     1e6 / rates.iter().sum::<f64>()
-}
-
-fn median(mut list: Vec<f64>) -> f64 {
-    list.sort_by(f64::total_cmp);
-    list[list.len() / 2]
 }

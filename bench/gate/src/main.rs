@@ -10,6 +10,7 @@ use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use lockkeeper_testkit::ratio::{median, rounds};
 use lockkeeper_testkit::servers::TempDir;
 
 const ROUND: Duration = Duration::from_millis(1000);
@@ -27,10 +28,7 @@ fn main() {
             println!("{:.0} µs, {requests} requests", micros(latency));
         }
         Some("bare") => runtime.block_on(proxy::bare(&words[1])),
-        rounds => {
-            let rounds = rounds.map_or(9, |text| text.parse().expect("ROUNDS is a number"));
-            runtime.block_on(compare(rounds));
-        }
+        _ => runtime.block_on(compare(rounds(9))),
     }
 }
 
@@ -110,7 +108,7 @@ async fn compare(rounds: usize) {
     println!("the goal: a ratio of at most 1.25");
 }
 
-/// What was seen of one proxy.
+/// The measurements of one proxy.
 #[derive(Default)]
 struct Seen {
     latencies: Vec<Duration>,
@@ -130,9 +128,4 @@ impl Seen {
 
 fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
-}
-
-fn median<T: Copy + PartialOrd>(mut list: Vec<T>) -> T {
-    list.sort_by(|a, b| a.partial_cmp(b).expect("numbers"));
-    list[list.len() / 2]
 }

@@ -17,7 +17,7 @@ pub async fn prepare(client: &Client) {
     client.batch_execute(table).await.expect("a table");
 }
 
-/// What is said to take and to give back.
+/// The statements that acquire and release.
 #[derive(Clone)]
 pub struct Words {
     pub take: Statement,

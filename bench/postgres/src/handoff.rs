@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{AcquireOutcome, Attempt, Holder, LockName, LockRequest, Locks, Wait};
+use lockkeeper_core::Store;
 use lockkeeper_postgres::{Options, PostgresStore};
+use lockkeeper_testkit::ratio::hand_off;
 use tokio_postgres::Client;
 
 use crate::bare::{self, Words};
@@ -19,7 +20,7 @@ pub async fn run(addr: SocketAddr, rounds: usize) {
     let (here, there) = (open(addr).await, open(addr).await);
     for _ in 0..rounds {
         let trip = round_trip(&client, &words, 100).await;
-        let ours = ours(&here, &there, 50).await;
+        let ours = hand_off(&*here, &there, 50).await;
         ratios.push(ours.as_secs_f64() / trip.as_secs_f64());
         trips.push(trip);
         hand_offs.push(ours);
@@ -42,38 +43,7 @@ async fn round_trip(client: &Client, words: &Words, times: usize) -> Duration {
     median(trips)
 }
 
-async fn open(addr: SocketAddr) -> Arc<PostgresStore> {
+async fn open(addr: SocketAddr) -> Arc<dyn Store> {
     let options = Options::from_url(&format!("postgres://postgres@{addr}/postgres")).expect("an address");
     Arc::new(PostgresStore::open(options).await.expect("a store"))
-}
-
-async fn ours(here: &PostgresStore, there: &Arc<PostgresStore>, times: usize) -> Duration {
-    let holder = Arc::new(Holder::new("bench", 1, None).expect("a holder"));
-    let name = LockName::new("hand-off").expect("a name");
-    let request = |wait| {
-        let attempt = Attempt::from_bytes(lockkeeper_host::random_128());
-        LockRequest {
-            wait,
-            ..LockRequest::new(attempt, name.clone(), Duration::from_secs(30), holder.clone())
-        }
-    };
-    let mut times_taken = Vec::new();
-    for _ in 0..times {
-        let Ok(AcquireOutcome::Granted(held)) = here.acquire(&request(Wait::No)).await else {
-            panic!("busy")
-        };
-        let (there2, next) = (there.clone(), request(Wait::Forever));
-        let waiter = tokio::spawn(async move {
-            let granted = there2.acquire(&next).await;
-            (Instant::now(), granted)
-        });
-        while here.inspect(&name).await.expect("an answer").is_none_or(|view| view.waiting == 0) {}
-        let began = Instant::now();
-        here.release(&held.key).await.expect("an answer");
-        let (when, granted) = waiter.await.expect("it ends well");
-        let Ok(AcquireOutcome::Granted(next)) = granted else { panic!("not served") };
-        times_taken.push(when - began);
-        there.release(&next.key).await.expect("an answer");
-    }
-    median(times_taken)
 }

@@ -7,11 +7,12 @@ mod handoff;
 mod jobs;
 mod throughput;
 
+use lockkeeper_testkit::ratio::{median, median_ratio, rounds};
 use lockkeeper_testkit::servers::{self, PostgresOptions};
 
 #[tokio::main]
 async fn main() {
-    let rounds = std::env::args().nth(1).map_or(15, |text| text.parse().expect("ROUNDS is a number"));
+    let rounds = rounds(15);
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
     let client = bare::connect(server.addr()).await;
     let version: String = client.query_one("SHOW server_version", &[]).await.expect("an answer").get(0);
@@ -21,9 +22,4 @@ async fn main() {
     throughput::run(server.addr(), 1, 0.85, rounds).await;
     throughput::run(server.addr(), 64, 2.0, rounds).await;
     handoff::run(server.addr(), rounds).await;
-}
-
-fn median<T: Copy + PartialOrd>(mut list: Vec<T>) -> T {
-    list.sort_by(|a, b| a.partial_cmp(b).expect("numbers"));
-    list[list.len() / 2]
 }

@@ -10,7 +10,7 @@ use lockkeeper_postgres::{Options, PostgresStore};
 use tokio_postgres::Client;
 
 use crate::bare::{self, Words};
-use crate::median;
+use crate::{median, median_ratio};
 
 const ROUND: Duration = Duration::from_millis(500);
 /// How many connections a usual pool has.
@@ -42,16 +42,13 @@ pub async fn run(addr: SocketAddr, tasks: usize, goal: f64, rounds: usize) {
         by_here.push(measure(tasks, |task, stop, done| fenced(here.clone(), task, stop, done)).await);
         by_own.push(measure(tasks, |task, stop, done| fenced(own.clone(), task, stop, done)).await);
     }
-    // Each round beside its neighbour: what else the machine does hits both.
-    let ratio = |ours: &[f64], others: &[f64]| {
-        median(ours.iter().zip(others).map(|(ours, other)| ours / other).collect::<Vec<f64>>())
-    };
     let usual = median(bare.clone());
     println!(
         "acquire+release, {tasks} tasks: bare upsert on one connection of the caller's runtime {usual:.0}/s"
     );
     for (place, ours) in [("the same runtime", by_here), ("a thread of its own", by_own)] {
-        let (to_bare, to_pool, to_loose) = (ratio(&ours, &bare), ratio(&ours, &pooled), ratio(&ours, &loose));
+        let (to_bare, to_pool, to_loose) =
+            (median_ratio(&ours, &bare), median_ratio(&ours, &pooled), median_ratio(&ours, &loose));
         println!("  fenced, on {place} {:.0}/s: ratio {to_bare:.2} (goal: at least {goal})", median(ours));
         println!(
             "  bare, and its release does not wait for the disk either {:.0}/s: ratio {to_loose:.2}",

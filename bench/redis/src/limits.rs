@@ -10,8 +10,8 @@ use lockkeeper_core::{AcquireOutcome, Attempt, Holder, Limits, LockName, LockReq
 use lockkeeper_redis::{Options, RedisStore};
 use redis::aio::MultiplexedConnection;
 
-use crate::median;
 use crate::throughput::measure;
+use crate::{median, median_ratio};
 
 /// The algorithm as many applications have it: one key, microseconds, no remainder, no refund.
 const BARE: &str = "
@@ -38,7 +38,7 @@ pub async fn run(addr: SocketAddr, rounds: usize) {
             measure(|task, stop, count| lock(store.clone(), connection.clone(), task, stop, count)).await,
         );
     }
-    let ratio = |peer: &[f64]| median(ours.iter().zip(peer).map(|(ours, peer)| ours / peer).collect());
+    let ratio = |peer: &[f64]| median_ratio(&ours, peer);
     let (to_bare, to_locked) = (ratio(&bare), ratio(&locked));
     let (ours, bare, locked) = (median(ours), median(bare), median(locked));
     println!(
@@ -71,7 +71,7 @@ async fn takes(store: Arc<RedisStore>, stop: Arc<AtomicBool>, count: Arc<AtomicU
     }
 }
 
-/// What a program does that has a lock and no rate limit.
+/// The same limit, kept by a program that has a lock and no rate limit.
 async fn lock(
     store: Arc<RedisStore>,
     mut connection: MultiplexedConnection,

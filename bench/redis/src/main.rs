@@ -6,11 +6,12 @@ mod handoff;
 mod limits;
 mod throughput;
 
+use lockkeeper_testkit::ratio::{median, median_ratio, rounds};
 use lockkeeper_testkit::servers::{self, RedisOptions};
 
 #[tokio::main]
 async fn main() {
-    let rounds = std::env::args().nth(1).map_or(15, |text| text.parse().expect("ROUNDS is a number"));
+    let rounds = rounds(15);
     let Ok(server) = servers::redis(RedisOptions::default()) else { return };
     let info = servers::redis_call(server.addr(), &["INFO", "server"]).expect("the server answers");
     let version = info.lines().find_map(|line| line.strip_prefix("redis_version:")).unwrap_or("?");
@@ -18,9 +19,4 @@ async fn main() {
     throughput::run(server.addr(), rounds).await;
     limits::run(server.addr(), rounds).await;
     handoff::run(server.addr(), rounds).await;
-}
-
-fn median<T: Copy + PartialOrd>(mut list: Vec<T>) -> T {
-    list.sort_by(|a, b| a.partial_cmp(b).expect("numbers"));
-    list[list.len() / 2]
 }

@@ -9,7 +9,7 @@ use lockkeeper_core::{AcquireOutcome, Attempt, Holder, LockName, LockRequest, Lo
 use lockkeeper_redis::{Options, RedisStore};
 use redis::aio::MultiplexedConnection;
 
-use crate::median;
+use crate::{median, median_ratio};
 
 const TASKS: u64 = 64;
 const ROUND: Duration = Duration::from_millis(500);
@@ -28,7 +28,7 @@ pub async fn run(addr: SocketAddr, rounds: usize) {
         ours.push(measure(|task, stop, count| fenced(store.clone(), task, stop, count)).await);
     }
     // Each round beside its neighbour: what else the machine does hits both.
-    let ratio = median(ours.iter().zip(&bare).map(|(ours, bare)| ours / bare).collect());
+    let ratio = median_ratio(&ours, &bare);
     let (ours, bare) = (median(ours), median(bare));
     println!("acquire+release, {TASKS} tasks: bare SET NX PX and script {bare:.0}/s, fenced {ours:.0}/s");
     println!("  ratio {ratio:.2} (goal: at least 0.65)");

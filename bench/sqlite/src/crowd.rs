@@ -1,4 +1,4 @@
-//! What many waiters cost a request for a free lock in the same process.
+//! Measures how much many waiters delay a request for a free lock in the same process.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

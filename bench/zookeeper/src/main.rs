@@ -6,5 +6,5 @@ mod zookeeper;
 
 #[tokio::main]
 async fn main() {
-    zookeeper::run(lockkeeper_testkit::ratio::rounds()).await;
+    zookeeper::run(lockkeeper_testkit::ratio::rounds(9)).await;
 }

@@ -6,9 +6,10 @@
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use lockkeeper_core::IgnorePoison;
 use nix::sys::signal::{SigSet, Signal};
 use rustix::event::{PollFd, PollFlags, poll};
 
@@ -84,7 +85,7 @@ impl MessageWriter {
                 return;
             }
             let waited = self.changed.wait_timeout(state, left);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            state = waited.ignore_poison().0;
         }
     }
 
@@ -113,7 +114,7 @@ impl MessageWriter {
                     dropped(n)
                 }
                 None => {
-                    state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    state = self.changed.wait(state).ignore_poison();
                     continue;
                 }
             };
@@ -132,7 +133,7 @@ impl MessageWriter {
     }
 
     fn lock(&self) -> MutexGuard<'_, WriterState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().ignore_poison()
     }
 }
 

@@ -3,7 +3,7 @@
 //! Callers pass in the time and random bits; nothing here opens a socket, reads a clock or starts a thread. So the tests can
 //! check the state machines exhaustively (see `tests/`).
 //!
-//! - Types: [`LockName`], [`Fence`], [`Attempt`], [`Owner`], [`Holder`], [`LockRequest`], [`Grant`], [`Profile`].
+//! - Types: [`LockName`], [`Fence`] (the fencing token), [`Attempt`], [`Owner`], [`Holder`], [`LockRequest`], [`Grant`], [`Profile`].
 //! - Answers: [`AcquireOutcome`], [`RenewOutcome`], [`ReleaseOutcome`], and [`Error`] with one table of [`Outcome`]s.
 //! - Traits: [`Locks`], [`Records`] and [`Limits`], which every store implements.
 //! - State machines: [`table::Table`], the reference for every store, [`lease::Lease`], which decides whether a guard is valid, and
@@ -20,6 +20,7 @@ mod id;
 pub mod lease;
 pub mod limit;
 mod name;
+mod poison;
 mod profile;
 mod record;
 mod request;
@@ -35,6 +36,7 @@ pub use error::{Error, Outcome, Result};
 pub use fence::Fence;
 pub use id::{Attempt, Holder, Owner};
 pub use name::{LockName, Names};
+pub use poison::IgnorePoison;
 pub use profile::{Guarantee, LimitSupport, Profile, Purpose, WaitOrder};
 pub use record::{DeleteOutcome, Expect, Record, RecordPage, Version, WriteOutcome};
 pub use request::{

@@ -29,7 +29,8 @@ pub trait Locks: Send + Sync {
     /// its lease counts anew.
     ///
     /// Dropping the future leaves the outcome unknown: call [`Locks::release`] with the request's key to leave the queue, or to release
-    /// what the store has granted meanwhile.
+    /// what the store has granted meanwhile. A caller drops its call before it sends the attempt again: if two calls of one attempt overlap, no
+    /// store cleans up after the older one once the younger one has its answer.
     async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome>;
 
     /// Renews many grants in one step; one answer for each, in order.

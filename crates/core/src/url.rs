@@ -100,7 +100,7 @@ impl StoreUrl {
     ///
     /// # Errors
     /// [`Error::Invalid`] if it is none.
-    pub fn span(&mut self, key: &str) -> Result<Option<Duration>> {
+    pub fn duration(&mut self, key: &str) -> Result<Option<Duration>> {
         let Some(text) = self.option(key) else { return Ok(None) };
         let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
         let unit = match &text[digits.len()..] {
@@ -109,8 +109,8 @@ impl StoreUrl {
             "m" => Some(60_000),
             _ => None,
         };
-        let span = unit.zip(digits.parse::<u64>().ok()).and_then(|(unit, n)| n.checked_mul(unit));
-        match span {
+        let millis = unit.zip(digits.parse::<u64>().ok()).and_then(|(unit, n)| n.checked_mul(unit));
+        match millis {
             Some(ms) => Ok(Some(Duration::from_millis(ms))),
             None => Err(Error::invalid(format!("{key}={text:?} is no duration such as 250ms, 3s or 2m"))),
         }
@@ -196,7 +196,7 @@ mod tests {
             assert!(matches!(StoreUrl::parse(bad), Err(Error::Invalid(_))), "{bad}");
         }
         let mut address = StoreUrl::parse("redis://h?wait=3s&wiat=4s&n=x").unwrap();
-        assert_eq!(address.span("wait").unwrap(), Some(Duration::from_secs(3)));
+        assert_eq!(address.duration("wait").unwrap(), Some(Duration::from_secs(3)));
         assert!(address.number("n").is_err());
         let error = address.finish(&["wait", "n"]).unwrap_err().to_string();
         assert!(error.contains("wiat") && error.contains("wait, n"), "{error}");

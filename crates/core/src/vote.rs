@@ -101,7 +101,7 @@ pub struct Vote {
     quorum: usize,
     nodes: Vec<NodeVote>,
     floor: Option<Fence>,
-    patience: Duration,
+    reply_timeout: Duration,
     deadline: BootInstant,
     /// When the answers of this phase must be there.
     due: BootInstant,
@@ -112,7 +112,7 @@ pub struct Vote {
 }
 
 impl Vote {
-    /// A vote of `nodes` nodes, all of them asked at `sent_at`. Each has `patience` to reply. `floor` is a fence
+    /// A vote of `nodes` nodes, all of them asked at `sent_at`. Each has `reply_timeout` to reply. `floor` is a fence
     /// that the chosen one must be above, whatever the nodes say.
     ///
     /// # Errors
@@ -120,7 +120,7 @@ impl Vote {
     pub fn new(
         nodes: usize,
         ttl: Duration,
-        patience: Duration,
+        reply_timeout: Duration,
         floor: Option<Fence>,
         sent_at: BootInstant,
     ) -> Result<Self> {
@@ -128,9 +128,9 @@ impl Vote {
             quorum: majority(nodes)?,
             nodes: vec![NodeVote::Asked; nodes],
             floor,
-            patience,
+            reply_timeout,
             deadline: sent_at + (ttl - margin(ttl)),
-            due: sent_at + patience,
+            due: sent_at + reply_timeout,
             fence: None,
             verdict: None,
             accepted: false,
@@ -291,7 +291,7 @@ impl Vote {
             }
         }
         self.fence = Some(fence);
-        self.due = now + self.patience;
+        self.due = now + self.reply_timeout;
     }
 
     /// Why the vote is lost.

@@ -1,11 +1,11 @@
 //! SQLite: a guard row in your own database, checked and raised in your own transaction.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lockkeeper_core::{Error, Fence, Result};
+use lockkeeper_core::{Error, Fence, IgnorePoison, Result};
 // The crate of the transactions.
 pub use rusqlite;
 use rusqlite::{Connection, ErrorCode, OptionalExtension, Params, Transaction};
@@ -93,9 +93,7 @@ impl SqliteFenced {
         work: impl FnOnce(&Connection) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let sql = self.sql.clone();
-        let done =
-            tokio::task::spawn_blocking(move || work(&sql.lock().unwrap_or_else(PoisonError::into_inner)))
-                .await;
+        let done = tokio::task::spawn_blocking(move || work(&sql.lock().ignore_poison())).await;
         done.unwrap_or_else(|e| Err(Error::Unknown(format!("the thread that wrote has ended: {e}"))))
     }
 

@@ -62,7 +62,7 @@ pub async fn sleep_until(clock: &dyn Clock, at: BootInstant) {
     if clock.now() >= at {
         return;
     }
-    let (tell, told) = oneshot::channel();
-    let _timer = clock.call_at(at, Box::new(move || _ = tell.send(())));
-    let _ = told.await;
+    let (notify, notified) = oneshot::channel();
+    let _timer = clock.call_at(at, Box::new(move || _ = notify.send(())));
+    let _ = notified.await;
 }

@@ -3,8 +3,9 @@
 
 use std::collections::VecDeque;
 use std::fmt::Debug;
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 
+use lockkeeper_core::IgnorePoison;
 use tracing::field::{Field, Value, Visit, display};
 use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
@@ -115,7 +116,7 @@ struct Recorder {
 
 impl Recorder {
     fn add(&self, noted: Noted) {
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut queue = self.queue.lock().ignore_poison();
         if queue.0.len() < CAPACITY {
             queue.0.push_back(noted);
             self.added.notify_one();
@@ -126,9 +127,9 @@ impl Recorder {
 
     fn run(&self) {
         loop {
-            let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut queue = self.queue.lock().ignore_poison();
             while queue.0.is_empty() {
-                queue = self.added.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                queue = self.added.wait(queue).ignore_poison();
             }
             let (noted, dropped) = (queue.0.pop_front(), std::mem::take(&mut queue.1));
             drop(queue);

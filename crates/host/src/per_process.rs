@@ -104,8 +104,8 @@ mod tests {
     fn a_fork_while_another_thread_makes_the_value_does_not_block_the_child() {
         let cell = PerProcess::new();
         cell.maker.store(std::process::id() + 1, Ordering::Relaxed);
-        let (tell, told) = std::sync::mpsc::channel();
-        std::thread::spawn(move || tell.send(cell.get_or_try_init(|| Ok::<_, ()>(2)).copied()));
-        assert_eq!(told.recv_timeout(Duration::from_secs(10)), Ok(Ok(2)));
+        let (notify, notified) = std::sync::mpsc::channel();
+        std::thread::spawn(move || notify.send(cell.get_or_try_init(|| Ok::<_, ()>(2)).copied()));
+        assert_eq!(notified.recv_timeout(Duration::from_secs(10)), Ok(Ok(2)));
     }
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{RwLock, RwLockReadGuard, TryLockError};
 use std::time::{Duration, Instant};
 
+use lockkeeper_core::IgnorePoison;
 use rustix::process::{Signal, getpid, kill_process};
 
 static BUSY: RwLock<()> = RwLock::new(());
@@ -41,7 +42,7 @@ pub fn while_busy() -> BusySection {
         std::thread::sleep(LOOK);
     }
     DEPTH.set(DEPTH.get() + 1);
-    BusySection { _turn: BUSY.read().unwrap_or_else(std::sync::PoisonError::into_inner) }
+    BusySection { _turn: BUSY.read().ignore_poison() }
 }
 
 /// Stops this process as SIGSTOP does, as soon as no thread of it is busy. Returns when it goes on.

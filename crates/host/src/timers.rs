@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
-use lockkeeper_core::BootInstant;
+use lockkeeper_core::{BootInstant, IgnorePoison};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
@@ -74,7 +74,7 @@ impl TimerThread {
     }
 
     fn pending(&self) -> MutexGuard<'_, Pending> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pending.lock().ignore_poison()
     }
 
     pub fn add(&self, at: BootInstant, call: Call) -> Key {
@@ -105,7 +105,7 @@ impl TimerThread {
     fn turn(&self) {
         let mut pending = self.pending();
         while pending.calls.is_empty() {
-            pending = self.added.wait(pending).unwrap_or_else(PoisonError::into_inner);
+            pending = self.added.wait(pending).ignore_poison();
         }
         let now = SystemClock.now();
         let later = pending.calls.split_off(&(now + Duration::from_nanos(1), 0));
@@ -151,30 +151,30 @@ mod tests {
 
     #[test]
     fn calls_come_in_order_and_cancelled_ones_never() {
-        let (tell, told) = mpsc::channel();
+        let (notify, notified) = mpsc::channel();
         let now = SystemClock.now();
         let call = |ms: u64, what: &'static str| {
-            let tell = tell.clone();
-            SystemClock.call_at(now + Duration::from_millis(ms), Box::new(move || tell.send(what).unwrap()))
+            let notify = notify.clone();
+            SystemClock.call_at(now + Duration::from_millis(ms), Box::new(move || notify.send(what).unwrap()))
         };
         let _late = call(40, "late");
         let cancelled = call(20, "cancelled");
         let _early = call(10, "early");
         drop(cancelled);
-        assert_eq!([told.recv().unwrap(), told.recv().unwrap()], ["early", "late"]);
+        assert_eq!([notified.recv().unwrap(), notified.recv().unwrap()], ["early", "late"]);
         assert!(SystemClock.now() >= now + Duration::from_millis(40));
     }
 
     #[test]
     fn a_panic_costs_nobody_else_a_call_and_the_thread_goes_on() {
-        let (tell, told) = mpsc::channel();
+        let (notify, notified) = mpsc::channel();
         let at = SystemClock.now() + Duration::from_millis(5);
         let _bad = SystemClock.call_at(at, Box::new(|| panic!("planted")));
-        let first = tell.clone();
+        let first = notify.clone();
         let _good = SystemClock.call_at(at, Box::new(move || first.send("same turn").unwrap()));
-        assert_eq!(told.recv().unwrap(), "same turn");
-        let _later = SystemClock.call_at(at, Box::new(move || tell.send("next turn").unwrap()));
-        assert_eq!(told.recv().unwrap(), "next turn");
+        assert_eq!(notified.recv().unwrap(), "same turn");
+        let _later = SystemClock.call_at(at, Box::new(move || notify.send("next turn").unwrap()));
+        assert_eq!(notified.recv().unwrap(), "next turn");
     }
 
     // A program that becomes a daemon closes everything, and another file gets the number of our timer.
@@ -190,17 +190,17 @@ mod tests {
                 nudge,
                 timer,
             });
-            let (tell, told) = mpsc::channel();
+            let (notify, notified) = mpsc::channel();
             let now = SystemClock.now();
             let at = now + Duration::from_millis(20);
-            timers.add(at, Box::new(move || tell.send(SystemClock.now()).unwrap()));
+            timers.add(at, Box::new(move || notify.send(SystemClock.now()).unwrap()));
             let thread = timers.clone();
             std::thread::spawn(move || {
                 while !thread.pending().calls.is_empty() {
                     thread.turn();
                 }
             });
-            assert!(told.recv().unwrap() >= at);
+            assert!(notified.recv().unwrap() >= at);
         }
     }
 }

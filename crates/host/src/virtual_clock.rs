@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lockkeeper_core::{BootInstant, WallTime};
+use lockkeeper_core::{BootInstant, IgnorePoison, WallTime};
 
 use crate::clock::{Clock, Timer};
 
@@ -39,7 +39,7 @@ impl fmt::Debug for VirtualClock {
 
 impl VirtualClock {
     fn hands(&self) -> std::sync::MutexGuard<'_, ClockState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().ignore_poison()
     }
 
     /// Goes on to the next call that is due within `limit` from now, makes every call due then, and stands still

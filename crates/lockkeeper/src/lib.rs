@@ -146,6 +146,7 @@ mod pages {
     mod choosing_a_store {}
     #[doc = include_str!("../../../docs/claim.md")]
     mod claim {}
+    #[cfg(feature = "redis")]
     #[doc = include_str!("../../../docs/cached.md")]
     mod cached {}
     #[doc = include_str!("../../../docs/cron.md")]

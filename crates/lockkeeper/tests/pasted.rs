@@ -11,17 +11,33 @@ const AS_BUILT: [&str; 3] = [
     "profile.dev.package.libsqlite3-sys.opt-level=2",
 ];
 
-/// What a page shows between ```` ```LANGUAGE ```` and ```` ``` ````, the first of its kind.
-fn block<'a>(page: &'a str, language: &str) -> &'a str {
-    let after = page.split(&format!("\n```{language}\n")).nth(1).unwrap_or_else(|| panic!("no {language}"));
-    after.split("\n```").next().unwrap()
+/// A `[dependencies]` block of a page and the Rust blocks behind it, up to the next `[dependencies]` block.
+struct Paste<'a> {
+    dependencies: &'a str,
+    programs: Vec<&'a str>,
 }
 
-/// A program of a block, as rustdoc makes one: with its hidden lines, and with a `main` around it if it has none.
+fn pastes(page: &str) -> Vec<Paste<'_>> {
+    let mut pastes: Vec<Paste<'_>> = Vec::new();
+    for block in page.split("\n```").skip(1).step_by(2) {
+        let (language, text) = block.split_once('\n').unwrap_or((block, ""));
+        match language {
+            "toml" => pastes.push(Paste { dependencies: text, programs: Vec::new() }),
+            "rust" | "rust,no_run" => {
+                pastes
+                    .last_mut()
+                    .expect("a [dependencies] block before the first program")
+                    .programs
+                    .push(text);
+            }
+            _ => {}
+        }
+    }
+    pastes
+}
+
+/// A program of a block: rustdoc puts a `main` around a block that has none, and a user has one already.
 fn program(block: &str) -> String {
-    let shown =
-        |line: &str| line.strip_prefix("# ").unwrap_or(if line == "#" { "" } else { line }).to_owned();
-    let block = block.lines().map(shown).collect::<Vec<_>>().join("\n");
     match block.trim_end() {
         text if text.contains("fn main()") => text.to_owned(),
         text if text.ends_with("(())") => format!(
@@ -31,11 +47,12 @@ fn program(block: &str) -> String {
     }
 }
 
-/// Makes a project of a page, with the crates as they are here instead of their versions, which are not released yet.
-fn project(name: &str, page: &str, rust: &str) -> PathBuf {
+/// Makes a project, with the crates as they are here instead of their versions, which are not released yet.
+fn project(name: &str, paste: &Paste<'_>) -> PathBuf {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let (ours, fenced, testkit) = (crates.join("lockkeeper"), crates.join("fenced"), crates.join("testkit"));
-    let dependencies = block(page, "toml")
+    let dependencies = paste
+        .dependencies
         .replace("lockkeeper = \"0.1\"", &format!("lockkeeper = {{ path = {ours:?} }}"))
         .replace("lockkeeper = { version = \"0.1\"", &format!("lockkeeper = {{ path = {ours:?}"))
         .replace(
@@ -50,12 +67,12 @@ fn project(name: &str, page: &str, rust: &str) -> PathBuf {
     let package = format!("[package]\nname = \"{name}\"\nversion = \"0.1.0\"\nedition = \"2024\"\n");
     fs::write(dir.join("Cargo.toml"), format!("{package}\n{dependencies}\n")).unwrap();
     // Crates for tests are not there for the program itself.
-    let file = if dependencies.contains("[dev-dependencies]") { "examples/main.rs" } else { "src/main.rs" };
-    if file != "src/main.rs" {
-        fs::create_dir_all(dir.join("examples")).unwrap();
-        fs::write(dir.join("src/lib.rs"), "").unwrap();
+    let programs = if dependencies.contains("[dev-dependencies]") { "examples" } else { "src/bin" };
+    fs::create_dir_all(dir.join(programs)).unwrap();
+    fs::write(dir.join("src/lib.rs"), "").unwrap();
+    for (number, block) in paste.programs.iter().enumerate() {
+        fs::write(dir.join(programs).join(format!("program{number}.rs")), program(block)).unwrap();
     }
-    fs::write(dir.join(file), program(block(page, rust))).unwrap();
     dir
 }
 
@@ -78,7 +95,9 @@ fn cargo(dir: &Path, arguments: &[&str]) -> Output {
 
 #[test]
 fn the_readme_runs_in_a_project_of_its_own() {
-    let dir = project("pasted-readme", include_str!("../../../README.md"), "rust");
+    let pastes = pastes(include_str!("../../../README.md"));
+    assert!(matches!(&pastes[..], [paste] if paste.programs.len() == 1), "which one runs?");
+    let dir = project("pasted-readme", &pastes[0]);
     // The versions that were downloaded for this workspace are enough.
     fs::copy(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../Cargo.lock"), dir.join("Cargo.lock")).unwrap();
     let out = cargo(&dir, &["run", "--offline"]).stdout;
@@ -93,12 +112,14 @@ fn the_guide_builds_in_a_project_of_its_own() {
     if std::env::var_os("LOCKKEEPER_FULL").is_none() {
         return println!("left out: only with LOCKKEEPER_FULL, because it downloads crates");
     }
-    let dir = project("pasted-guide", include_str!("../../../docs/guide/rust-service.md"), "rust,no_run");
-    cargo(&dir, &["build"]);
-    fs::remove_dir_all(&dir).unwrap();
+    for (nth, paste) in pastes(include_str!("../../../docs/guide/rust-service.md")).iter().enumerate() {
+        let dir = project(&format!("pasted-guide-{nth}"), paste);
+        cargo(&dir, &["build"]);
+        fs::remove_dir_all(&dir).unwrap();
+    }
 }
 
-/// Each page with a `[dependencies]` block builds with these crates and no others, in the versions of this workspace.
+/// Each program of a page builds with the crates of the `[dependencies]` block before it and no others, in the versions of this workspace.
 #[test]
 fn each_page_builds_in_a_project_of_its_own() {
     if std::env::var_os("LOCKKEEPER_FULL").is_none() {
@@ -120,17 +141,18 @@ fn each_page_builds_in_a_project_of_its_own() {
             }
             let page = fs::read_to_string(&path).unwrap();
             // That one has a test of its own, because it downloads crates.
-            if !page.contains("\n```toml\n") || name == "rust-service" {
+            if name == "rust-service" {
                 continue;
             }
-            println!("{}", path.display());
-            let rust = if page.contains("\n```rust\n") { "rust" } else { "rust,no_run" };
-            let dir = project(&format!("pasted-{name}"), &page, rust);
-            fs::copy(root.join("Cargo.lock"), dir.join("Cargo.lock")).unwrap();
-            cargo(&dir, &["check", "--offline", "--all-targets"]);
-            fs::remove_dir_all(&dir).unwrap();
-            built += 1;
+            for (nth, paste) in pastes(&page).iter().enumerate() {
+                println!("{}: {} programs", path.display(), paste.programs.len());
+                let dir = project(&format!("pasted-{name}-{nth}"), paste);
+                fs::copy(root.join("Cargo.lock"), dir.join("Cargo.lock")).unwrap();
+                cargo(&dir, &["check", "--offline", "--all-targets"]);
+                fs::remove_dir_all(&dir).unwrap();
+                built += paste.programs.len();
+            }
         }
     }
-    assert!(only.is_some() || built >= 18, "only {built} pages have dependencies");
+    assert!(only.is_some() || built >= 22, "only {built} programs");
 }

@@ -80,8 +80,7 @@ impl InFlight {
     pub async fn silence<P: Future<Output = bool>>(&self, timeout: Duration, probe: impl Fn() -> P) {
         let mut probes = Probes { settled: 0, current: None };
         loop {
-            self.wait_for_request().await;
-            let before = self.answered.load(SeqCst);
+            let before = self.wait_for_request().await;
             let tick = Instant::now() + timeout;
             while Instant::now() < tick {
                 probes.start(self, &probe);
@@ -104,12 +103,15 @@ impl InFlight {
         self.sent.load(SeqCst) == self.answered.load(SeqCst)
     }
 
-    async fn wait_for_request(&self) {
+    /// Waits until a request is in flight. Returns how many requests were answered in the same look that found one: a count that
+    /// is read later may have the reply to that request, and the next request would be called silent though it is young.
+    async fn wait_for_request(&self) -> u64 {
         loop {
             self.idle.store(true, SeqCst);
-            if !self.is_settled() {
+            let answered = self.answered.load(SeqCst);
+            if self.sent.load(SeqCst) != answered {
                 self.idle.store(false, SeqCst);
-                return;
+                return answered;
             }
             self.changed.notified().await;
         }
@@ -169,40 +171,40 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_request_without_a_reply_is_silence_and_an_idle_connection_is_not() {
-        let line = InFlight::default();
-        let mut silence = pin!(line.silence(TIMEOUT, never));
+        let in_flight = InFlight::default();
+        let mut silence = pin!(in_flight.silence(TIMEOUT, never));
         assert!(timeout(TIMEOUT * 100, &mut silence).await.is_err(), "nothing was sent");
         for _ in 0..100 {
-            let request = line.begin();
+            let request = in_flight.begin();
             assert!(timeout(TIMEOUT / 2, &mut silence).await.is_err());
             request.answered();
         }
         assert!(timeout(TIMEOUT * 100, &mut silence).await.is_err(), "all is answered");
-        let _request = line.begin();
+        let _request = in_flight.begin();
         timeout(TIMEOUT * 2, silence).await.expect("the server does not reply");
     }
 
     /// Callers that give up faster than the timeout used to keep a dead connection alive for ever.
     #[tokio::test(start_paused = true)]
     async fn impatient_callers_do_not_hide_silence() {
-        let line = InFlight::default();
+        let in_flight = InFlight::default();
         let impatient = async {
             loop {
-                let request = line.begin();
+                let request = in_flight.begin();
                 sleep(millis(50)).await;
                 drop(request);
             }
         };
         tokio::select! {
             () = impatient => {}
-            () = line.silence(TIMEOUT, never) => {}
+            () = in_flight.silence(TIMEOUT, never) => {}
             () = sleep(TIMEOUT * 2) => panic!("the silence was not noticed"),
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_server_that_answers_probes_is_not_silent_however_many_callers_go_away() {
-        let line = InFlight::default();
+        let in_flight = InFlight::default();
         let probes = AtomicU64::new(0);
         let probe = || async {
             probes.fetch_add(1, SeqCst);
@@ -211,25 +213,25 @@ mod tests {
         };
         let impatient = async {
             for _ in 0..1000 {
-                drop(line.begin());
+                drop(in_flight.begin());
                 sleep(millis(5)).await;
             }
             sleep(TIMEOUT * 100).await;
         };
         tokio::select! {
             () = impatient => {}
-            () = line.silence(TIMEOUT, probe) => panic!("it replies"),
+            () = in_flight.silence(TIMEOUT, probe) => panic!("it replies"),
         }
-        assert!(line.is_settled());
+        assert!(in_flight.is_settled());
         assert!((1..=260).contains(&probes.load(SeqCst)), "one probe at a time: {probes:?}");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_probe_behind_slow_replies_has_time_while_replies_come() {
-        let line = InFlight::default();
+        let in_flight = InFlight::default();
         let slow = async {
-            let queue: Vec<_> = (0..10).map(|_| line.begin()).collect();
-            drop(line.begin());
+            let queue: Vec<_> = (0..10).map(|_| in_flight.begin()).collect();
+            drop(in_flight.begin());
             for request in queue {
                 sleep(TIMEOUT / 2).await;
                 request.answered();
@@ -241,14 +243,14 @@ mod tests {
         };
         tokio::select! {
             () = slow => {}
-            () = line.silence(TIMEOUT, probe) => panic!("replies came all the time"),
+            () = in_flight.silence(TIMEOUT, probe) => panic!("replies came all the time"),
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_probe_that_finds_the_connection_broken_ends_the_watch() {
-        let line = InFlight::default();
-        drop(line.begin());
-        timeout(millis(1), line.silence(TIMEOUT, || async { false })).await.expect("it is broken");
+        let in_flight = InFlight::default();
+        drop(in_flight.begin());
+        timeout(millis(1), in_flight.silence(TIMEOUT, || async { false })).await.expect("it is broken");
     }
 }

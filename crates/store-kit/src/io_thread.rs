@@ -96,14 +96,14 @@ mod tests {
     fn a_task_needs_no_runtime_of_the_caller_and_ends_with_the_thread() {
         let io = IoThread::start("io").unwrap();
         let alive = Arc::new(());
-        let (kept, told) = (alive.clone(), oneshot::channel());
+        let (kept, ended) = (alive.clone(), oneshot::channel());
         let task = io.spawn(async move {
             tokio::time::sleep(std::time::Duration::from_millis(1)).await;
-            _ = told.0.send(());
+            _ = ended.0.send(());
             std::future::pending::<()>().await;
             drop(kept);
         });
-        told.1.blocking_recv().unwrap();
+        ended.1.blocking_recv().unwrap();
         assert_eq!(Arc::strong_count(&alive), 2);
         drop(io);
         // The thread drops its tasks when it ends.

@@ -4,7 +4,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | [`InFlight`] | accounts for the requests in flight on a connection, and notices a silent server |
-//! | [`BatchDelay`] | decides how long a sender of batches waits for more requests |
+//! | [`run_batches`] | sends the requests of many tasks in batches |
 //! | [`RecentSet`] | remembers hints that may be forgotten |
 //! | [`CancelSignal`] | connects a running acquire call with the release that cancels it |
 //! | [`EventHub`] | passes events on to the watchers of this process |
@@ -24,6 +24,7 @@ pub use async_trait::async_trait as __async_trait;
 pub use lockkeeper_core as __core;
 
 mod batch_delay;
+mod batch_loop;
 mod cancel_signal;
 mod event_hub;
 mod in_flight;
@@ -37,7 +38,7 @@ mod tls;
 mod url_options;
 mod waiter_ttls;
 
-pub use batch_delay::BatchDelay;
+pub use batch_loop::{BatchRule, run_batches};
 pub use cancel_signal::CancelSignal;
 pub use event_hub::EventHub;
 pub use in_flight::{InFlight, Request};

@@ -1,9 +1,9 @@
 //! The lock requests of this process that have no answer yet, by attempt, so that a release can cancel them.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use lockkeeper_core::Attempt;
+use lockkeeper_core::{Attempt, IgnorePoison};
 use tokio::sync::watch;
 
 /// All pending requests of this process. A call of the same attempt that begins while another one runs shares its entry.
@@ -31,7 +31,7 @@ impl PendingRequest {
 
 impl PendingRequests {
     fn by_attempt(&self) -> MutexGuard<'_, HashMap<Attempt, Weak<PendingRequest>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().ignore_poison()
     }
 
     /// The pending request of an attempt: the existing one, or a new one.

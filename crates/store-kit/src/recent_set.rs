@@ -2,7 +2,9 @@
 
 use std::collections::HashSet;
 use std::hash::Hash;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
+
+use lockkeeper_core::IgnorePoison;
 
 /// The most values in the set.
 const MOST: usize = 10_000;
@@ -19,7 +21,7 @@ impl<T> Default for RecentSet<T> {
 
 impl<T: Eq + Hash + Clone> RecentSet<T> {
     fn lock(&self) -> MutexGuard<'_, HashSet<T>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().ignore_poison()
     }
 
     /// Whether the set contains any of these values.

@@ -1,8 +1,10 @@
 //! How long a server is to keep the queue entries of a process that falls silent.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
+
+use lockkeeper_core::IgnorePoison;
 
 /// A ttl from here on does not shorten the life of a queue entry.
 const NOT_SHORT: Duration = Duration::from_secs(5);
@@ -18,7 +20,7 @@ pub struct WaiterTtls(Mutex<BTreeMap<Duration, usize>>);
 
 impl WaiterTtls {
     fn open(&self) -> MutexGuard<'_, BTreeMap<Duration, usize>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().ignore_poison()
     }
 
     /// A waiter joins.

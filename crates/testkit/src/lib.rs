@@ -1,8 +1,9 @@
-//! What Lockkeeper is tested with, and what you can test your own code with.
+//! The tools that Lockkeeper is tested with, and that you can test your own code with.
 //!
 //! - [`laws`]: what every store promises, and [`bugs`]: the planted bugs that the laws must catch.
-//! - [`fenced`]: what every resource that checks the fence promises, and the scenario of the paused process.
+//! - [`fenced`]: what every resource that checks the fence (the fencing token) promises, and the scenario of the paused process.
 //! - [`SimulatedKeeper`]: a keeper on a clock that you turn, to try loss, pause and expiry in milliseconds in your own tests.
+//! - [`scenarios`]: failover, lost messages and crowds, on real servers.
 //! - [`history`]: a recorder, and checkers that find two holders, a fence that went back, a stale write.
 //! - [`proxy`]: a TCP proxy that cuts, holds, resets, duplicates and throttles at message boundaries.
 //! - [`ratio`]: measures a store beside a peer, for the benchmarks; [`lock_table`]: drives a store beside the lock table of `core`.
@@ -16,6 +17,7 @@ pub mod lock_table;
 pub mod proxy;
 pub mod ratio;
 pub mod resource;
+pub mod scenarios;
 pub mod servers;
 mod simulated_keeper;
 pub mod stop;

@@ -1,4 +1,4 @@
-//! What a lock protects, for tests: files that check the fence, that do not, and that lose updates.
+//! Resources that a lock protects, for tests: files that check the fence, that do not, and that lose updates.
 
 mod ledger;
 
@@ -179,6 +179,14 @@ impl CounterFile {
     pub async fn increment_async(&self) -> io::Result<u64> {
         let next = self.get()? + 1;
         tokio::task::yield_now().await;
+        self.set(next)?;
+        Ok(next)
+    }
+
+    /// Adds one, badly: two milliseconds pass between the reading and the writing.
+    pub async fn increment_slowly(&self) -> io::Result<u64> {
+        let next = self.get()? + 1;
+        tokio::time::sleep(std::time::Duration::from_millis(2)).await;
         self.set(next)?;
         Ok(next)
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{AcquireOutcome, BootInstant, Busy, Error, Grant, LockRequest, Mode, Result, Wait};
+use lockkeeper_core::{AcquireOutcome, Busy, Error, Grant, LockRequest, Mode, Result, Wait};
 use lockkeeper_host::sleep_until;
 use lockkeeper_store_kit::{PendingRequest, PendingRequests};
 
@@ -29,11 +29,7 @@ pub struct Acquirer {
 impl Acquirer {
     pub async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
         let clock = &*self.options.clock;
-        let until = match request.wait {
-            Wait::No => clock.now(),
-            Wait::For(time) => clock.now() + time,
-            Wait::Forever => BootInstant::NEVER,
-        };
+        let until = request.wait.deadline(clock.now());
         let pending = self.pending.begin(request.key.attempt);
         let attempt_hash = attempt_hash(&request.key.attempt);
         let mut call = AcquireTry { request, attempt_hash, until, waits: false };

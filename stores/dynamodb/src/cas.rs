@@ -13,7 +13,7 @@ use crate::codec::{LockItem, StoredTimer, millis};
 use crate::config::Options;
 use crate::error::Failure;
 use crate::keys;
-use crate::local_queue::LocalQueues;
+use crate::local_queue::{LocalQueues, WritePermit};
 use crate::observation::{HoldPhase, Observation, ObservationCache, ObserverClock};
 use crate::server_clock::DynamoClock;
 use crate::statements::{TableClient, TableWrite};
@@ -205,16 +205,7 @@ impl LockTable {
             // Taken before the wall clock was read for the write: a pause in between must not make the lease look longer to the
             // holder than to others.
             let sent_at = copies.iter().map(|copy| copy.observed.now).min().unwrap_or(before);
-            let mut commit = pin!(self.commit(&copies));
-            let committed = tokio::select! {
-                committed = &mut commit => committed,
-                // A missing reply delays other updates for this long at most; the condition on the revision keeps them apart.
-                () = sleep_until(clock, clock.now() + self.options.timeout / 4), if permit.is_some() => {
-                    permit = None;
-                    commit.await
-                }
-            };
-            match committed? {
+            match self.commit_with(&mut permit, &copies).await? {
                 Ok(()) => return Ok((answer, sent_at)),
                 Err(Failure::Conflict(found)) => {
                     conflicts += 1;
@@ -225,9 +216,7 @@ impl LockTable {
                         known = Some(vec![self.observe(name, found.as_ref())?]);
                         fresh = true;
                     }
-                    // The back-off with jitter keeps the processes that conflict from writing together again.
-                    let most = Duration::from_millis(4 << conflicts.min(6));
-                    sleep_until(clock, clock.now() + jitter(most)).await;
+                    self.pause_after(conflicts).await;
                 }
                 Err(failure) => {
                     permit = None;
@@ -235,6 +224,30 @@ impl LockTable {
                 }
             }
         }
+    }
+
+    /// Writes. A missing reply delays the other updates of this process for a quarter of the timeout at most: then they may write, and
+    /// the condition on the revision keeps them apart.
+    async fn commit_with(
+        &self,
+        permit: &mut Option<WritePermit<'_>>,
+        copies: &[WorkingCopy],
+    ) -> Result<Result<(), Failure>> {
+        let clock = &*self.options.clock;
+        let mut commit = pin!(self.commit(copies));
+        tokio::select! {
+            committed = &mut commit => committed,
+            () = sleep_until(clock, clock.now() + self.options.timeout / 4), if permit.is_some() => {
+                *permit = None;
+                commit.await
+            }
+        }
+    }
+
+    /// The back-off with jitter keeps the processes that conflict from writing together again.
+    async fn pause_after(&self, conflicts: u32) {
+        let (clock, most) = (&*self.options.clock, Duration::from_millis(4 << conflicts.min(6)));
+        sleep_until(clock, clock.now() + jitter(most)).await;
     }
 
     fn cached(&self, names: &Names) -> Option<Vec<WorkingCopy>> {

@@ -66,8 +66,8 @@ impl Options {
         let mut options = Options::new(&region, address.path.trim_end_matches('/'));
         options.login = login;
         options.endpoint = address.option("endpoint");
-        options.timeout = address.span("timeout")?.unwrap_or(options.timeout);
-        options.poll = address.span("poll")?.unwrap_or(options.poll);
+        options.timeout = address.duration("timeout")?.unwrap_or(options.timeout);
+        options.poll = address.duration("poll")?.unwrap_or(options.poll);
         address.finish(&OPTIONS)?;
         options.check()?;
         Ok(options)

@@ -1,4 +1,5 @@
-//! Locks in DynamoDB: one item for each lock, conditional writes, a fence that outlives every release, and no shared clock.
+//! Locks in DynamoDB: one item for each lock, conditional writes, a fence (the fencing token) that outlives every
+//! release, and no shared clock.
 //!
 //! A condition of DynamoDB cannot compare with the current time, so the table cannot decide whether a lease has expired. A
 //! client that wants the lock observes the item instead: a hold that has not changed for its whole ttl, on the client's own

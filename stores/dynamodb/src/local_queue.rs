@@ -1,9 +1,9 @@
 //! The order in which the tasks of this process try and write one lock: one waiter polls for all, and one update writes at a time.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use lockkeeper_core::LockName;
+use lockkeeper_core::{IgnorePoison, LockName};
 use tokio::sync::Notify;
 
 /// The queues of this process, by the first name of the request.
@@ -58,7 +58,7 @@ impl LocalQueue {
 
 impl LocalQueues {
     fn by_name(&self) -> MutexGuard<'_, HashMap<LockName, Weak<LocalQueue>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().ignore_poison()
     }
 
     /// The queue of a lock.

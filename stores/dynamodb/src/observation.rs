@@ -5,11 +5,11 @@
 //! and the write after the moment at which the holder sent it, from which the holder counts its lease.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use lockkeeper_core::lease::margin;
-use lockkeeper_core::{BootInstant, LockName, WallTime};
+use lockkeeper_core::{BootInstant, IgnorePoison, LockName, WallTime};
 
 use crate::codec::{LockItem, SharedObservation, StoredHold, StoredTimer};
 
@@ -59,7 +59,7 @@ pub struct ObserverClock<'a> {
 
 impl ObservationCache {
     fn items(&self) -> MutexGuard<'_, HashMap<LockName, CachedItem>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().ignore_poison()
     }
 
     /// Records an item that was read or written just now.

@@ -1,10 +1,10 @@
 //! The leases that this process was granted, on its own clock: a holder knows the end of its lease before an observer does.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use lockkeeper_core::BootInstant;
+use lockkeeper_core::{BootInstant, IgnorePoison};
 
 use crate::codec::StoredHold;
 use crate::observation::{HoldPhase, Observation};
@@ -25,7 +25,7 @@ struct OwnLease {
 
 impl OwnLeases {
     fn leases(&self) -> MutexGuard<'_, HashMap<String, OwnLease>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().ignore_poison()
     }
 
     /// Records a grant or a renewal. The lease counts from `sent`.

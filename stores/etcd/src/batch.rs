@@ -10,12 +10,9 @@ use std::collections::{HashSet, VecDeque};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::{Duration, Instant};
 
-use futures_util::StreamExt;
-use futures_util::stream::FuturesUnordered;
 use lockkeeper_host::Clock;
-use lockkeeper_store_kit::BatchDelay;
+use lockkeeper_store_kit::{BatchRule, run_batches};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::connection::Connection;
@@ -25,8 +22,6 @@ use crate::proto::{Compare, RequestOp, TxnRequest};
 use crate::statements::txn;
 use crate::txn_batch::{BatchForm, ConflictKey, QueuedTxn, TxnReply, distribute_replies, encode_batch};
 
-/// How many batches are in flight: the cluster works on one while the next one is on its way.
-const MAX_IN_FLIGHT: usize = 2;
 /// The limits of one batch. etcd allows 128 operations and 1.5 MiB.
 const MAX_OPERATIONS: usize = 100;
 const MAX_BYTES: usize = 512 << 10;
@@ -95,47 +90,12 @@ pub struct BatchRunner {
 
 impl BatchRunner {
     /// Sends the enqueued transactions while the store is open.
-    pub async fn run(self, BatchReceiver(mut queue): BatchReceiver) {
-        let mut in_flight = FuturesUnordered::new();
-        let mut queued_txns: VecDeque<QueuedTxn> = VecDeque::new();
-        let mut busy_keys: HashSet<ConflictKey> = HashSet::new();
-        let mut in_flight_txns = 0;
-        let mut received = Vec::new();
-        let mut delay = BatchDelay::default();
-        loop {
-            if in_flight.is_empty() && !queued_txns.is_empty() {
-                delay.wait(&mut queue, &mut queued_txns).await;
-            }
-            // Send a second batch only if it is no smaller than the first. Tasks that got their replies together then send
-            // together again, instead of one by one, and no task waits for longer than one round trip.
-            while in_flight.len() < MAX_IN_FLIGHT && queued_txns.len() >= in_flight_txns {
-                let batch = fill_batch(&mut queued_txns, &mut busy_keys);
-                if batch.is_empty() {
-                    break;
-                }
-                in_flight_txns += batch.len();
-                in_flight.push(self.send_batch(batch));
-            }
-            tokio::select! {
-                Some(finished) = in_flight.next(), if !in_flight.is_empty() => {
-                    in_flight_txns -= finished.count;
-                    delay = BatchDelay::after(finished.count + queued_txns.len(), finished.took);
-                    for conflict in finished.conflicts {
-                        busy_keys.remove(&conflict);
-                    }
-                }
-                count = queue.recv_many(&mut received, MAX_OPERATIONS) => {
-                    if count == 0 {
-                        return;
-                    }
-                    queued_txns.extend(received.drain(..));
-                }
-            }
-        }
+    pub async fn run(self, BatchReceiver(queue): BatchReceiver) {
+        run_batches(queue, DistinctKeys::default(), |batch| self.send_batch(batch)).await;
     }
 
-    async fn send_batch(&self, mut batch: Vec<QueuedTxn>) -> FinishedBatch {
-        let (count, started) = (batch.len(), Instant::now());
+    /// Returns the keys of the batch when it has all its replies.
+    async fn send_batch(&self, mut batch: Vec<QueuedTxn>) -> Vec<ConflictKey> {
         let conflicts = batch.iter_mut().flat_map(|queued| std::mem::take(&mut queued.conflicts)).collect();
         if let Some(batch) = self.send_merged(batch).await {
             // Not applied, because the comparison of one of them failed.
@@ -146,7 +106,7 @@ impl BatchRunner {
                 }
             }
         }
-        FinishedBatch { count, conflicts, took: started.elapsed() }
+        conflicts
     }
 
     /// Merges the transactions that are expected to succeed. `Some`: the batch was not applied.
@@ -186,46 +146,55 @@ impl BatchRunner {
     }
 }
 
-/// Takes the transactions that may be sent now out of the queue.
-fn fill_batch(queued_txns: &mut VecDeque<QueuedTxn>, busy_keys: &mut HashSet<ConflictKey>) -> Vec<QueuedTxn> {
-    let (mut batch, mut bytes, mut operations) = (Vec::new(), 0, 0);
-    let mut blocked_keys: HashSet<ConflictKey> = HashSet::new();
-    let mut rest = VecDeque::new();
-    while let Some(queued) = queued_txns.pop_front() {
-        if queued.is_abandoned() {
-            // The task dropped it before it was sent.
-            continue;
-        }
-        let (size, batch_operations) = (queued.size(), queued.batch_operations());
-        let full =
-            !batch.is_empty() && (operations + batch_operations > MAX_OPERATIONS || bytes + size > MAX_BYTES);
-        let blocked = queued
-            .conflicts
-            .iter()
-            .any(|conflict| busy_keys.contains(conflict) || blocked_keys.contains(conflict));
-        if full || blocked {
-            // Later transactions about the same keys stay behind this one.
-            blocked_keys.extend(&queued.conflicts);
-            rest.push_back(queued);
-            if full {
-                break;
-            }
-            continue;
-        }
-        (bytes, operations) = (bytes + size, operations + batch_operations);
-        busy_keys.extend(&queued.conflicts);
-        batch.push(queued);
-    }
-    rest.append(queued_txns);
-    *queued_txns = rest;
-    batch
+/// No two transactions about one key are in flight. A later one stays behind the earlier one.
+#[derive(Default)]
+struct DistinctKeys {
+    busy: HashSet<ConflictKey>,
 }
 
-/// A batch with all replies: its size, its conflict keys, and how long it took.
-struct FinishedBatch {
-    count: usize,
-    conflicts: Vec<ConflictKey>,
-    took: Duration,
+impl BatchRule for DistinctKeys {
+    type Request = QueuedTxn;
+    type Sent = Vec<ConflictKey>;
+
+    fn next_batch(&mut self, waiting: &mut VecDeque<QueuedTxn>) -> Vec<QueuedTxn> {
+        let (mut batch, mut bytes, mut operations) = (Vec::new(), 0, 0);
+        let mut blocked_keys: HashSet<ConflictKey> = HashSet::new();
+        let mut rest = VecDeque::new();
+        while let Some(queued) = waiting.pop_front() {
+            if queued.is_abandoned() {
+                // The task dropped it before it was sent.
+                continue;
+            }
+            let (size, batch_operations) = (queued.size(), queued.batch_operations());
+            let full = !batch.is_empty()
+                && (operations + batch_operations > MAX_OPERATIONS || bytes + size > MAX_BYTES);
+            let blocked = queued
+                .conflicts
+                .iter()
+                .any(|conflict| self.busy.contains(conflict) || blocked_keys.contains(conflict));
+            if full || blocked {
+                // Later transactions about the same keys stay behind this one.
+                blocked_keys.extend(&queued.conflicts);
+                rest.push_back(queued);
+                if full {
+                    break;
+                }
+                continue;
+            }
+            (bytes, operations) = (bytes + size, operations + batch_operations);
+            self.busy.extend(&queued.conflicts);
+            batch.push(queued);
+        }
+        rest.append(waiting);
+        *waiting = rest;
+        batch
+    }
+
+    fn finished(&mut self, conflicts: Vec<ConflictKey>) {
+        for conflict in conflicts {
+            self.busy.remove(&conflict);
+        }
+    }
 }
 
 /// Keeps the transactions that may be sent again after a rejection. If the database is full, a transaction with puts

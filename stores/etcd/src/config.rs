@@ -77,9 +77,9 @@ impl Options {
             Some(paths) => Some(tls(&paths)?),
             None => None,
         };
-        options.timeout = address.span("timeout")?.unwrap_or(options.timeout);
-        options.poll = address.span("poll")?.unwrap_or(options.poll);
-        options.claim = address.span("claim")?.unwrap_or(options.claim);
+        options.timeout = address.duration("timeout")?.unwrap_or(options.timeout);
+        options.poll = address.duration("poll")?.unwrap_or(options.poll);
+        options.claim = address.duration("claim")?.unwrap_or(options.claim);
         address.finish(&OPTIONS)?;
         options.check()?;
         Ok(options)

@@ -23,7 +23,7 @@ use crate::config::Options;
 use crate::error::Failure;
 use crate::proto::{AuthenticateRequest, AuthenticateResponse, TxnResponse};
 use crate::single_flight::SingleFlight;
-use lockkeeper_core::{Error, Result, Secret};
+use lockkeeper_core::{Error, IgnorePoison, Result, Secret};
 
 /// A range with many values may be large.
 const MAX_REPLY_BYTES: usize = 256 << 20;
@@ -239,16 +239,16 @@ impl Connection {
         let request = AuthenticateRequest { name: user.clone(), password: password.expose().to_owned() };
         let reply: AuthenticateResponse =
             self.call_at(channel, "/etcdserverpb.Auth/Authenticate", request.encode_to_vec().into()).await?;
-        *self.token.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(reply.token);
+        *self.token.lock().ignore_poison() = Some(reply.token);
         Ok(())
     }
 
     fn token(&self) -> Option<String> {
-        self.token.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+        self.token.lock().ignore_poison().clone()
     }
 
     pub fn forget_login(&self) {
-        *self.token.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = None;
+        *self.token.lock().ignore_poison() = None;
     }
 
     /// Adds the login token, and asks a member without a leader to reject the request.

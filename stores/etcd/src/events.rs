@@ -1,9 +1,9 @@
 //! Events for watchers: one etcd watch on the whole prefix, while this process has a watcher.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use lockkeeper_core::{Event, EventKind, EventStream, Holder, LockName, Result};
+use lockkeeper_core::{Event, EventKind, EventStream, Holder, IgnorePoison, LockName, Result};
 use lockkeeper_store_kit::EventHub;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
@@ -68,7 +68,7 @@ impl Watchers {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().ignore_poison()
     }
 
     pub async fn watch(&self, prefix: &str) -> Result<EventStream> {

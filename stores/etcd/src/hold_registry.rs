@@ -3,10 +3,10 @@
 //! ends all of them when the process dies.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use lockkeeper_core::{BootInstant, Fence, Names};
+use lockkeeper_core::{BootInstant, Fence, IgnorePoison, Names};
 use lockkeeper_host::Clock;
 use lockkeeper_store_kit::CancelSignal;
 use tokio::sync::Notify;
@@ -111,7 +111,7 @@ pub struct RegistryState {
 
 impl HoldRegistry {
     pub fn lock(&self) -> MutexGuard<'_, RegistryState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().ignore_poison()
     }
 
     pub fn insert(&self, attempt: KeyId, mut hold: HoldEntry) {

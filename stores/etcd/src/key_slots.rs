@@ -9,9 +9,9 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use lockkeeper_core::{LockName, Names};
+use lockkeeper_core::{IgnorePoison, LockName, Names};
 use lockkeeper_host::random_128;
 
 use crate::keys::KeyId;
@@ -80,7 +80,7 @@ impl std::fmt::Debug for KeySlot {
 
 impl SlotPool {
     fn state(&self) -> MutexGuard<'_, SlotPoolState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().ignore_poison()
     }
 
     /// Takes a slot that is free for all of these names, one that was used before if there is one.

@@ -3,10 +3,10 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use lockkeeper_core::BootInstant;
+use lockkeeper_core::{BootInstant, IgnorePoison};
 use lockkeeper_host::Clock;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::StreamExt;
@@ -73,7 +73,7 @@ impl LeasePool {
         let slack = slack(needed);
         let seconds = (needed + slack).as_millis().div_ceil(1000) as u64;
         let single_flight = {
-            let mut by_length = self.by_length.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut by_length = self.by_length.lock().ignore_poison();
             by_length.entry(seconds).or_default().clone()
         };
         let lease = single_flight
@@ -92,7 +92,7 @@ impl LeasePool {
     }
 
     fn living(&self) -> MutexGuard<'_, HashMap<i64, Arc<EtcdLease>>> {
-        self.living.lock().unwrap_or_else(PoisonError::into_inner)
+        self.living.lock().ignore_poison()
     }
 
     /// Whether this process keeps the lease alive. Any other lease ends by itself.
@@ -151,7 +151,7 @@ impl LeasePool {
     }
 
     fn queue_leases(&self) -> MutexGuard<'_, Vec<Arc<EtcdLease>>> {
-        self.queue_leases.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue_leases.lock().ignore_poison()
     }
 
     /// The leases of queue entries, if this process has a waiter.

@@ -125,10 +125,16 @@ impl EtcdStore {
             base,
         });
         let store = EtcdStore { shared, io_thread: Arc::new((io_thread, tasks)) };
+        store.find_profile().await?;
+        Ok(store)
+    }
+
+    /// Checks the servers, one after the other until one replies.
+    async fn find_profile(&self) -> Result<()> {
         // Opening sends nothing that must not be repeated, so a silent or partitioned member only costs a try.
-        let EtcdShared { options, client, base, profile, .. } = &*store.shared;
+        let EtcdShared { options, client, base, profile, .. } = &*self.shared;
         for left in (0..options.servers.len()).rev() {
-            match store.run(profile::profile(options, &client.connection, base)).await {
+            match self.run(profile::profile(options, &client.connection, base)).await {
                 Err(error @ (Error::Unknown(_) | Error::Unavailable(_))) if left > 0 => {
                     tracing::debug!(%error, "opening failed at this member; trying the next one");
                 }
@@ -138,7 +144,7 @@ impl EtcdStore {
                 }
             }
         }
-        Ok(store)
+        Ok(())
     }
 
     /// Runs a future with the sockets and timers of the store's own thread. Dropping it cancels the work.

@@ -3,92 +3,29 @@
 mod common;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::{Counter, keeper, try_open};
+use common::try_open;
 use lockkeeper_core::{Error, RenewOutcome, Store};
-use lockkeeper_testkit::laws::{eventually, give_back, granted, join_queue, request, soon, take, with};
-use lockkeeper_testkit::servers::{self, Cluster, EtcdOptions, TempDir};
+use lockkeeper_testkit::laws::{eventually, give_back, granted, join_queue, request, take, with};
+use lockkeeper_testkit::scenarios::failover;
+use lockkeeper_testkit::servers::{self, Cluster, EtcdOptions};
 
 /// With the default timeout for a silent member, which is the subject of these tests.
 async fn open(cluster: &Cluster) -> Arc<dyn Store> {
     try_open(&format!("etcd://{}", cluster.hosts())).await.expect("it opens")
 }
 
-/// Contends from several clients while `faults` run on the cluster, then checks the counter and the fences.
-async fn contend(mut cluster: Cluster, faults: impl FnOnce(&mut Cluster) + Send + 'static) {
-    let dir = TempDir::new("failover");
-    let counter = Arc::new(Counter::new(dir.path()));
-    let (stop, sum, last) =
-        (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
-    let mut workers = Vec::new();
-    for _ in 0..4 {
-        let keeper = keeper(&open(&cluster).await);
-        let (counter, stop, sum, last) = (counter.clone(), stop.clone(), sum.clone(), last.clone());
-        workers.push(tokio::spawn(async move {
-            while !stop.load(Ordering::SeqCst) {
-                let guard = match keeper.lock("popular").ttl(Duration::from_secs(15)).acquire().await {
-                    Ok(guard) => guard,
-                    Err(Error::Unknown(_) | Error::Unavailable(_)) => continue,
-                    Err(error) => panic!("{error}"),
-                };
-                counter.add_one().await;
-                sum.fetch_add(1, Ordering::SeqCst);
-                let before = last.fetch_max(guard.fence().get(), Ordering::SeqCst);
-                assert!(before < guard.fence().get(), "the fence went back");
-                assert!(guard.is_held(), "lost while it was held for milliseconds");
-                _ = guard.release().await;
-            }
-            keeper.settle().await;
-        }));
-    }
-    let working = |sum: &Arc<AtomicU64>| {
-        let (sum, from) = (sum.clone(), sum.load(Ordering::SeqCst));
-        async move {
-            eventually("the work goes on", || async { sum.load(Ordering::SeqCst) > from + 20 }).await;
-        }
-    };
-    working(&sum).await;
-    let cluster = tokio::task::spawn_blocking(move || {
-        faults(&mut cluster);
-        cluster
-    })
-    .await
-    .unwrap();
-    working(&sum).await;
-    stop.store(true, Ordering::SeqCst);
-    for worker in workers {
-        soon("a worker ends", worker).await.unwrap();
-    }
-    assert_eq!(counter.get(), sum.load(Ordering::SeqCst), "two clients held the lock at once");
-    drop(cluster);
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_leader_is_killed() {
     let Ok(cluster) = servers::etcd_cluster(3, EtcdOptions::default()) else { return };
-    contend(cluster, |cluster| {
-        for _ in 0..2 {
-            let leader = cluster.leader();
-            cluster.node_mut(leader).kill9();
-            std::thread::sleep(Duration::from_secs(2));
-            cluster.node_mut(leader).restart();
-        }
-    })
-    .await;
+    failover::contend(cluster, open, failover::kill_leaders).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_leader_is_paused() {
     let Ok(cluster) = servers::etcd_cluster(3, EtcdOptions::default()) else { return };
-    contend(cluster, |cluster| {
-        let leader = cluster.leader();
-        cluster.node_mut(leader).pause();
-        std::thread::sleep(Duration::from_secs(8));
-        cluster.node_mut(leader).resume();
-    })
-    .await;
+    failover::contend(cluster, open, failover::pause_leader).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -100,18 +37,7 @@ async fn without_a_majority_nothing_is_granted_and_it_comes_back() {
     cluster.node_mut(1).kill9();
     let refused = store.acquire(&request("y")).await;
     assert!(matches!(refused, Err(Error::Unknown(_) | Error::Unavailable(_))), "{refused:?}");
-    let cluster = tokio::task::spawn_blocking(move || {
-        // The first member cannot serve before the second is up.
-        std::thread::scope(|scope| {
-            let mut nodes = cluster.nodes_mut().iter_mut();
-            let (first, second) = (nodes.next().unwrap(), nodes.next().unwrap());
-            scope.spawn(|| first.restart());
-            scope.spawn(|| second.restart());
-        });
-        cluster
-    })
-    .await
-    .unwrap();
+    let cluster = failover::blocking(cluster, failover::restart_two).await;
     eventually("it comes back by itself", || async {
         let again = with(request("z"), |_| {});
         matches!(store.acquire(&again).await, Ok(lockkeeper_core::AcquireOutcome::Granted(_)))

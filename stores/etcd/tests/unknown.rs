@@ -6,62 +6,14 @@ mod common;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{ctl, handled, keeper, open, try_open, until_reply};
+use common::{ctl, handled, open, try_open, until_reply};
 use lockkeeper_core::{AcquireOutcome, Error, Fence, ReleaseOutcome, RenewOutcome, Store, Wait};
 use lockkeeper_testkit::laws::{self, eventually, give_back, is_free, refused, request, soon, take, with};
 use lockkeeper_testkit::proxy::{At, Direction, Fault, Framing, Proxy, every_point};
+use lockkeeper_testkit::scenarios::lost_messages::open_acquire_wait_release;
 use lockkeeper_testkit::servers::{self, EtcdOptions, Server};
 
 const TTL: Duration = Duration::from_secs(20);
-
-/// Everything that the client does, from opening to release. Every fault must leave the same result as none.
-async fn story(proxy: &Proxy, other: &Arc<dyn Store>) {
-    // A store that cannot be opened has changed nothing.
-    let store = loop {
-        match try_open(&format!("etcd://{}?timeout=500ms&poll=200ms", proxy.addr())).await {
-            Ok(store) => break store,
-            Err(Error::Unavailable(_) | Error::Unknown(_)) => {}
-            Err(error) => panic!("{error}"),
-        }
-    };
-    let keeper = keeper(&store);
-    // A free lock is granted once, whether the reply arrives or not.
-    let guard = loop {
-        match soon("a free lock is granted", keeper.lock("x").ttl(TTL).acquire()).await {
-            Ok(guard) => break guard,
-            Err(Error::Unavailable(_)) => {}
-            Err(error) => panic!("{error}"),
-        }
-    };
-    let seen = other.inspect(&laws::name("x")).await.unwrap().unwrap();
-    assert_eq!(seen.held.iter().map(|held| held.fence).collect::<Vec<_>>(), [guard.fence()]);
-    // A contended lock is handed off once, to the waiter.
-    let held = take(other, &request("y")).await;
-    let keeper2 = keeper.clone();
-    let waiter = tokio::spawn(async move {
-        loop {
-            match keeper2.lock("y").ttl(TTL).acquire().await {
-                Err(Error::Unavailable(_)) => {}
-                other => break other,
-            }
-        }
-    });
-    laws::queue_reaches(other, &laws::name("y"), 1).await;
-    give_back(other, &held.key).await;
-    let next = soon("the waiter is served", waiter).await.unwrap();
-    let next = next.unwrap_or_else(|error| panic!("the waiter failed: {error}"));
-    assert!(next.fence() > held.fence);
-    // A release with an unknown outcome takes effect in the end.
-    match soon("a release ends", guard.release()).await {
-        Ok(ReleaseOutcome::Released | ReleaseOutcome::AlreadyGone)
-        | Err(Error::Unknown(_) | Error::Unavailable(_)) => {}
-        Err(error) => panic!("{error}"),
-    }
-    drop(next);
-    soon("the remaining holds are released", keeper.settle()).await;
-    is_free(other, "x").await;
-    is_free(other, "y").await;
-}
 
 async fn break_everywhere(server: &Server, kind: &str, fault: fn(At) -> Fault) {
     let other = open(server.addr()).await;
@@ -69,7 +21,8 @@ async fn break_everywhere(server: &Server, kind: &str, fault: fn(At) -> Fault) {
     let points = every_point(400, async |n| {
         let proxy = Proxy::start(server.addr(), Framing::Http2);
         let injected = proxy.inject(fault(Fault::at_request(n)));
-        story(&proxy, &other).await;
+        let url = format!("etcd://{}?timeout=500ms&poll=200ms", proxy.addr());
+        open_acquire_wait_release(async || try_open(&url).await, &other).await;
         let grant = take(&other, &request("x")).await;
         assert!(Some(grant.fence) > last, "the fence went back");
         last = Some(grant.fence);

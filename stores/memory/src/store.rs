@@ -1,15 +1,15 @@
 //! The store: the lock table of `core` behind a mutex, and the `Locks` trait.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use lockkeeper_core::table::{Answer, Now, Table, TableEffect};
 use lockkeeper_core::{
-    AcquireOutcome, Attempt, BootInstant, Error, EventStream, Fence, Grant, Guarantee, LimitSupport,
-    LockName, LockPage, LockRequest, LockView, Locks, Page, Profile, ReleaseOutcome, RenewOutcome,
-    RequestKey, Result, WaitOrder, limits,
+    AcquireOutcome, Attempt, BootInstant, Error, EventStream, Fence, Grant, Guarantee, IgnorePoison,
+    LimitSupport, LockName, LockPage, LockRequest, LockView, Locks, Page, Profile, ReleaseOutcome,
+    RenewOutcome, RequestKey, Result, WaitOrder, limits,
 };
 use lockkeeper_host::{Clock, Timer};
 use lockkeeper_store_kit::EventHub;
@@ -57,7 +57,7 @@ impl MemoryStore {
 
 impl MemoryShared {
     fn lock(&self) -> MutexGuard<'_, MemoryState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().ignore_poison()
     }
 
     fn time(&self) -> Now {

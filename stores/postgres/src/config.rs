@@ -100,9 +100,9 @@ impl Options {
         if let Some(schema) = address.option("schema") {
             options.schema = schema;
         }
-        options.timeout = address.span("timeout")?.unwrap_or(options.timeout);
-        options.poll = address.span("poll")?.unwrap_or(options.poll);
-        options.claim = address.span("claim")?.unwrap_or(options.claim);
+        options.timeout = address.duration("timeout")?.unwrap_or(options.timeout);
+        options.poll = address.duration("poll")?.unwrap_or(options.poll);
+        options.claim = address.duration("claim")?.unwrap_or(options.claim);
         options.runtime = runtime(&mut address)?;
         address.finish(&OPTIONS)?;
         options.check()?;

@@ -1,10 +1,10 @@
 //! One connection to the server, shared by all tasks of the store, that reconnects by itself.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::Error;
+use lockkeeper_core::{Error, IgnorePoison};
 use tokio::runtime::Handle;
 use tokio::task::JoinError;
 use tokio_postgres::Row;
@@ -71,7 +71,7 @@ impl Connection {
     }
 
     fn state(&self) -> MutexGuard<'_, ConnectionState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().ignore_poison()
     }
 
     /// Runs one statement and returns its rows.

@@ -1,10 +1,12 @@
 //! Watching: the events that the SQL functions emit. They emit events only while a client watches: `state` says until when, and each
 //! watching client extends that.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use lockkeeper_core::{Error, Event, EventKind, EventStream, Fence, LockName, Result, WallTime};
+use lockkeeper_core::{
+    Error, Event, EventKind, EventStream, Fence, IgnorePoison, LockName, Result, WallTime,
+};
 use lockkeeper_host::random_128;
 use lockkeeper_store_kit::EventHub;
 use serde::Deserialize;
@@ -65,7 +67,7 @@ impl Watchers {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().ignore_poison()
     }
 
     /// The listening connection has ended, and events may have been lost.

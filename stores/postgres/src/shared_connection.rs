@@ -2,9 +2,10 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Poll, Waker};
 
+use lockkeeper_core::IgnorePoison;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_postgres::{AsyncMessage, Connection};
 
@@ -71,7 +72,7 @@ impl SharedConnection {
     /// The next message; `None`: the connection has ended.
     pub async fn next(&self) -> Option<AsyncMessage> {
         poll_fn(|cx| {
-            let mut connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut connection = self.connection.lock().ignore_poison();
             _ = self.waker.set(cx.waker().clone());
             advance(&mut connection, cx)
         })
@@ -80,7 +81,7 @@ impl SharedConnection {
 
     /// Closes the connection: requests without a reply end with an error.
     pub fn close(&self) {
-        *self.connection.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.connection.lock().ignore_poison() = None;
     }
 
     /// Advances the connection, unless another task does so already. The task that runs the connection reads on from there.

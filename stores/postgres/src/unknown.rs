@@ -4,11 +4,11 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::future::Future;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use lockkeeper_core::{Attempt, Error, RequestKey, Result};
+use lockkeeper_core::{Attempt, Error, IgnorePoison, RequestKey, Result};
 use tokio::sync::Notify;
 
 /// How long until a failed release is sent again.
@@ -58,11 +58,11 @@ impl UnknownOutcomes {
     }
 
     fn calls(&self) -> MutexGuard<'_, (u64, HashMap<Attempt, u64>)> {
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+        self.calls.lock().ignore_poison()
     }
 
     fn all(&self) -> MutexGuard<'_, HashMap<Attempt, UnknownRequest>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock().ignore_poison()
     }
 
     /// The server may have carried out this request. It is released `after` this time, unless a caller sends or releases it before.

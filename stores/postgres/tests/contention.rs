@@ -12,6 +12,7 @@ use lockkeeper_postgres::{Options, connect_to};
 use lockkeeper_testkit::laws::{
     SHORT, eventually, give_back, is_free, join_queue, name, request, take, with,
 };
+use lockkeeper_testkit::scenarios::crowd;
 use lockkeeper_testkit::servers::{self, PostgresOptions, Server};
 
 /// One of several processes: it waits many times over, and releases each grant at once.
@@ -20,24 +21,7 @@ use lockkeeper_testkit::servers::{self, PostgresOptions, Server};
 async fn member() {
     let (url, count) = (std::env::var("CROWD_URL").unwrap(), std::env::var("CROWD_COUNT").unwrap());
     let store = open(&url).await;
-    let tasks = (0..count.parse::<usize>().unwrap()).map(|_| {
-        let store = store.clone();
-        tokio::spawn(async move {
-            let patient = with(request("popular"), |request| request.wait = Wait::Forever);
-            let Ok(AcquireOutcome::Granted(grant)) = store.acquire(&patient).await else {
-                panic!("not served")
-            };
-            give_back(&store, &grant.key).await;
-            grant.fence
-        })
-    });
-    let mut fences = Vec::new();
-    for task in tasks.collect::<Vec<_>>() {
-        fences.push(task.await.unwrap());
-    }
-    fences.sort();
-    fences.dedup();
-    assert_eq!(fences.len().to_string(), count, "each grant has a fence of its own");
+    crowd::all_granted(crowd::join(&store, count.parse().unwrap())).await;
 }
 
 fn start(url: &str, count: usize) -> Child {

@@ -90,55 +90,8 @@ impl Options {
             other => return Err(Error::invalid(format!("{other}:// is not the address of a Redis store"))),
         };
         let kind = kind.to_owned();
-        let endpoints = |address: &StoreUrl, port: u16| -> Vec<Endpoint> {
-            address.hosts.iter().map(|(host, own)| Endpoint::Tcp(host.clone(), own.unwrap_or(port))).collect()
-        };
-        let missing = |what: &str| Error::invalid(format!("{what} is missing in the address"));
         let mut db = address.option("db");
-        let servers = match kind.as_str() {
-            "" if address.hosts.len() == 1 => {
-                if !address.path.is_empty() {
-                    if db.is_some() {
-                        return Err(Error::invalid("the database is given twice: in the path and as ?db="));
-                    }
-                    db = Some(address.path.clone());
-                }
-                Servers::Single(endpoints(&address, 6379).remove(0))
-            }
-            "" if address.hosts.is_empty() => return Err(missing("the host")),
-            "" => {
-                return Err(Error::invalid(
-                    "redis:// is one server: several are redis+sentinel://HOSTS/MASTER, redis+cluster://HOSTS, or \
-                     redlock://HOSTS",
-                ));
-            }
-            "+unix" if !address.hosts.is_empty() => {
-                return Err(Error::invalid("a socket is a file of this machine: redis+unix:///PATH"));
-            }
-            "+unix" if address.path.is_empty() => return Err(missing("the path of the socket")),
-            "+unix" => Servers::Single(Endpoint::Unix(format!("/{}", address.path))),
-            _ if address.hosts.is_empty() => return Err(missing("a host")),
-            "+sentinel" if address.path.is_empty() => {
-                return Err(missing("the name of the master, as redis+sentinel://HOSTS/NAME,"));
-            }
-            "+sentinel" => Servers::Sentinel {
-                sentinels: endpoints(&address, 26379),
-                name: address.path.clone(),
-                user: address.option("sentinel_user"),
-                password: address.option("sentinel_password").map(Secret::from),
-            },
-            _ if address.path.is_empty() && db.is_none() => Servers::Cluster(endpoints(&address, 6379)),
-            _ => return Err(Error::invalid("a cluster has no databases to choose from")),
-        };
-        if let Servers::Sentinel { user: Some(_), password: None, .. } = &servers {
-            return Err(Error::invalid("?sentinel_user= needs ?sentinel_password="));
-        }
-        let at_sentinels = ["sentinel_user", "sentinel_password"];
-        if kind != "+sentinel" && at_sentinels.iter().any(|key| address.option(key).is_some()) {
-            return Err(Error::invalid(
-                "?sentinel_user= and ?sentinel_password= are for redis+sentinel://: give others as redis://USER:PASSWORD@HOST",
-            ));
-        }
+        let servers = servers(&kind, &mut address, &mut db)?;
         let db = match db {
             None => 0,
             Some(text) => text
@@ -149,7 +102,7 @@ impl Options {
             Some(paths) => Some(Tls::new(paths.ca.as_deref(), paths.identity())?),
             None => None,
         };
-        let timeout = address.span("timeout")?.unwrap_or(Duration::from_secs(3));
+        let timeout = address.duration("timeout")?.unwrap_or(Duration::from_secs(3));
         let access = ConnectOptions {
             user: address.user.clone(),
             password: address.password.clone(),
@@ -162,8 +115,8 @@ impl Options {
             options.prefix = prefix;
         }
         options.wait_replicas = address.number("wait_replicas")?.unwrap_or(0);
-        options.poll = address.span("poll")?.unwrap_or(options.poll);
-        options.claim = address.span("claim")?.unwrap_or(options.claim);
+        options.poll = address.duration("poll")?.unwrap_or(options.poll);
+        options.claim = address.duration("claim")?.unwrap_or(options.claim);
         address.finish(&OPTIONS)?;
         options.check()?;
         Ok(options)
@@ -204,6 +157,60 @@ impl Options {
         }
         Ok(())
     }
+}
+
+/// The servers of an address of this kind (`""`, `"+unix"`, `"+sentinel"` or `"+cluster"`), with their options. `db` is that of
+/// `?db=`, and after the call also that of the path.
+fn servers(kind: &str, address: &mut StoreUrl, db: &mut Option<String>) -> Result<Servers> {
+    let endpoints = |address: &StoreUrl, port: u16| -> Vec<Endpoint> {
+        address.hosts.iter().map(|(host, own)| Endpoint::Tcp(host.clone(), own.unwrap_or(port))).collect()
+    };
+    let missing = |what: &str| Error::invalid(format!("{what} is missing in the address"));
+    let servers = match kind {
+        "" if address.hosts.len() == 1 => {
+            if !address.path.is_empty() {
+                if db.is_some() {
+                    return Err(Error::invalid("the database is given twice: in the path and as ?db="));
+                }
+                *db = Some(address.path.clone());
+            }
+            Servers::Single(endpoints(address, 6379).remove(0))
+        }
+        "" if address.hosts.is_empty() => return Err(missing("the host")),
+        "" => {
+            return Err(Error::invalid(
+                "redis:// is one server: several are redis+sentinel://HOSTS/MASTER, redis+cluster://HOSTS, or \
+                 redlock://HOSTS",
+            ));
+        }
+        "+unix" if !address.hosts.is_empty() => {
+            return Err(Error::invalid("a socket is a file of this machine: redis+unix:///PATH"));
+        }
+        "+unix" if address.path.is_empty() => return Err(missing("the path of the socket")),
+        "+unix" => Servers::Single(Endpoint::Unix(format!("/{}", address.path))),
+        _ if address.hosts.is_empty() => return Err(missing("a host")),
+        "+sentinel" if address.path.is_empty() => {
+            return Err(missing("the name of the master, as redis+sentinel://HOSTS/NAME,"));
+        }
+        "+sentinel" => Servers::Sentinel {
+            sentinels: endpoints(address, 26379),
+            name: address.path.clone(),
+            user: address.option("sentinel_user"),
+            password: address.option("sentinel_password").map(Secret::from),
+        },
+        _ if address.path.is_empty() && db.is_none() => Servers::Cluster(endpoints(address, 6379)),
+        _ => return Err(Error::invalid("a cluster has no databases to choose from")),
+    };
+    if let Servers::Sentinel { user: Some(_), password: None, .. } = &servers {
+        return Err(Error::invalid("?sentinel_user= needs ?sentinel_password="));
+    }
+    let at_sentinels = ["sentinel_user", "sentinel_password"];
+    if kind != "+sentinel" && at_sentinels.iter().any(|key| address.option(key).is_some()) {
+        return Err(Error::invalid(
+            "?sentinel_user= and ?sentinel_password= are for redis+sentinel://: give others as redis://USER:PASSWORD@HOST",
+        ));
+    }
+    Ok(servers)
 }
 
 #[cfg(test)]

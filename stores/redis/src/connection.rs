@@ -1,10 +1,10 @@
 //! One connection to one server, shared by all tasks of a store: connect, reconnect, requests in flight, silence.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::Secret;
+use lockkeeper_core::{IgnorePoison, Secret};
 use lockkeeper_store_kit::InFlight;
 use redis::aio::MultiplexedConnection;
 use redis::{
@@ -256,7 +256,7 @@ impl Connection {
 
 impl Dialer {
     fn state(&self) -> MutexGuard<'_, ConnState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().ignore_poison()
     }
 
     fn ready(&self) -> Option<Arc<OpenConnection>> {

@@ -1,10 +1,10 @@
 //! Watches: events that the scripts publish. They publish only while a flag key with a ttl in the group says that a client watches.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use lockkeeper_core::{Event, EventKind, EventStream, Fence, Result, WallTime};
+use lockkeeper_core::{Event, EventKind, EventStream, Fence, IgnorePoison, Result, WallTime};
 use lockkeeper_store_kit::EventHub;
 use redis::cmd;
 use tokio::sync::Notify;
@@ -46,7 +46,7 @@ impl Watchers {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().ignore_poison()
     }
 
     /// The connection is gone, and perhaps some events with it.

@@ -2,10 +2,10 @@
 //! any request is sent on it, and a task reads them again from time to time: an operator may change settings or add replicas.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use futures_util::future::join_all;
-use lockkeeper_core::{Error, Guarantee, LimitSupport, Profile, Result, WaitOrder};
+use lockkeeper_core::{Error, Guarantee, IgnorePoison, LimitSupport, Profile, Result, WaitOrder};
 use redis::{Pipeline, Value};
 
 use crate::config::Servers;
@@ -117,11 +117,11 @@ pub(crate) struct KnownSettings {
 
 impl KnownSettings {
     fn found(&self) -> MutexGuard<'_, HashMap<Endpoint, ServerSettings>> {
-        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+        self.found.lock().ignore_poison()
     }
 
     fn slot(&self) -> MutexGuard<'_, Option<Profile>> {
-        self.profile.lock().unwrap_or_else(PoisonError::into_inner)
+        self.profile.lock().ignore_poison()
     }
 
     pub fn profile(&self) -> Option<Profile> {

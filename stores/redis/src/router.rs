@@ -3,12 +3,13 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
+use lockkeeper_core::IgnorePoison;
 use redis::{Cmd, Pipeline, Value, cmd};
 use tokio::runtime::Handle;
 
@@ -148,11 +149,11 @@ impl Router {
     }
 
     fn topology(&self) -> MutexGuard<'_, Topology> {
-        self.topology.lock().unwrap_or_else(PoisonError::into_inner)
+        self.topology.lock().ignore_poison()
     }
 
     fn connections(&self) -> MutexGuard<'_, HashMap<Endpoint, Arc<Connection>>> {
-        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+        self.connections.lock().ignore_poison()
     }
 
     fn connection_to(&self, endpoint: &Endpoint) -> Arc<Connection> {

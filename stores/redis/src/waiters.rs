@@ -6,10 +6,10 @@ pub(crate) use poll::run;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{BootInstant, Fence};
+use lockkeeper_core::{BootInstant, Fence, IgnorePoison};
 use lockkeeper_store_kit::WaiterTtls;
 use redis::Value;
 use tokio::sync::Notify;
@@ -153,7 +153,7 @@ pub enum HandOffOutcome {
 
 impl RedisWaiter {
     fn hand_off(&self) -> MutexGuard<'_, HandOffState> {
-        self.hand_off.lock().unwrap_or_else(PoisonError::into_inner)
+        self.hand_off.lock().ignore_poison()
     }
 
     /// Confirms a hand-off, unless a confirmation is in flight. A waiter that is not in the queue is woken instead, and sends its
@@ -214,7 +214,7 @@ impl Waiters {
     }
 
     fn state(&self) -> MutexGuard<'_, WaitersState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().ignore_poison()
     }
 
     /// Registers the waiter of `attempt` before its request is sent, because a message may arrive at once.

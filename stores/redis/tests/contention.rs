@@ -12,6 +12,7 @@ use lockkeeper_redis::{Options, RedisStore};
 use lockkeeper_testkit::laws::{
     eventually, give_back, granted, is_free, join_queue, name, request, take, with,
 };
+use lockkeeper_testkit::scenarios::crowd;
 use lockkeeper_testkit::servers::{self, RedisOptions, Server, redis_call};
 
 async fn open(url: &str) -> Arc<dyn Store> {
@@ -35,24 +36,7 @@ fn since(before: &HashMap<String, u64>, after: &HashMap<String, u64>) -> HashMap
 async fn member() {
     let (url, count) = (std::env::var("CROWD_URL").unwrap(), std::env::var("CROWD_COUNT").unwrap());
     let store = open(&url).await;
-    let tasks = (0..count.parse::<usize>().unwrap()).map(|_| {
-        let store = store.clone();
-        tokio::spawn(async move {
-            let patient = with(request("popular"), |request| request.wait = Wait::Forever);
-            let Ok(AcquireOutcome::Granted(grant)) = store.acquire(&patient).await else {
-                panic!("not served")
-            };
-            give_back(&store, &grant.key).await;
-            grant.fence
-        })
-    });
-    let mut fences = Vec::new();
-    for task in tasks.collect::<Vec<_>>() {
-        fences.push(task.await.unwrap());
-    }
-    fences.sort();
-    fences.dedup();
-    assert_eq!(fences.len().to_string(), count, "every client has a fence of its own");
+    crowd::all_granted(crowd::join(&store, count.parse().unwrap())).await;
 }
 
 fn start(url: &str, count: usize) -> Child {

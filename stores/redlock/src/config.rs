@@ -63,10 +63,10 @@ impl Options {
         let access = access(&mut address, encrypted)?;
         let mut options = Options::new(nodes, access);
         options.prefix = address.option("prefix").unwrap_or(options.prefix);
-        options.max_ttl = address.span("max_ttl")?.unwrap_or(options.max_ttl);
-        options.young_node = address.span("young_node")?.unwrap_or(options.max_ttl);
-        options.node_timeout = address.span("node_timeout")?.unwrap_or(options.node_timeout);
-        options.poll = address.span("poll")?.unwrap_or(options.poll);
+        options.max_ttl = address.duration("max_ttl")?.unwrap_or(options.max_ttl);
+        options.young_node = address.duration("young_node")?.unwrap_or(options.max_ttl);
+        options.node_timeout = address.duration("node_timeout")?.unwrap_or(options.node_timeout);
+        options.poll = address.duration("poll")?.unwrap_or(options.poll);
         address.finish(&OPTIONS)?;
         options.check()?;
         Ok(options)
@@ -132,7 +132,7 @@ fn access(address: &mut StoreUrl, encrypted: bool) -> Result<ConnectOptions> {
         Some(paths) => Some(Tls::new(paths.ca.as_deref(), paths.identity())?),
         None => None,
     };
-    let timeout = address.span("timeout")?.unwrap_or(Duration::from_secs(1));
+    let timeout = address.duration("timeout")?.unwrap_or(Duration::from_secs(1));
     Ok(ConnectOptions { user: address.user.clone(), password: address.password.clone(), db, tls, timeout })
 }
 

@@ -1,6 +1,6 @@
 //! `redlock://` — locks by the vote of an odd number of independent Redis servers: a client that has locked a majority
-//! holds the lock for as long as its lease lasts. The fence is voted on too. The lock key is the plain one that other Redlock clients
-//! use, so that all of them exclude each other.
+//! holds the lock for as long as its lease lasts. The fence (the fencing token) is voted on too. The lock key is
+//! the plain one that other Redlock clients use, so that all of them exclude each other.
 //!
 //! `docs/stores/redlock.md` has the promises, `DESIGN.md` in the crate's folder the decisions. The vote is a state machine
 //! without IO, [`lockkeeper_core::vote`].

@@ -1,7 +1,7 @@
 //! `sqlite:PATH` — locks in one SQLite file, shared by all processes of a host.
 //!
-//! No server and no set-up: the first process creates the file. Grant, fence and expiry are one transaction. A fence never
-//! goes back, not even if the file is deleted or restored from an old copy. If a holder's process ends, its locks are free at
+//! No server and no set-up: the first process creates the file. Grant, fence (the fencing token) and expiry are one transaction. A fence
+//! never goes back, not even if the file is deleted or restored from an old copy. If a holder's process ends, its locks are free at
 //! once. Waiters are queued, and one release wakes one process.
 //!
 //! Start with `store.rs` (the traits), `worker.rs` (the thread that uses the file), `queue.rs` (how requests wait) and

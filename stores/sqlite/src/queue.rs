@@ -6,9 +6,7 @@
 use std::collections::BTreeSet;
 
 use lockkeeper_core::admission::Admission;
-use lockkeeper_core::{
-    AcquireOutcome, BootInstant, Error, EventKind, LockName, LockRequest, Owner, Result, Wait,
-};
+use lockkeeper_core::{AcquireOutcome, BootInstant, Error, EventKind, LockName, LockRequest, Owner, Result};
 use lockkeeper_host::{Liveness, Process};
 use rusqlite::params;
 
@@ -28,11 +26,7 @@ impl Tx<'_> {
             self.refuse_deadlock(owner, request)?;
         }
         self.identity.wake_pipe()?;
-        let until = match request.wait {
-            Wait::No => self.now.moment,
-            Wait::For(duration) => self.now.moment + duration,
-            Wait::Forever => BootInstant::NEVER,
-        };
+        let until = request.wait.deadline(self.now.moment);
         let ticket = self.next_ticket();
         let LockRequest { key, owner, mode, ttl, lock_delay, min_hold, holder, .. } = request;
         let process = &self.identity.process;

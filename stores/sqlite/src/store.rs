@@ -2,13 +2,13 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 
 use async_trait::async_trait;
 use lockkeeper_core::{
-    AcquireOutcome, Error, EventStream, Fence, Grant, LockName, LockPage, LockRequest, LockView, Locks, Page,
-    Profile, ReleaseOutcome, RenewOutcome, RequestKey, Result, limits,
+    AcquireOutcome, Error, EventStream, Fence, Grant, IgnorePoison, LockName, LockPage, LockRequest,
+    LockView, Locks, Page, Profile, ReleaseOutcome, RenewOutcome, RequestKey, Result, limits,
 };
 use lockkeeper_host::log_elsewhere;
 use tokio::sync::oneshot;
@@ -43,7 +43,7 @@ impl fmt::Debug for SqliteStore {
 impl Drop for WorkerHandle {
     fn drop(&mut self) {
         let _ = self.messages.send(WorkerMessage::Stop);
-        if let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(thread) = self.thread.lock().ignore_poison().take() {
             let _ = thread.join();
         }
     }

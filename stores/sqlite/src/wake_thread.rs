@@ -4,10 +4,10 @@
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::{Error, Result};
+use lockkeeper_core::{Error, IgnorePoison, Result};
 use lockkeeper_host::{Process, random_128};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -62,7 +62,7 @@ impl WakeThread {
 
     /// Replaces the watched processes. `None`: they stay the same.
     pub fn set(&self, wanted: Option<BTreeSet<WatchedProcess>>, active: bool) {
-        let mut targets = self.targets.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut targets = self.targets.lock().ignore_poison();
         let Some(wanted) = wanted else {
             if std::mem::replace(&mut targets.active, active) != active {
                 drop(targets);
@@ -91,7 +91,7 @@ impl WakeThread {
 
 impl Drop for WakeThread {
     fn drop(&mut self) {
-        self.targets.lock().unwrap_or_else(PoisonError::into_inner).stop = true;
+        self.targets.lock().ignore_poison().stop = true;
         self.wake_pipe.send_to_self(RELOAD);
     }
 }
@@ -105,7 +105,7 @@ fn run(
     let mut next = Instant::now() + jittered();
     loop {
         let (processes, active) = {
-            let targets = targets.lock().unwrap_or_else(PoisonError::into_inner);
+            let targets = targets.lock().ignore_poison();
             if targets.stop {
                 return;
             }
@@ -114,7 +114,7 @@ fn run(
         let ended = sleep(wake_pipe, &processes, active.then_some(next));
         if !ended.is_empty() {
             // The descriptor of an ended process stays readable, and would wake this thread again and again.
-            let mut targets = targets.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut targets = targets.lock().ignore_poison();
             targets.processes.retain(|process, _| !ended.contains(process));
         }
         let messages: Vec<u64> =

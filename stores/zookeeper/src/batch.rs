@@ -6,21 +6,16 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use futures_util::StreamExt;
 use futures_util::future::join_all;
-use futures_util::stream::FuturesUnordered;
 use lockkeeper_core::LockName;
-use lockkeeper_store_kit::BatchDelay;
+use lockkeeper_store_kit::{BatchRule, run_batches};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::error::Failure;
 use crate::session::{MultiReply, Session};
 use crate::statements::TxnOp;
 
-/// How many batches are in flight: one that the servers process, and one on its way to them.
-const MAX_IN_FLIGHT: usize = 2;
 /// How many transactions one batch has at most, and how many bytes. ZooKeeper accepts a little less than 1 MiB in one
 /// request (`jute.maxbuffer`).
 const BATCH_TXNS: usize = 64;
@@ -66,81 +61,50 @@ impl BatchSender {
 }
 
 /// Sends submitted transactions for as long as the store is open.
-pub async fn run(BatchQueue(mut incoming): BatchQueue) {
-    let mut in_flight = FuturesUnordered::new();
-    let mut waiting: VecDeque<BatchedTxn> = VecDeque::new();
-    let mut txns_in_flight = 0;
-    let mut received = Vec::new();
-    let mut delay = BatchDelay::default();
-    loop {
-        if in_flight.is_empty() && !waiting.is_empty() {
-            delay.wait(&mut incoming, &mut waiting).await;
-        }
-        // A second batch is sent only if it is no smaller than the first. So callers whose replies came together
-        // submit together again, and no caller waits for longer than one batch takes.
-        while in_flight.len() < MAX_IN_FLIGHT && waiting.len() >= txns_in_flight {
-            let batch = next_batch(&mut waiting);
-            if batch.is_empty() {
-                break;
-            }
-            txns_in_flight += batch.len();
-            in_flight.push(send_timed(batch));
-        }
-        tokio::select! {
-            Some((count, took)) = in_flight.next(), if !in_flight.is_empty() => {
-                txns_in_flight -= count;
-                delay = BatchDelay::after(count + waiting.len(), took);
-            }
-            count = incoming.recv_many(&mut received, BATCH_TXNS) => {
-                if count == 0 {
-                    return;
-                }
-                waiting.extend(received.drain(..));
-            }
-        }
-    }
+pub async fn run(BatchQueue(incoming): BatchQueue) {
+    run_batches(incoming, DistinctGrants, send_batch).await;
 }
 
-/// Removes the transactions from `waiting` that may be sent together.
-fn next_batch(waiting: &mut VecDeque<BatchedTxn>) -> Vec<BatchedTxn> {
-    let (mut batch, mut later) = (Vec::<BatchedTxn>::new(), VecDeque::new());
-    let (mut bytes, mut granted) = (0, HashSet::new());
-    while let Some(mut txn) = waiting.pop_front() {
-        if txn.reply_to.is_closed() {
-            // The caller dropped its future before anything was sent.
-            continue;
+/// A batch belongs to one session, and grants each name once.
+struct DistinctGrants;
+
+impl BatchRule for DistinctGrants {
+    type Request = BatchedTxn;
+    type Sent = ();
+
+    fn next_batch(&mut self, waiting: &mut VecDeque<BatchedTxn>) -> Vec<BatchedTxn> {
+        let (mut batch, mut later) = (Vec::<BatchedTxn>::new(), VecDeque::new());
+        let (mut bytes, mut granted) = (0, HashSet::new());
+        while let Some(mut txn) = waiting.pop_front() {
+            if txn.reply_to.is_closed() {
+                // The caller dropped its future before anything was sent.
+                continue;
+            }
+            let size: usize = txn.ops.iter().map(TxnOp::size).sum();
+            if batch.len() == BATCH_TXNS || (bytes + size > BATCH_BYTES && !batch.is_empty()) {
+                waiting.push_front(txn);
+                break;
+            }
+            let other = batch.first().is_some_and(|first| !Arc::ptr_eq(&first.session, &txn.session));
+            if other || txn.grants.iter().any(|name| granted.contains(name)) {
+                later.push_back(txn);
+                continue;
+            }
+            txn.shared_checks = batch.first().map_or(0, |first| common_checks(first, &txn));
+            bytes += size;
+            granted.extend(txn.grants.iter().cloned());
+            batch.push(txn);
         }
-        let size: usize = txn.ops.iter().map(TxnOp::size).sum();
-        if batch.len() == BATCH_TXNS || (bytes + size > BATCH_BYTES && !batch.is_empty()) {
-            waiting.push_front(txn);
-            break;
-        }
-        let other = batch.first().is_some_and(|first| !Arc::ptr_eq(&first.session, &txn.session));
-        if other || txn.grants.iter().any(|name| granted.contains(name)) {
-            later.push_back(txn);
-            continue;
-        }
-        txn.shared_checks = batch.first().map_or(0, |first| common_checks(first, &txn));
-        bytes += size;
-        granted.extend(txn.grants.iter().cloned());
-        batch.push(txn);
+        later.append(waiting);
+        *waiting = later;
+        batch
     }
-    later.append(waiting);
-    *waiting = later;
-    batch
 }
 
 /// How many of the first operations are the same checks (of the fence base and the request barrier). No member of a
 /// batch writes those nodes, so one check is enough.
 fn common_checks(first: &BatchedTxn, txn: &BatchedTxn) -> usize {
     first.ops.iter().zip(&txn.ops).take_while(|(one, other)| one.is_same_check(other)).count()
-}
-
-/// Sends a batch. Returns its length, and how long it took.
-async fn send_timed(batch: Vec<BatchedTxn>) -> (usize, Duration) {
-    let (count, sent_at) = (batch.len(), Instant::now());
-    send_batch(batch).await;
-    (count, sent_at.elapsed())
 }
 
 async fn send_batch(batch: Vec<BatchedTxn>) {

@@ -5,10 +5,11 @@
 //! all of them. All reads of a process that wait at the same time share one write.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
+use lockkeeper_core::IgnorePoison;
 
 use crate::error::Failure;
 use crate::session::Session;
@@ -36,7 +37,7 @@ impl CatchUp {
     /// After this, reads of the session return every write that the servers had confirmed before the call.
     pub async fn catch_up(&self, session: &Arc<Session>) -> Result<(), Failure> {
         let write = {
-            let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut newest = self.newest.lock().ignore_poison();
             match &*newest {
                 Some(open) if open.session == session.id && !open.sent.load(Ordering::Acquire) => {
                     open.write.clone()

@@ -86,10 +86,10 @@ impl Options {
             Some("no") => false,
             Some(_) => return Err(Error::invalid("create is yes or no")),
         };
-        options.timeout = address.span("timeout")?.unwrap_or(options.timeout);
-        options.poll = address.span("poll")?.unwrap_or(options.poll);
-        options.session = address.span("session")?.unwrap_or(options.session);
-        options.sweep = address.span("sweep")?.unwrap_or(options.sweep);
+        options.timeout = address.duration("timeout")?.unwrap_or(options.timeout);
+        options.poll = address.duration("poll")?.unwrap_or(options.poll);
+        options.session = address.duration("session")?.unwrap_or(options.session);
+        options.sweep = address.duration("sweep")?.unwrap_or(options.sweep);
         address.finish(&OPTIONS)?;
         options.check()?;
         Ok(options)

@@ -5,7 +5,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lockkeeper_core::{BootInstant, Secret};
+use lockkeeper_core::{BootInstant, IgnorePoison, Secret};
 use lockkeeper_host::Clock;
 use zookeeper_client::{self as zk, Acls, Client};
 
@@ -69,7 +69,7 @@ impl Connection {
     }
 
     fn failed(&self) -> (u64, Option<Failure>) {
-        self.failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone()
+        self.failed.lock().ignore_poison().clone()
     }
 
     /// Connects, unless another caller has failed to connect while this one waited for the mutex; `before` is the
@@ -82,7 +82,7 @@ impl Connection {
         }
         let connected = self.connect().await;
         if let Err(failure) = &connected {
-            let mut failed = self.failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let mut failed = self.failed.lock().ignore_poison();
             *failed = (failed.0 + 1, Some(failure.clone()));
         }
         connected
@@ -127,8 +127,7 @@ impl Connection {
 
     /// A lower bound of the ensemble's clock now, in milliseconds. `None`: no write has returned a time yet.
     pub fn known_ensemble_time(&self) -> Option<u64> {
-        let known_ensemble_time =
-            *self.known_ensemble_time.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let known_ensemble_time = *self.known_ensemble_time.lock().ignore_poison();
         known_ensemble_time.map(|(then, at)| then + self.clock.now().since(at).as_millis() as u64)
     }
 
@@ -137,8 +136,7 @@ impl Connection {
         let (now, time) = (self.clock.now(), time.unsigned_abs());
         let later = self.known_ensemble_time().is_none_or(|known| time > known);
         if later {
-            *self.known_ensemble_time.lock().unwrap_or_else(std::sync::PoisonError::into_inner) =
-                Some((time, now));
+            *self.known_ensemble_time.lock().ignore_poison() = Some((time, now));
         }
     }
 }

@@ -5,10 +5,10 @@
 //! checks. So a transaction that does not know of a new watch is rejected, and no event is missed after a watch has
 //! begun.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use lockkeeper_core::{Event, EventKind, EventStream, Fence, Result};
+use lockkeeper_core::{Event, EventKind, EventStream, Fence, IgnorePoison, Result};
 use lockkeeper_store_kit::EventHub;
 use tokio::sync::Notify;
 use zookeeper_client as zk;
@@ -46,7 +46,7 @@ impl Watchers {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().ignore_poison()
     }
 
     pub async fn watch(&self, prefix: &str) -> Result<EventStream> {

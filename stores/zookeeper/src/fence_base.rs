@@ -6,9 +6,9 @@
 //! watches.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use lockkeeper_core::{Error, Fence, Result};
+use lockkeeper_core::{Error, Fence, IgnorePoison, Result};
 use zookeeper_client as zk;
 
 use crate::client::ZooKeeperClient;
@@ -47,7 +47,7 @@ impl FenceBase {
 
     /// The base as this process knows it.
     pub fn get(&self) -> KnownBase {
-        *self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.known.lock().ignore_poison()
     }
 
     /// The check that the base has not changed, and that no client has begun to watch.
@@ -143,8 +143,7 @@ impl FenceBase {
             return Ok(false);
         };
         let watched = std::str::from_utf8(&data).ok().and_then(|text| text.parse().ok()).unwrap_or(0);
-        *self.known.lock().unwrap_or_else(PoisonError::into_inner) =
-            KnownBase { number, version: stat.version, watched };
+        *self.known.lock().ignore_poison() = KnownBase { number, version: stat.version, watched };
         Ok(true)
     }
 

@@ -7,11 +7,11 @@
 //! counts only with a margin of 10 s.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use lockkeeper_core::BootInstant;
+use lockkeeper_core::{BootInstant, IgnorePoison};
 use zookeeper_client as zk;
 
 use crate::client::ZooKeeperClient;
@@ -33,7 +33,7 @@ struct FirstSeen(Mutex<HashMap<(String, i64), BootInstant>>);
 impl FirstSeen {
     /// For how many more milliseconds a node holds the lock back, on this process's clock.
     fn left_ms(&self, path: &str, zxid: i64, ms: u64, now: BootInstant) -> u64 {
-        let mut first_seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut first_seen = self.0.lock().ignore_poison();
         if first_seen.len() >= SWEEP_THRESHOLD {
             first_seen.retain(|_, until| *until > now);
         }

@@ -3,10 +3,10 @@
 //! process.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use lockkeeper_core::{BootInstant, Fence, LockRequest, Names};
+use lockkeeper_core::{BootInstant, Fence, IgnorePoison, LockRequest, Names};
 use lockkeeper_store_kit::CancelSignal;
 use tokio::sync::Notify;
 
@@ -72,10 +72,11 @@ pub struct HoldTable {
 
 impl HoldRegistry {
     pub fn table(&self) -> MutexGuard<'_, HoldTable> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock().ignore_poison()
     }
 
-    /// Registers a grant. A retry that found the grant of an earlier call does not restart its minimum hold.
+    /// Registers a grant. A retry that found the grant of an earlier call does not restart its minimum hold. `outcome_unknown` of the
+    /// entry before is dropped, other than in etcd: the retry has replaced the request barrier, so a late request of that call fails.
     pub fn insert(&self, hash: AttemptHash, mut hold: OwnHold) {
         let mut table = self.table();
         let before = table.holds.get(&hash).and_then(|before| before.grant.as_ref());

@@ -33,7 +33,7 @@ pub(crate) async fn check(options: &Options, client: &ZooKeeperClient, base: &Fe
         }
         time => _ = time?,
     }
-    let (requested, granted) = (options.session, session.client.session_timeout());
+    let granted = session.client.session_timeout();
     let version = server_version::query(&options.servers, options.tls.as_ref(), options.timeout).await;
     let warning = durability_warning(version.as_ref());
     if let Some(note) = &warning {
@@ -41,6 +41,33 @@ pub(crate) async fn check(options: &Options, client: &ZooKeeperClient, base: &Fe
         tracing::warn!(daily = true, servers = ?options.servers, "{note}");
     }
     let guarantee = if warning.is_some() { Guarantee::Likely } else { Guarantee::Kept };
+    let notes = notes(options, &session, warning);
+    Ok(Profile {
+        store: "zk".into(),
+        exclusion: guarantee,
+        // A new epoch has higher zxids, also if the last one lost writes.
+        fence: Guarantee::Kept,
+        durable: guarantee,
+        waiting: WaitOrder::Queue,
+        // The servers round the end of a session up to their next tick, and a session has at least two ticks.
+        wake: options.poll + granted * 3 / 2,
+        shared: true,
+        permits: true,
+        multi_name: true,
+        reentry: true,
+        deadlocks: false,
+        lock_delay: true,
+        min_hold: true,
+        watch: true,
+        revoke: true,
+        records: true,
+        limits: LimitSupport::CompareAndSwap,
+        notes,
+    })
+}
+
+fn notes(options: &Options, session: &Session, warning: Option<String>) -> Vec<String> {
+    let (requested, granted) = (options.session, session.client.session_timeout());
     let mut notes = Vec::from_iter(warning);
     notes.extend([
         "a holder that is paused past its ttl may still write: only a resource that checks the fence refuses that".to_owned(),
@@ -66,28 +93,7 @@ pub(crate) async fn check(options: &Options, client: &ZooKeeperClient, base: &Fe
     }
     notes.push("Lockkeeper's clients respect lock-delay and min-hold; Curator does not know of them".into());
     notes.push("deadlocks between owners are not detected: give requests a wait time".into());
-    Ok(Profile {
-        store: "zk".into(),
-        exclusion: guarantee,
-        // A new epoch has higher zxids, also if the last one lost writes.
-        fence: Guarantee::Kept,
-        durable: guarantee,
-        waiting: WaitOrder::Queue,
-        // The servers round the end of a session up to their next tick, and a session has at least two ticks.
-        wake: options.poll + granted * 3 / 2,
-        shared: true,
-        permits: true,
-        multi_name: true,
-        reentry: true,
-        deadlocks: false,
-        lock_delay: true,
-        min_hold: true,
-        watch: true,
-        revoke: true,
-        records: true,
-        limits: LimitSupport::CompareAndSwap,
-        notes,
-    })
+    notes
 }
 
 /// Refuses a path whose nodes have another format. The first store on a path writes the version of its own.

@@ -2,9 +2,9 @@
 //! reads it, deletes it.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
-use lockkeeper_core::{BootInstant, LockName};
+use lockkeeper_core::{BootInstant, IgnorePoison, LockName};
 use tokio::sync::Notify;
 
 /// The records to delete, and when: one entry for each record, however often it is written.
@@ -31,7 +31,7 @@ impl ExpiryTable {
 
 impl RecordExpiry {
     fn table(&self) -> MutexGuard<'_, ExpiryTable> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock().ignore_poison()
     }
 
     /// Schedules the deletion of this version of a record.

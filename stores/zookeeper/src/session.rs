@@ -2,10 +2,10 @@
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lockkeeper_core::BootInstant;
+use lockkeeper_core::{BootInstant, IgnorePoison};
 use lockkeeper_host::Clock;
 use zookeeper_client::{
     self as zk, Acls, Client, CreateMode, MultiWriteError, MultiWriteResult, SessionState, Stat,
@@ -38,11 +38,11 @@ pub struct BarrierNode {
 
 impl BarrierNode {
     pub fn current(&self) -> (u64, String) {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.current.lock().ignore_poison().clone()
     }
 
     pub fn set(&self, count: u64, node: String) {
-        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = (count, node);
+        *self.current.lock().ignore_poison() = (count, node);
     }
 }
 

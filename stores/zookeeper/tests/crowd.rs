@@ -30,21 +30,9 @@ async fn per_hand_off(waiters: usize) -> Option<f64> {
     let server = servers::zookeeper(ZooKeeperOptions { tick, ..ZooKeeperOptions::default() }).ok()?;
     let store = patient(&server).await;
     let held = take(&store, &request("popular")).await;
-    let mut crowd = Vec::new();
+    let mut waiting = Vec::new();
     for _ in 0..4 {
-        let store = patient(&server).await;
-        for _ in 0..waiters / 4 {
-            let store = store.clone();
-            crowd.push(tokio::spawn(async move {
-                let request = with(request("popular"), |request| request.wait = Wait::Forever);
-                let grant = match store.acquire(&request).await {
-                    Ok(AcquireOutcome::Granted(grant)) => grant,
-                    other => panic!("not served: {other:?}"),
-                };
-                give_back(&store, &grant.key).await;
-                grant.fence
-            }));
-        }
+        waiting.extend(lockkeeper_testkit::scenarios::crowd::join(&patient(&server).await, waiters / 4));
     }
     eventually("all are in the queue", || async {
         tokio::time::sleep(Duration::from_millis(200)).await;
@@ -65,14 +53,8 @@ async fn per_hand_off(waiters: usize) -> Option<f64> {
     .await;
     let before = handled(&server);
     give_back(&store, &held.key).await;
-    let mut fences = Vec::new();
-    for one in crowd {
-        fences.push(one.await.unwrap());
-    }
+    lockkeeper_testkit::scenarios::crowd::all_granted(waiting).await;
     let calls = handled(&server) - before;
-    fences.sort();
-    fences.dedup();
-    assert_eq!(fences.len(), waiters, "two grants have the same fence");
     assert!(store.inspect(&name("popular")).await.unwrap().is_none());
     Some(calls as f64 / waiters as f64)
 }

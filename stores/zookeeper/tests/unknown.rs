@@ -3,69 +3,17 @@
 
 mod common;
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use common::{admin, keeper, open, tree, try_open};
+use common::{admin, open, tree, try_open};
 use futures_util::poll;
-use lockkeeper_core::{AcquireOutcome, Error, Fence, ReleaseOutcome, RenewOutcome, Store};
+use lockkeeper_core::{AcquireOutcome, Error, Fence, ReleaseOutcome, RenewOutcome};
 use lockkeeper_testkit::laws::{
     self, SHORT, eventually, give_back, is_free, refused, request, soon, take, with,
 };
 use lockkeeper_testkit::proxy::{At, Direction, Fault, Framing, Proxy, every_point};
+use lockkeeper_testkit::scenarios::lost_messages::open_acquire_wait_release;
 use lockkeeper_testkit::servers::{self, Server, ZooKeeperOptions};
-
-const TTL: Duration = Duration::from_secs(20);
-
-/// One client opens a store, acquires a free lock, waits for a held one, and releases both. With any fault the result
-/// must be the same.
-async fn open_acquire_wait_release(proxy: &Proxy, other: &Arc<dyn Store>) {
-    // A failed open leaves nothing, and is retried.
-    let store = loop {
-        match try_open(&format!("zk://{}?timeout=500ms&poll=200ms&session=4s", proxy.addr())).await {
-            Ok(store) => break store,
-            Err(Error::Unavailable(_) | Error::Unknown(_)) => {}
-            Err(error) => panic!("{error}"),
-        }
-    };
-    let keeper = keeper(&store);
-    // A free lock is granted once, with or without a reply.
-    let guard = loop {
-        match soon("a free lock is granted", keeper.lock("x").ttl(TTL).acquire()).await {
-            Ok(guard) => break guard,
-            Err(Error::Unavailable(_)) => {}
-            Err(error) => panic!("{error}"),
-        }
-    };
-    let seen = other.inspect(&laws::name("x")).await.unwrap().unwrap();
-    assert_eq!(seen.held.iter().map(|held| held.fence).collect::<Vec<_>>(), [guard.fence()]);
-    // A held lock is handed to the waiter once.
-    let held = take(other, &request("y")).await;
-    let keeper2 = keeper.clone();
-    let waiter = tokio::spawn(async move {
-        loop {
-            match keeper2.lock("y").ttl(TTL).acquire().await {
-                Err(Error::Unavailable(_)) => {}
-                other => break other,
-            }
-        }
-    });
-    laws::queue_reaches(other, &laws::name("y"), 1).await;
-    give_back(other, &held.key).await;
-    let next = soon("the waiter is served", waiter).await.unwrap();
-    let next = next.unwrap_or_else(|error| panic!("the waiter failed: {error}"));
-    assert!(next.fence() > held.fence);
-    // A release with an unknown outcome has happened in the end.
-    match soon("a release ends", guard.release()).await {
-        Ok(ReleaseOutcome::Released | ReleaseOutcome::AlreadyGone)
-        | Err(Error::Unknown(_) | Error::Unavailable(_)) => {}
-        Err(error) => panic!("{error}"),
-    }
-    drop(next);
-    soon("what is left is released", keeper.settle()).await;
-    is_free(other, "x").await;
-    is_free(other, "y").await;
-}
 
 async fn break_everywhere(server: &Server, kind: &str, fault: fn(At) -> Fault) {
     let other = open(server.addr()).await;
@@ -73,7 +21,8 @@ async fn break_everywhere(server: &Server, kind: &str, fault: fn(At) -> Fault) {
     let points = every_point(400, async |n| {
         let proxy = Proxy::start(server.addr(), Framing::ZooKeeper);
         let injected = proxy.inject(fault(Fault::at_request(n)));
-        open_acquire_wait_release(&proxy, &other).await;
+        let url = format!("zk://{}?timeout=500ms&poll=200ms&session=4s", proxy.addr());
+        open_acquire_wait_release(async || try_open(&url).await, &other).await;
         let grant = take(&other, &request("x")).await;
         assert!(Some(grant.fence) > last, "the fence went back");
         last = Some(grant.fence);

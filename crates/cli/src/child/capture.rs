@@ -5,9 +5,10 @@
 //! away does not change what is kept.
 
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
+use lockkeeper_core::IgnorePoison;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use tokio::sync::oneshot;
@@ -143,7 +144,7 @@ impl ChunkHandoverState {
 
 impl ChunkHandover {
     fn lock(&self) -> MutexGuard<'_, ChunkHandoverState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().ignore_poison()
     }
 
     fn change(&self, change: impl FnOnce(&mut ChunkHandoverState)) {
@@ -155,7 +156,7 @@ impl ChunkHandover {
     fn give(&self, chunk: Option<Vec<u8>>) -> bool {
         let state = self.lock();
         let waited = self.changed.wait_while(state, |state| state.is_open() && state.chunk.is_some());
-        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+        let mut state = waited.ignore_poison();
         state.over = chunk.is_none();
         let open = state.is_open();
         state.chunk = chunk;
@@ -168,7 +169,7 @@ impl ChunkHandover {
         loop {
             let state = self.lock();
             let waited = self.changed.wait_while(state, |state| state.chunk.is_none() && !state.over);
-            let state = waited.unwrap_or_else(PoisonError::into_inner);
+            let state = waited.ignore_poison();
             // The chunk stays in the state until it is written: the reading thread waits for that before it gives the next one.
             let Some(chunk) = state.chunk.clone() else { return };
             drop(state);

@@ -4,8 +4,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
+use lockkeeper_core::IgnorePoison;
 use rustix::process::{Pid, WaitOptions, WaitStatus, wait};
 
 /// The commands and watchdogs of this process, and the changes that they have not read.
@@ -24,7 +25,7 @@ pub fn are_several() -> bool {
 }
 
 fn children() -> MutexGuard<'static, BTreeMap<i32, VecDeque<WaitStatus>>> {
-    CHILDREN.lock().unwrap_or_else(PoisonError::into_inner)
+    CHILDREN.lock().ignore_poison()
 }
 
 /// Keeps the changes of this child from now on. Called right after its start, before any call of [`next_change`].

@@ -60,7 +60,7 @@ impl StatusArgs {
     pub async fn execute(self) -> Result<i32, ExitFailure> {
         let (health, why, record) = match self.look(self.common.url()?.expose()).await {
             Ok(Some((record, running))) => {
-                let (health, why) = judge(&record, running, self.max_age);
+                let (health, why) = evaluate(&record, running, self.max_age);
                 (health, why, Some(record))
             }
             Ok(None) => (Health::Critical, "no window was ever begun".into(), None),
@@ -141,7 +141,7 @@ pub fn unfinished(record: &WindowRecord, running: bool) -> Option<String> {
     })
 }
 
-fn judge(record: &WindowRecord, running: bool, max_age: Option<Duration>) -> (Health, String) {
+fn evaluate(record: &WindowRecord, running: bool, max_age: Option<Duration>) -> (Health, String) {
     let failed = record.ended.as_ref().filter(|run| run.exit_code != 0);
     if let Some(text) = unfinished(record, running).filter(|_| !running) {
         return (Health::Critical, text);

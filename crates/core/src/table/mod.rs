@@ -310,10 +310,10 @@ impl Table {
         let mut touched = Ids::new();
         for (at, fence, _, id) in due {
             let hold = &self.state.holds[id];
-            let (holder, told) = (hold.holder.clone(), !hold.lingering());
+            let (holder, reported) = (hold.holder.clone(), !hold.lingering());
             // The delay counts from the end of the lease, not from the moment at which the table noticed it.
             let slots = self.end_uncleanly(at, id);
-            if told {
+            if reported {
                 self.emit(now, &slots, EventKind::Expired { fence }, Some(&holder));
             }
             touched.extend(slots);

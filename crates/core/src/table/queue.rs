@@ -18,11 +18,7 @@ impl Table {
             }
         }
         self.ticket += 1;
-        let until = match request.wait {
-            Wait::No => now.moment,
-            Wait::For(d) => now.moment + d,
-            Wait::Forever => BootInstant::NEVER,
-        };
+        let until = request.wait.deadline(now.moment);
         self.emit(now, &slots, EventKind::Waiting, Some(&request.holder));
         self.state.add_waiter(self.ticket, Waiter { request, slots, until, since: now.wall });
         Ok(())

@@ -1,4 +1,4 @@
-//! Votes in a small world of nodes that are slow, restart empty and tell different times; and mistakes that are planted
+//! Votes in a small world of nodes that are slow, restart empty and deliver different times; and mistakes that are planted
 //! to see that the world notices.
 
 use std::collections::BTreeMap;
@@ -189,7 +189,7 @@ impl World {
                 self.reply(client, Message::Released(node));
             }
             Message::LockReply(..) | Message::WriteReply(..) | Message::Released(_) | Message::Tick => {
-                self.tell(client, message)?;
+                self.deliver(client, message)?;
             }
             Message::GiveBack => {
                 if let Some(grant) = &mut self.clients[client].grant {
@@ -238,7 +238,7 @@ impl World {
         }
     }
 
-    fn tell(&mut self, client: usize, message: Message) -> std::result::Result<(), String> {
+    fn deliver(&mut self, client: usize, message: Message) -> std::result::Result<(), String> {
         let mistake = self.mistake;
         let sent_at = millis(self.clients[client].sent_at);
         let now = if mistake == Some(Mistake::LateCounts) { sent_at } else { millis(self.time) };

@@ -3,13 +3,14 @@
 use std::error::Error;
 use std::fmt;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
+use lockkeeper_core::IgnorePoison;
 
 use super::in_flight::WriteAdmission;
 
@@ -83,7 +84,7 @@ impl<R: Body + Send + Unpin + 'static> AdmittedBody<R> {
 
 impl<R> CountedBody<R> {
     fn lock(&self) -> MutexGuard<'_, SharedBodyState<R>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().ignore_poison()
     }
 }
 

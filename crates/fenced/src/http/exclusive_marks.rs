@@ -3,11 +3,11 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use lockkeeper::{Guard, Lockkeeper};
-use lockkeeper_core::{Error, Fence, LockName, Mode, Result};
+use lockkeeper_core::{Error, Fence, IgnorePoison, LockName, Mode, Result};
 use tokio::sync::watch;
 
 use super::in_flight::InFlightRequests;
@@ -66,7 +66,7 @@ impl fmt::Debug for MarksLock {
 }
 
 fn lock(grant: &Mutex<Option<MarksGrant>>) -> MutexGuard<'_, Option<MarksGrant>> {
-    grant.lock().unwrap_or_else(PoisonError::into_inner)
+    grant.lock().ignore_poison()
 }
 
 impl MarksLock {
@@ -78,7 +78,7 @@ impl MarksLock {
         in_flight: InFlightRequests,
     ) -> MarksLock {
         let grant = Arc::<Mutex<Option<MarksGrant>>>::default();
-        let (tell, owns) = watch::channel(false);
+        let (sender, owns) = watch::channel(false);
         let (its_keeper, its_grant, its_in_flight) = (keeper.clone(), grant.clone(), in_flight.clone());
         let task = tokio::spawn(async move {
             loop {
@@ -87,12 +87,12 @@ impl MarksLock {
                     Ok(Some(guard)) => {
                         let guard = Arc::new(guard);
                         *lock(&its_grant) = Some(MarksGrant { guard: guard.clone(), marks: HashMap::new() });
-                        tell.send_replace(true);
+                        sender.send_replace(true);
                         let why = guard.lost().await;
                         tracing::warn!(%why, "the marks are not ours any more: fences are refused until they are");
                         *lock(&its_grant) = None;
                         its_in_flight.lost();
-                        tell.send_replace(false);
+                        sender.send_replace(false);
                     }
                     Err(error) => {
                         tracing::warn!(%error, "the lock of the marks cannot be had");

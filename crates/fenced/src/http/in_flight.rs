@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
-use lockkeeper_core::{Fence, LockName};
+use lockkeeper_core::{Fence, IgnorePoison, LockName};
 use tokio::sync::Notify;
 
 use super::admitted_body::ClientResponse;
@@ -52,7 +52,7 @@ impl ResourceQueue {
 impl InFlightRequests {
     fn lock(&self) -> MutexGuard<'_, HashMap<LockName, ResourceQueue>> {
         // No code panics under this lock; if it did, each step leaves the map consistent.
-        self.0.in_flight.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.in_flight.lock().ignore_poison()
     }
 
     /// Counts a request as in flight. It must be counted **before** its mark is checked: a request that
@@ -255,11 +255,11 @@ mod tests {
     fn who_is_overtaken_is_told_when_the_mark_is_raised_and_not_before() {
         let in_flight = InFlightRequests::default();
         let five = enter(&in_flight, 5);
-        let mut told = Box::pin(five.overtaken());
+        let mut overtaken = Box::pin(five.overtaken());
         let six = enter(&in_flight, 6);
-        assert!(told.as_mut().now_or_never().is_none());
+        assert!(overtaken.as_mut().now_or_never().is_none());
         six.raised(Duration::ZERO);
-        assert!(told.now_or_never().is_some());
+        assert!(overtaken.now_or_never().is_some());
         assert!(six.overtaken().now_or_never().is_none());
     }
 
@@ -279,12 +279,16 @@ mod tests {
         let in_flight = InFlightRequests::default();
         let (five, other) =
             (enter(&in_flight, 5), in_flight.enter(LockName::new("/b").unwrap(), Fence::MIN).unwrap());
-        let (mut told, mut other_told) = (Box::pin(five.overtaken()), Box::pin(other.overtaken()));
-        assert!(told.as_mut().now_or_never().is_none() && other_told.as_mut().now_or_never().is_none());
+        let (mut overtaken, mut other_overtaken) = (Box::pin(five.overtaken()), Box::pin(other.overtaken()));
+        assert!(
+            overtaken.as_mut().now_or_never().is_none() && other_overtaken.as_mut().now_or_never().is_none()
+        );
         let loss = five.loss();
         assert!(!loss.happened());
         in_flight.lost();
-        assert!(told.now_or_never().is_some() && other_told.now_or_never().is_some() && loss.happened());
+        assert!(
+            overtaken.now_or_never().is_some() && other_overtaken.now_or_never().is_some() && loss.happened()
+        );
         let again = enter(&in_flight, 5);
         assert!(again.overtaken().now_or_never().is_none() && !again.loss().happened());
         drop((five, other, again));

@@ -89,8 +89,8 @@ mod tests {
         for damaged in
             ["", "7", "\n", "x\n", "0\n", "+7\n", "-7\n", "7 gone\n", "7 deleted", " 7\n", "7\r\n", &long]
         {
-            let told = parse(format!("lockkeeper-fence {damaged}").as_bytes());
-            assert!(matches!(told, Err(Error::Invalid(_))), "{damaged:?}: {told:?}");
+            let parsed = parse(format!("lockkeeper-fence {damaged}").as_bytes());
+            assert!(matches!(parsed, Err(Error::Invalid(_))), "{damaged:?}: {parsed:?}");
         }
     }
 }

@@ -72,11 +72,11 @@ mod tests {
 
     #[test]
     fn a_full_disk_is_told_as_one_unless_the_write_may_be_done() {
-        let told = || StoreError::Generic {
+        let disk_full = || StoreError::Generic {
             store: "LocalFileSystem",
             source: Box::new(io::Error::from(io::ErrorKind::StorageFull)),
         };
-        assert!(matches!(to_error(&told(), false), Error::Limited(_)));
-        assert!(matches!(to_error(&told(), true), Error::Unknown(_)));
+        assert!(matches!(to_error(&disk_full(), false), Error::Limited(_)));
+        assert!(matches!(to_error(&disk_full(), true), Error::Unknown(_)));
     }
 }

@@ -5,10 +5,10 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread;
 
-use lockkeeper_core::{Error, Fence, Result};
+use lockkeeper_core::{Error, Fence, IgnorePoison, Result};
 use object_store::PutMode;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as Name;
@@ -98,7 +98,7 @@ impl DirLocks {
 
     /// Where to wait for the directory of a file.
     fn queue(&self, file: &Path) -> Arc<Mutex<()>> {
-        let mut all = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.next.lock().ignore_poison();
         all.retain(|_, queue| queue.strong_count() > 0);
         let known = all.entry(file.parent().unwrap_or(file).to_owned()).or_default();
         known.upgrade().unwrap_or_else(|| {
@@ -116,14 +116,14 @@ impl DirLocks {
         work: impl Future<Output = Result<()>> + Send + 'static,
     ) -> Result<()> {
         let next = self.queue(&file).lock_owned().await;
-        let (tell, told) = oneshot::channel();
+        let (reply, replied) = oneshot::channel();
         let done = thread::Builder::new().name("lockkeeper-turn".into()).spawn(move || {
             let done = in_turn(&file, next, work);
             // No process may be there to hear it.
-            _ = tell.send(done);
+            _ = reply.send(done);
         });
         done.map_err(|e| Error::Unavailable(format!("no thread to write on: {e}")))?;
-        told.await.unwrap_or_else(|_| Err(Error::Unknown("the thread that wrote has ended".into())))
+        replied.await.unwrap_or_else(|_| Err(Error::Unknown("the thread that wrote has ended".into())))
     }
 }
 

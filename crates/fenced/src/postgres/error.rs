@@ -11,18 +11,20 @@ pub(super) const UNFENCED: &str = "LK064";
 /// The refusal of a [guarded table](super::table): [`Error::Stale`] or [`Error::Invalid`]. `None`: the error is about something
 /// else.
 pub fn refusal(error: &tokio_postgres::Error) -> Option<Error> {
-    told(error.as_db_error()?)
+    from_db_error(error.as_db_error()?)
 }
 
-fn told(told: &DbError) -> Option<Error> {
-    match told.code().code() {
+fn from_db_error(error: &DbError) -> Option<Error> {
+    match error.code().code() {
         STALE => {
-            let mut numbers = told.detail()?.split_whitespace().filter_map(|word| word.split_once('='));
+            let mut numbers = error.detail()?.split_whitespace().filter_map(|word| word.split_once('='));
             let mut next = |key: &str| numbers.find(|(k, _)| *k == key).and_then(|(_, n)| n.parse().ok());
             let (presented, seen) = (next("presented")?, next("seen")?);
             Some(Error::Stale { presented: Fence::new(presented).ok()?, seen: Fence::new(seen).ok()? })
         }
-        UNFENCED => Some(Error::invalid(format!("{}: {}", told.message(), told.hint().unwrap_or_default()))),
+        UNFENCED => {
+            Some(Error::invalid(format!("{}: {}", error.message(), error.hint().unwrap_or_default())))
+        }
         _ => None,
     }
 }
@@ -35,7 +37,7 @@ pub(super) fn to_error(error: &tokio_postgres::Error, alone: bool) -> Error {
     };
     let text = format!("PostgreSQL says {} ({})", db.message(), db.code().code());
     match db.code().code() {
-        STALE | UNFENCED => told(db).unwrap_or(Error::Unavailable(text)),
+        STALE | UNFENCED => from_db_error(db).unwrap_or(Error::Unavailable(text)),
         "42501" => Error::Denied(text),
         "25006" => {
             Error::Unavailable(format!("{text}. This is a standby, or may only be read: name the primary"))

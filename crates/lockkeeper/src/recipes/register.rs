@@ -268,16 +268,16 @@ impl<T> Register<T> {
         T: Send + 'static,
     {
         let first = (self.clone(), false, None);
-        Box::pin(unfold_forever(first, |(register, looked, mut told)| async move {
+        Box::pin(unfold_forever(first, |(register, looked, mut reported)| async move {
             if looked {
                 pause_between_polls(&*register.keeper.0.clock, register.poll).await;
             }
             loop {
                 match register.read().await {
-                    Err(error) => return Some((Err(error), (register, true, told))),
-                    Ok(entry) if told != Some(entry.as_ref().map(|entry| entry.fence)) => {
-                        told = Some(entry.as_ref().map(|entry| entry.fence));
-                        return Some((Ok(entry), (register, true, told)));
+                    Err(error) => return Some((Err(error), (register, true, reported))),
+                    Ok(entry) if reported != Some(entry.as_ref().map(|entry| entry.fence)) => {
+                        reported = Some(entry.as_ref().map(|entry| entry.fence));
+                        return Some((Ok(entry), (register, true, reported)));
                     }
                     Ok(_) => pause_between_polls(&*register.keeper.0.clock, register.poll).await,
                 }

@@ -106,7 +106,7 @@ pub(super) fn with_owners_moved(mut record: Record) -> Record {
     record
 }
 
-/// What a client with the fence `own` is told of a record.
+/// The record that a client with the fence `own` reads.
 pub(super) fn twist_read(bug: Bug, own: Option<Fence>, mut record: Record) -> Record {
     let value = match bug {
         Bug::PrintUnchecked if belongs(&record.key, "once/") => edit(&record.value, |page| {
@@ -152,7 +152,7 @@ pub(super) fn twist_read(bug: Bug, own: Option<Fence>, mut record: Record) -> Re
     record
 }
 
-/// What the store is told to write instead.
+/// The write that the store gets instead.
 pub(super) fn twist_write(bug: Bug, key: &LockName, value: &[u8], expect: Expect) -> (Vec<u8>, Expect) {
     let recipe =
         ["once/", "once-part/", "election/", "window/", "claim/", "claim-lease/", "partition-group/"]

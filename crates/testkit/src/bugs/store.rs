@@ -34,7 +34,7 @@ pub struct Bugged {
     written: Mutex<HashSet<LockName>>,
 }
 
-/// What the clients of one spoilt store share.
+/// The state that the clients of one spoilt store share.
 #[derive(Default)]
 struct Notes {
     count: AtomicU64,
@@ -43,7 +43,7 @@ struct Notes {
     /// The attempts that the store knows under another name.
     alias: Mutex<HashMap<Attempt, Vec<Attempt>>>,
     told: Mutex<HashSet<Attempt>>,
-    /// Who waits without a line, the newest last.
+    /// The waiters without a queue, the newest last.
     polling: Mutex<Vec<RequestKey>>,
     served: Notify,
     /// The newest wall clock of a take, in µs.
@@ -120,7 +120,7 @@ impl Bugged {
         1_000_000 + self.notes.count.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// A record as it is told, spoilt.
+    /// The record as the client reads it, spoilt.
     fn twist_record(&self, record: Record) -> Record {
         if self.bug == Bug::JoinMovesOwners && !self.written.lock().unwrap().contains(&record.key) {
             return recipe::with_owners_moved(record);
@@ -260,7 +260,7 @@ impl Bugged {
         }
     }
 
-    /// Those who wait look again now and then, and the newest of them is served first.
+    /// The waiters poll, and the store grants the lock to the newest of them first.
     async fn poll_without_a_line(&self, request: &LockRequest) -> Result<AcquireOutcome> {
         let hasty = LockRequest { wait: Wait::No, ..request.clone() };
         if request.wait == Wait::No {

@@ -22,7 +22,7 @@ impl Dice {
     }
 }
 
-/// What happened, so that a run in which nothing did is not taken for a good one.
+/// Counts the outcomes, so that a run in which nothing happened does not pass.
 #[derive(Clone, Copy, Default)]
 struct InterleavingTally {
     taken: u64,
@@ -38,7 +38,7 @@ struct ResourceOp {
 }
 
 /// The writes of two to four holders, shuffled. Their fences are few, so that there are higher, equal and lower ones.
-fn story(dice: &mut Dice) -> Vec<ResourceOp> {
+fn schedule(dice: &mut Dice) -> Vec<ResourceOp> {
     let mut ops = Vec::new();
     for holder in 0..2 + dice.roll(3) {
         let fence = fence(1 + dice.roll(5));
@@ -60,11 +60,11 @@ async fn send(resource: &dyn Fenced, name: &str, op: &ResourceOp) -> lockkeeper_
     }
 }
 
-/// Plays one story to two clients in turn, beside the rule in its simplest form.
+/// Runs one schedule with two clients in turn, beside the rule in its simplest form.
 async fn play(clients: &[Arc<dyn Fenced>; 2], seed: u64) -> InterleavingTally {
     let (mut dice, mut tally) = (Dice(seed), InterleavingTally::default());
-    let (name, mut model) = (format!("story/{seed}"), None::<GuardedValue>);
-    for op in story(&mut dice) {
+    let (name, mut model) = (format!("schedule/{seed}"), None::<GuardedValue>);
+    for op in schedule(&mut dice) {
         for turn in 0..1 + u64::from(op.again) {
             let answer = send(&*clients[dice.roll(2) as usize], &name, &op).await;
             match &model {

@@ -22,7 +22,7 @@ async fn pair<H: FencedHarness>(h: &H) -> (Arc<dyn Fenced>, Arc<dyn Fenced>) {
     (H::client(&address).await, H::client(&address).await)
 }
 
-/// What is there has to be this.
+/// Asserts the mark and the value of a resource.
 async fn is(resource: &dyn Fenced, name: &str, mark: u64, value: Option<&str>) {
     let seen = resource.read(name).await.expect("it can be read");
     let wanted = GuardedValue { fence: fence(mark), value: value.map(|value| value.as_bytes().to_vec()) };
@@ -172,7 +172,7 @@ pub async fn every_name_is_a_resource_of_its_own<H: FencedHarness>(h: H) {
         let mark = 1 + nth as u64;
         match a.put(name, fence(mark), name.as_bytes()).await {
             Ok(()) => taken.push((mark, *name)),
-            // What it cannot keep apart, it says so, and nothing is written.
+            // The resource refuses a name that it cannot keep apart from another one, and writes nothing.
             Err(Error::Invalid(_)) => assert!(nth > 0, "{name} is nothing special"),
             Err(e) => panic!("{name:?}: {e}"),
         }

@@ -27,7 +27,7 @@ pub trait FencedHarness: Send + Sync + Sized + 'static {
     /// A fresh resource without any write; `None` if the tests are to run without its server, which has been said loudly.
     async fn start() -> Option<Self>;
 
-    /// What another process needs in order to find it.
+    /// The address at which another process finds the resource.
     fn address(&self) -> String;
 
     /// One more client of it: another connection, as another process would have.
@@ -97,7 +97,7 @@ macro_rules! every_fenced_law {
     };
 }
 
-/// Turns every law of resources, and the story of the paused process, into a test of its own for one [`FencedHarness`].
+/// Turns every law of resources, and the scenario of the paused process, into a test of its own for one [`FencedHarness`].
 #[macro_export]
 macro_rules! fenced_laws {
     ($harness:ty) => {
@@ -107,17 +107,17 @@ macro_rules! fenced_laws {
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn a_paused_holder_that_writes_late_is_refused_and_its_twin_is_not() {
             if let Some(harness) = <$harness as $crate::fenced::FencedHarness>::start().await {
-                $crate::fenced::paused_writer::tell(
+                $crate::fenced::paused_writer::run(
                     &harness,
-                    concat!(module_path!(), "::writer_of_the_story"),
+                    concat!(module_path!(), "::writer_of_the_scenario"),
                 )
                 .await;
             }
         }
 
         #[tokio::test]
-        #[ignore = "a process of the story, started by it"]
-        async fn writer_of_the_story() {
+        #[ignore = "a process of the scenario, which starts it"]
+        async fn writer_of_the_scenario() {
             $crate::fenced::paused_writer::write::<$harness>().await;
         }
     };

@@ -1,5 +1,5 @@
-//! The story that fences are there for, with real processes: A is granted the lock and stopped; B is granted it and writes; A goes on,
-//! and writes. The resource refuses it, and its twin, which does not check, is left with the late value.
+//! The scenario that fences exist for, with real processes: A is granted the lock and stopped; B is granted it and writes; A continues
+//! and writes. The resource refuses the write of A; its twin, which does not check, is left with the late value.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -13,17 +13,17 @@ use super::FencedHarness;
 use crate::servers::TempDir;
 use crate::stop::stop_between_transactions;
 
-const ADDRESS: &str = "LOCKKEEPER_STORY_ADDRESS";
-const STORE: &str = "LOCKKEEPER_STORY_STORE";
-/// Long enough for a slow machine to be granted it, short enough to wait for its end.
+const ADDRESS: &str = "LOCKKEEPER_PAUSED_WRITER_ADDRESS";
+const STORE: &str = "LOCKKEEPER_PAUSED_WRITER_STORE";
+/// Long enough that a slow machine is granted the lock in time, short enough to wait for the end of the lease.
 const TTL: Duration = Duration::from_secs(3);
 
-/// Tells the story to one resource. `writer` is the path of the test that is [`write()`] for the same harness.
+/// Runs the scenario against one resource. `writer` is the path of the test that is [`write()`] for the same harness.
 ///
 /// # Panics
-/// If the late write is taken, or if the twin shows no harm: then the story proves nothing.
-pub async fn tell<H: FencedHarness>(harness: &H, writer: &str) {
-    let dir = TempDir::new("story");
+/// If the resource takes the late write, or if the twin shows no harm: then the scenario proves nothing.
+pub async fn run<H: FencedHarness>(harness: &H, writer: &str) {
+    let dir = TempDir::new("paused-writer");
     let store = format!("sqlite:{}", dir.join("locks.db").display());
     let start = || Writer::start(writer, &store, &harness.address());
     let mut a = start();
@@ -39,14 +39,14 @@ pub async fn tell<H: FencedHarness>(harness: &H, writer: &str) {
     );
     a.signal(Signal::CONT);
     a.go_on();
-    // A knows better by now, and writes all the same: that is what a program without a look at its guard does.
+    // A is no longer the holder and writes all the same, as a program that does not check its guard would.
     assert_eq!(a.says("believes"), "false");
     assert_eq!(a.says("fenced"), "stale", "the late write was not refused");
     assert_eq!(a.says("twin"), "taken");
 
-    let fenced = H::client(&harness.address()).await.read("story").await.unwrap().expect("it was written");
+    let fenced = H::client(&harness.address()).await.read("paused").await.unwrap().expect("it was written");
     assert_eq!((fenced.fence.get(), fenced.value), (second, Some(second.to_string().into_bytes())));
-    let twin = H::twin(&harness.address()).await.read("twin-story").await.unwrap().expect("it was written");
+    let twin = H::twin(&harness.address()).await.read("twin").await.unwrap().expect("it was written");
     let late = first.to_string().into_bytes();
     assert_eq!(twin.value, Some(late), "the twin was to show the harm, and did not");
 }
@@ -57,17 +57,17 @@ pub async fn tell<H: FencedHarness>(harness: &H, writer: &str) {
 /// If anything but a refusal goes wrong.
 pub async fn write<H: FencedHarness>() {
     let (Ok(address), Ok(store)) = (std::env::var(ADDRESS), std::env::var(STORE)) else {
-        return println!("only [`tell`] has use for this");
+        return println!("only [`run`] starts this");
     };
     let (resource, twin) = (H::client(&address).await, H::twin(&address).await);
     let keeper = Lockkeeper::open(&store).await.expect("the store opens");
-    let guard = keeper.lock("story").ttl(TTL).acquire().await.expect("the lock is granted");
+    let guard = keeper.lock("paused").ttl(TTL).acquire().await.expect("the lock is granted");
     say("held", &guard.fence().to_string());
     let mut line = String::new();
-    std::io::stdin().lock().read_line(&mut line).expect("a word from the teller");
+    std::io::stdin().lock().read_line(&mut line).expect("the parent process writes a line");
     say("believes", &guard.is_held().to_string());
     let value = guard.fence().to_string();
-    for (what, place, name) in [("fenced", &resource, "story"), ("twin", &twin, "twin-story")] {
+    for (what, place, name) in [("fenced", &resource, "paused"), ("twin", &twin, "twin")] {
         say(what, outcome(&**place, name, &guard, value.as_bytes()).await);
     }
     let _ = guard.release().await;
@@ -80,10 +80,12 @@ async fn outcome(place: &dyn Fenced, name: &str, guard: &lockkeeper::Guard, valu
     }
 }
 
-/// On a line of its own: the test harness says things too.
+/// Prints on a line of its own, because the test harness prints to the same pipe.
 fn say(what: &str, word: &str) {
     let mut out = std::io::stdout().lock();
-    writeln!(out, "\nstory: {what} {word}").and_then(|()| out.flush()).expect("the parent process reads");
+    writeln!(out, "\npaused-writer: {what} {word}")
+        .and_then(|()| out.flush())
+        .expect("the parent process reads");
 }
 
 struct Writer {
@@ -110,13 +112,13 @@ impl Writer {
         Writer { child, input, output: BufReader::new(output) }
     }
 
-    /// What it says of this, which must be the next thing that it says.
+    /// The value that the process prints for `what`, which must be the next line that it prints.
     fn says(&mut self, what: &str) -> String {
         loop {
             let mut line = String::new();
-            let read = self.output.read_line(&mut line).expect("it can be heard");
+            let read = self.output.read_line(&mut line).expect("its output can be read");
             assert!(read > 0, "the writer ended before it said {what:?}");
-            if let Some(said) = line.trim_end().strip_prefix("story: ") {
+            if let Some(said) = line.trim_end().strip_prefix("paused-writer: ") {
                 let (about, word) = said.split_once(' ').expect("two words");
                 assert_eq!(about, what, "it said {said:?}");
                 return word.to_owned();
@@ -129,7 +131,7 @@ impl Writer {
     }
 
     fn go_on(&mut self) {
-        writeln!(self.input, "go on").expect("it listens");
+        writeln!(self.input, "go on").expect("the process reads");
     }
 
     fn pid(&self) -> Pid {
@@ -137,7 +139,7 @@ impl Writer {
     }
 
     fn signal(&self, signal: Signal) {
-        kill_process(self.pid(), signal).expect("it lives");
+        kill_process(self.pid(), signal).expect("the process lives");
     }
 }
 

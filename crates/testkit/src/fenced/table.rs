@@ -131,7 +131,7 @@ impl FaultyResource {
         checked
     }
 
-    /// What was given up halfway is done later, unchecked.
+    /// Repeats a write that its caller dropped halfway, later and without the check.
     async fn again_if_given_up(&self, row: String, fence: Fence, value: Option<Vec<u8>>) {
         let table = self.clone();
         let (done, given_up) = tokio::sync::oneshot::channel::<()>();

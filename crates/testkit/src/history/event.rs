@@ -5,7 +5,7 @@ use std::fmt;
 use lockkeeper_core::{Attempt, BootInstant, Error, Fence, Grant, Mode, Outcome, Owner};
 use serde::{Deserialize, Serialize};
 
-/// What was done.
+/// An operation of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Operation {
@@ -17,7 +17,7 @@ pub enum Operation {
     Release,
     /// Something was written to what the lock protects.
     Write,
-    /// A holder was told that its lock is lost. It has no beginning: it is recorded with [`OperationPhase::Info`].
+    /// The library reported to a holder that its lock is lost. The event has no beginning: it is recorded with [`OperationPhase::Info`].
     Signal,
 }
 
@@ -57,7 +57,7 @@ pub struct HistoryEvent {
     pub proc: String,
     /// On which lock.
     pub lock: String,
-    /// What was done.
+    /// The operation.
     pub op: Operation,
     /// How far it got.
     pub phase: OperationPhase,
@@ -82,7 +82,7 @@ pub struct HistoryEvent {
     /// The word for what went wrong, from the table of outcomes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// What was written.
+    /// The value that the client wrote.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<String>,
 }

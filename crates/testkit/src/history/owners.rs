@@ -7,8 +7,8 @@ use lockkeeper_core::Mode;
 use super::holds::{HeldInterval, holds};
 use super::{History, HistoryEvent, Operation, OperationPhase, Rule, Violation};
 
-/// C7: only the owner renews and releases. What no client requested, what was released already, or what another client
-/// held all the while, is never renewed or released with success.
+/// C7: only the owner renews and releases. A lock that no client requested, that was released already, or that another
+/// client held all the while, is never renewed or released with success.
 pub fn owners(history: &History) -> Vec<Violation> {
     let locks = holds(history);
     let covers: BTreeMap<&str, Cover<'_>> =
@@ -35,7 +35,7 @@ pub fn owners(history: &History) -> Vec<Violation> {
                 let begun = request.open(event.op).pop_front();
                 if event.phase == OperationPhase::Ok {
                     let cover = covers.get(&*event.lock);
-                    found.extend(request.judge(begun.unwrap_or(event), event, cover));
+                    found.extend(request.check(begun.unwrap_or(event), event, cover));
                 }
             }
             _ => {}
@@ -46,7 +46,7 @@ pub fn owners(history: &History) -> Vec<Violation> {
 
 type OwnerKey<'h> = (&'h str, &'h str, &'h str);
 
-/// What is known of one attempt so far.
+/// The state of one attempt so far.
 #[derive(Default)]
 struct OwnerRequest<'h> {
     asked: bool,
@@ -62,7 +62,7 @@ impl<'h> OwnerRequest<'h> {
         if op == Operation::Renew { &mut self.renewing } else { &mut self.releasing }
     }
 
-    fn judge(
+    fn check(
         &mut self,
         begun: &'h HistoryEvent,
         done: &'h HistoryEvent,

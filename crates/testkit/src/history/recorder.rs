@@ -53,7 +53,7 @@ impl HistoryRecorder {
     }
 }
 
-/// What happened, in the order of time.
+/// The events, in the order of time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History(Vec<HistoryEvent>);
 

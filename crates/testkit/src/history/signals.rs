@@ -17,10 +17,10 @@ pub struct Pause {
     pub to: u64,
 }
 
-/// C6: a holder whose lease ran out was told so by its deadline; `slack` is what the machine may take for it.
+/// C6: the library reports a lease that ran out to its holder by the deadline; `slack` is the time that the machine may add.
 ///
-/// One that was paused over its deadline is told right after. One that was never heard of again was killed, and needs
-/// no telling.
+/// A holder that was paused over its deadline gets the report right after the pause. A holder without any later event was
+/// killed, and needs no report.
 pub fn signals(history: &History, pauses: &[Pause], slack: Duration) -> Vec<Violation> {
     let slack = u64::try_from(slack.as_nanos()).unwrap_or(u64::MAX);
     let mut last_heard: HashMap<&str, u64> = HashMap::new();

@@ -29,7 +29,7 @@ pub struct Demand {
     pub contended: usize,
 }
 
-/// What a run proves.
+/// The result of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a verdict is to be read"]
 pub enum HistoryVerdict {

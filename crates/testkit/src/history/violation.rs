@@ -40,7 +40,7 @@ impl Rule {
 pub struct Violation {
     /// Which rule.
     pub rule: Rule,
-    /// What happened.
+    /// A description.
     pub text: String,
     /// The events concerned, mostly two.
     pub events: Vec<HistoryEvent>,

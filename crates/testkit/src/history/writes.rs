@@ -25,7 +25,7 @@ pub fn resource(history: &History, lock: &str, accepted: &[Accepted]) -> Vec<Vio
     }
     for (write, fate) in &fates {
         let times = taken.remove(write).unwrap_or(0);
-        found.extend(judge(lock, *write, fate, times));
+        found.extend(check(lock, *write, fate, times));
     }
     let strange = taken.into_keys().map(|(fence, value)| {
         let text =
@@ -52,7 +52,7 @@ fn fates<'h>(history: &'h History, lock: &str) -> HashMap<(u64, &'h str), WriteF
     fates
 }
 
-fn judge(lock: &str, (fence, value): (u64, &str), fate: &WriteFate<'_>, times: usize) -> Option<Violation> {
+fn check(lock: &str, (fence, value): (u64, &str), fate: &WriteFate<'_>, times: usize) -> Option<Violation> {
     let what = format!("{value:?} with fence {fence} on {lock:?}");
     let violation = |text: String, event| Some(Violation::new(Rule::Resource, text, [event]));
     // A process that was killed in the middle left a beginning without an end: it may have been done too.

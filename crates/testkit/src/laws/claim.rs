@@ -174,7 +174,7 @@ pub async fn what_failed_too_often_is_kept_apart<H: Harness>(h: H) {
         if item.id() == "bad" {
             ends.push(item.fail("it is bad").await.unwrap());
         }
-        // What kills its worker is never reported, and comes to an end as well.
+        // No worker reports an item that kills its worker; the attempts of that item end as well.
     }
     assert_eq!(attempts.into_values().collect::<Vec<_>>(), [3, 3], "it was given up too soon");
     assert_eq!(ends.last(), Some(&AfterFailure::FailedForGood));

@@ -2,12 +2,12 @@
 
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, Weak, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lockkeeper_core::{Error, Result, Store};
+use lockkeeper_core::{Error, IgnorePoison, Result, Store};
 use lockkeeper_host::{Clock, SystemClock};
 use tokio::sync::OwnedMutexGuard;
 
@@ -23,7 +23,7 @@ const AT: usize = 3;
 /// A kind of cluster, and what happens to its leader. One for each fault, because each has a cluster of its own.
 #[async_trait]
 pub trait FaultScenario: Send + Sync + 'static {
-    /// What happens.
+    /// The fault.
     const FAULT: MemberFault;
 
     /// Where the cluster is kept from law to law.
@@ -36,14 +36,14 @@ pub trait FaultScenario: Send + Sync + 'static {
     async fn open(hosts: String, prefix: String) -> Result<Arc<dyn Store>>;
 }
 
-/// What can happen to a leader.
+/// The faults of a leader.
 #[derive(Clone, Copy, Debug)]
 pub enum MemberFault {
     /// It is killed, and comes back with its disk.
     Killed,
     /// It hangs: it takes connections, and says nothing.
     Hangs,
-    /// It is cut off from its peers and from its clients, and is not told.
+    /// Its connections to its peers and to its clients stay open and carry nothing.
     CutOff,
 }
 
@@ -79,11 +79,11 @@ pub struct FaultCluster {
 
 impl FaultCluster {
     fn cluster(&self) -> MutexGuard<'_, Option<Cluster>> {
-        self.cluster.lock().unwrap_or_else(PoisonError::into_inner)
+        self.cluster.lock().ignore_poison()
     }
 
     fn healing(&self) -> MutexGuard<'_, Option<(mpsc::Sender<()>, JoinHandle<()>)>> {
-        self.healing.lock().unwrap_or_else(PoisonError::into_inner)
+        self.healing.lock().ignore_poison()
     }
 
     /// Starts what does not run, and waits for all members: nothing begins before the last fault is over.
@@ -136,7 +136,7 @@ impl<W: FaultScenario> Harness for UnderFaults<W> {
     async fn start() -> Option<Self> {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let turns = {
-            let mut place = W::place().lock().unwrap_or_else(PoisonError::into_inner);
+            let mut place = W::place().lock().ignore_poison();
             place.upgrade().unwrap_or_else(|| {
                 let fresh = Arc::default();
                 *place = Arc::downgrade(&fresh);

@@ -1,4 +1,4 @@
-//! What the library makes of a store: guards that tell the truth, and futures that may be dropped anywhere.
+//! The guards of the library over a store: they report a loss in time, and a caller may drop their futures anywhere.
 #![allow(missing_docs, reason = "a law's name is its sentence")]
 
 use std::future::Future;

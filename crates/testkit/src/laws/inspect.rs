@@ -1,4 +1,4 @@
-//! What others may see of a lock.
+//! The view of a lock that other clients get.
 #![allow(missing_docs, reason = "a law's name is its sentence")]
 
 use futures_util::StreamExt;

@@ -10,7 +10,7 @@ use lockkeeper_core::{
     Result, Store, WriteOutcome,
 };
 
-/// What becomes of the write that others interrupt.
+/// The fate of the write that other clients interrupt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// It comes after what the others do, and is answered.
@@ -23,7 +23,7 @@ pub enum Fate {
     LostUnheard,
 }
 
-/// What others do meanwhile.
+/// The work of the other clients meanwhile.
 type Others = BoxFuture<'static, ()>;
 
 /// One client of a store. The others come between once, at its next write.

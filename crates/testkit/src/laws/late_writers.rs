@@ -88,7 +88,7 @@ async fn parts(store: &Arc<dyn Store>) -> Vec<lockkeeper_core::LockName> {
     found.records.into_iter().map(|record| record.key).collect()
 }
 
-/// A large result is kept in several records. Those of a late runner are its own, and go when its result is refused.
+/// A large result is kept in several records. The records of a late runner are its own, and are deleted when the store refuses its result.
 pub async fn a_large_result_that_is_late_spoils_and_leaves_nothing<H: Harness>(h: H) {
     let (a, b, store) = (h.keeper().await, h.keeper().await, h.client().await);
     if !has_records(&a).await {

@@ -6,15 +6,15 @@
 use std::collections::HashSet;
 use std::future::Future;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use lockkeeper_core::limit::{LimitOutcome, LimitRequest};
 use lockkeeper_core::{
-    AcquireOutcome, Attempt, DeleteOutcome, Error, EventStream, Expect, Fence, Grant, Limits, LockName,
-    LockPage, LockRequest, LockView, Locks, Page, Profile, Record, RecordPage, Records, ReleaseOutcome,
-    RenewOutcome, RequestKey, Result, Store, WriteOutcome,
+    AcquireOutcome, Attempt, DeleteOutcome, Error, EventStream, Expect, Fence, Grant, IgnorePoison, Limits,
+    LockName, LockPage, LockRequest, LockView, Locks, Page, Profile, Record, RecordPage, Records,
+    ReleaseOutcome, RenewOutcome, RequestKey, Result, Store, WriteOutcome,
 };
 
 /// Between two tries.
@@ -53,7 +53,7 @@ impl Storm {
 pub struct RetryingStore {
     store: Arc<dyn Store>,
     storm: Arc<Storm>,
-    /// What was given back while it was asked for: that is not asked again.
+    /// The attempts that were released while they were requested: they are not requested again.
     left: Mutex<HashSet<Attempt>>,
 }
 
@@ -64,7 +64,7 @@ impl RetryingStore {
     }
 
     fn has_left(&self, attempt: Attempt) -> bool {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner).contains(&attempt)
+        self.left.lock().ignore_poison().contains(&attempt)
     }
 
     async fn again<T, F: Future<Output = Result<T>>>(&self, mut call: impl FnMut() -> F) -> Result<T> {
@@ -104,7 +104,7 @@ impl Locks for RetryingStore {
     }
 
     async fn release(&self, key: &RequestKey) -> Result<ReleaseOutcome> {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner).insert(key.attempt);
+        self.left.lock().ignore_poison().insert(key.attempt);
         let mut tries = 0;
         let answer = self.again(|| {
             tries += 1;
@@ -172,8 +172,8 @@ impl Limits for RetryingStore {
     }
 }
 
-/// Calls a macro with every law in which several clients contend, all of them with leases that outlast a fault. Those that are
-/// `(long)` are much like others, and are left to the long suites.
+/// Calls a macro with every law in which several clients contend, all of them with leases that outlast a fault. Laws marked
+/// `(long)` are much like others, and run in the long suites only.
 #[macro_export]
 macro_rules! every_contending_law {
     ($then:ident $(, $arg:tt)*) => {

@@ -190,7 +190,7 @@ pub async fn a_refund_brings_back_no_more_than_was_taken<H: Harness>(h: H) {
     first.refund(1).await.unwrap();
     assert!(matches!(first.refund(1).await, Err(Error::Invalid(_))), "a second time");
     assert_eq!(left(&limit).await, 4);
-    // What was never given cannot be given back, and a full bucket does not overflow.
+    // The limit refuses the return of tokens that it never gave, and a full bucket does not overflow.
     let mut refused = limit.take(5).await.unwrap();
     assert!(matches!(refused.refund(1).await, Err(Error::Invalid(_))));
     limit.reset().await.unwrap();

@@ -26,7 +26,7 @@ enum LateChange {
     Delete(LockName, Expect),
 }
 
-/// What the network does with a request that changes a record.
+/// The fate of a request that changes a record, on its way through the network.
 #[derive(Clone, Copy)]
 enum RequestFate {
     Answered,

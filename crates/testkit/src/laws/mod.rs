@@ -1,8 +1,8 @@
 //! The laws: what every store promises, each as a small function with a sentence for a name.
 //!
 //! A store's `tests/conformance.rs` is a [`Harness`] and one line: `lockkeeper_testkit::conformance!(MyHarness);`.
-//! Each law becomes a test of its own, so that a failure reads `a_stale_release_is_harmless`. What a store's profile
-//! does not declare must be refused as unsupported; what it declares is tested.
+//! Each law becomes a test of its own, so that a failure reads `a_stale_release_is_harmless`. A store must
+//! refuse as unsupported what its profile does not declare; the laws test what it declares.
 //!
 //! Next to each law in the list below stands a [`Bug`](crate::bugs::Bug) that it must catch: a suite that stays green
 //! with the fence removed proves nothing.

@@ -1,4 +1,4 @@
-//! Shared, permits, several at once, re-entry, lock-delay and min-hold. What a profile does not declare must be refused.
+//! Shared, permits, several at once, re-entry, lock-delay and min-hold. A store must refuse what its profile does not declare.
 #![allow(missing_docs, reason = "a law's name is its sentence")]
 
 use lockkeeper_core::{AcquireOutcome, Error, Mode, Profile, ReleaseOutcome, RenewOutcome, Wait};
@@ -93,7 +93,7 @@ pub async fn the_smallest_number_of_permits_counts<H: Harness>(h: H) {
     if !has(&a, |p| p.permits, in_mode("pool", Mode::Permit(2))).await {
         return;
     }
-    // Half a fleet has been told 2, the other half 5: no client sees more holders than its own number.
+    // Half a fleet is configured with 2, the other half with 5: no client sees more holders than its own number.
     take(&a, &in_mode("pool", Mode::Permit(2))).await;
     take(&a, &in_mode("pool", Mode::Permit(5))).await;
     refused_with(&a, &in_mode("pool", Mode::Permit(5)), "a third of two permits").await;

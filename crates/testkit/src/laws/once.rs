@@ -332,7 +332,7 @@ pub async fn a_result_outlives_an_outage_of_the_store<H: Harness>(h: H) {
     }
 }
 
-/// The work was done, and nothing can be kept of its result: that is told to all, and the work is not done again.
+/// The work was done, and the store cannot keep its result: every caller gets that report, and no runner does the work again.
 pub async fn what_cannot_be_kept_is_not_done_again<H: Harness>(h: H) {
     let (a, b) = (h.keeper().await, h.keeper().await);
     if !has(&a).await {

@@ -15,7 +15,7 @@ const LASTS: Duration = Duration::from_secs(4);
 /// A lease that outlasts the outage without a renewal.
 pub const TTL: Duration = Duration::from_secs(30);
 
-/// What becomes of the write that begins the outage.
+/// The fate of the write that begins the outage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FirstLoss {
     /// The store applies it, and its reply is lost.

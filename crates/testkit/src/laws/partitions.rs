@@ -30,7 +30,7 @@ fn group(keeper: &Lockkeeper, name: &str) -> Partitions {
     keeper.partitions("g", COUNT).member(name).ttl(LONG).grace(LONG).poll(POLL)
 }
 
-/// What all workers of a law have, and what was wrong.
+/// The state that all workers of a law share, and the violations.
 #[derive(Default)]
 struct Board {
     owned: Mutex<BTreeMap<(String, u32), Arc<Partition>>>,
@@ -279,7 +279,7 @@ pub async fn a_living_member_keeps_its_partitions<H: Harness>(h: H) {
     let status = a.partition_status("g").await.unwrap().expect("the group of living members is there");
     assert_eq!(status.generation, generation, "a living member was taken for dead");
     assert_eq!(board.grants.lock().unwrap().len(), grants, "a partition of a living member was lost");
-    // What the members believe is what the store has.
+    // The members believe what the store has.
     let owned = status.partitions.iter().filter(|partition| partition.owner.is_some()).count();
     assert_eq!(owned, 8, "the lock of a living member's partition has expired");
 }

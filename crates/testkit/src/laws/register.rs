@@ -226,7 +226,7 @@ pub async fn bad_input_is_refused_and_leaves_nothing<H: Harness>(h: H) {
     keeper.register_bytes("r").update(|_| vec![0xff; VALUE_BYTES]).await.unwrap();
     let found = keeper.register_bytes("r").read().await.unwrap().unwrap();
     assert!(found.value.len() == VALUE_BYTES && found.value.iter().all(|b| *b == 0xff));
-    // What is of another type is told, and not overwritten.
+    // A value of another type is reported, and not overwritten.
     keeper.register::<String>("text").update(|_| "seven".into()).await.unwrap();
     let other = keeper.register::<u64>("text").update(|_| 7).await;
     assert!(matches!(other, Err(Error::Invalid(_))), "{other:?}");

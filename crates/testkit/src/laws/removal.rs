@@ -22,7 +22,7 @@ enum NotedChange {
     Delete,
 }
 
-/// A client that notes its changes, and that loses the reply to the next one if told so, after `meanwhile` was written.
+/// A client that notes its changes, and that loses the reply to the next change on request, after `meanwhile` was written.
 struct Noting {
     store: Arc<dyn Store>,
     changes: Mutex<Vec<NotedChange>>,

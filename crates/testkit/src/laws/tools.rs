@@ -1,4 +1,4 @@
-//! What the laws are written with.
+//! The tools that the laws are written with.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -179,7 +179,7 @@ pub async fn serve_all(
     give_back(store, &holds).await;
 }
 
-/// What a waiter in the background was granted.
+/// The grant of a waiter in the background.
 pub async fn granted(waiter: JoinHandle<Result<AcquireOutcome>>) -> Grant {
     match soon("a waiter is served", waiter).await.expect("the waiter ends well") {
         Ok(AcquireOutcome::Granted(grant)) => grant,

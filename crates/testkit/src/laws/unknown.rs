@@ -115,8 +115,8 @@ pub async fn a_release_that_was_given_up_leaves_nothing(
     }
 }
 
-/// `outage` is that of `store`, not of `other`. A wait ends while the store is unreachable, and the request is queued: its caller is not
-/// told that nothing has happened. Once the store is reachable again the queue entry is removed, though its ttl is long, and the waiter
+/// `outage` is that of `store`, not of `other`. A wait ends while the store is unreachable, and the request is queued: its caller does
+/// not learn that nothing has happened. Once the store is reachable again the queue entry is removed, though its ttl is long, and the waiter
 /// behind it gets the lock. Both for a caller of the library and for one of the store itself.
 pub async fn a_wait_that_ends_during_an_outage_leaves_nothing(
     outage: &impl Outage,

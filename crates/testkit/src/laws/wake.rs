@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 use super::*;
 use crate::proxy::{Direction, Framing, Pick, Proxy};
 
-/// What a busy machine may add to the declared time.
+/// The time that a busy machine may add to the declared time.
 const MACHINE: Duration = Duration::from_secs(2);
 /// The ttl of a client that dies.
 const MORTAL: Duration = Duration::from_secs(2);

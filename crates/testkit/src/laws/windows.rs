@@ -150,7 +150,7 @@ pub async fn a_clock_that_is_far_off_is_told<H: Harness>(h: H) {
     }
 }
 
-/// A run that failed is told, and run again as often as it may be.
+/// A run that failed is reported, and the job runs again as often as its limit allows.
 pub async fn a_window_that_failed_is_told_and_run_again_as_often_as_it_may<H: Harness>(h: H) {
     let (a, b) = (h.keeper().await, h.keeper().await);
     if !has(&h, &a).await {

@@ -98,7 +98,7 @@ impl Proxy {
         self.script.weather.send_modify(|weather| *weather = Default::default());
     }
 
-    /// What went through so far.
+    /// The messages that went through so far.
     pub fn count(&self) -> Count {
         let [requests, replies] = [0, 1].map(|way: usize| self.script.messages[way].load(Ordering::Relaxed));
         Count {

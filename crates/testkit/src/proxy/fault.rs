@@ -17,7 +17,7 @@ pub enum Pick {
     Any,
     /// The one with this number: they are counted from 0 in the order in which the proxy took them.
     Index(u64),
-    /// Those for which this is true of what their client has sent so far (of its first 4096 bytes).
+    /// The connections for which the test holds for the bytes that their client has sent so far (the first 4096 of them).
     Sent(Arc<Test>),
 }
 

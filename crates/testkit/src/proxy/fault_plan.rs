@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use lockkeeper_core::IgnorePoison;
 use tokio::sync::watch;
 
 use super::fault::{ConnectionEnd, Fault, FaultAction, Pick};
@@ -48,7 +49,7 @@ impl ProxiedConnection {
 }
 
 pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock().ignore_poison()
 }
 
 #[derive(Clone, Copy)]

@@ -1,7 +1,7 @@
 //! A TCP proxy that makes connections fail at an exact message.
 //!
 //! It stands between a client and a real server, knows just enough of the protocol to tell messages apart
-//! ([`Framing`]), and does what it is told to: cut, reset, hold, delay, drop or duplicate the nth request or reply, or
+//! ([`Framing`]), and makes the faults of its plan: cut, reset, hold, delay, drop or duplicate the nth request or reply, or
 //! pass a request on and cut before its reply, which is the one fault that every lock client gets wrong first.
 //!
 //! ```
@@ -72,7 +72,7 @@ pub enum Direction {
     Replies = 1,
 }
 
-/// What went through the proxy since it was started.
+/// The messages that went through the proxy since it was started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Count {
     /// Connections that were taken.

@@ -4,7 +4,9 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::process::Command;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use lockkeeper_core::IgnorePoison;
 
 use super::{Skip, TempDir, require};
 
@@ -61,7 +63,7 @@ impl ClockShim {
     /// # Panics
     /// If that is more than 292 years in all.
     pub fn jump(&self, nanoseconds: i64) {
-        let mut offset = self.0.offset.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut offset = self.0.offset.lock().ignore_poison();
         offset.0 = offset.0.checked_add(nanoseconds).expect("a clock does not go that far");
         // One write of eight aligned bytes: no reader sees half of it.
         offset.1.write_all_at(&offset.0.to_ne_bytes(), 0).expect("the offset can be written");
@@ -69,10 +71,10 @@ impl ClockShim {
 
     /// How far it is ahead of the machine's, in nanoseconds.
     pub fn offset(&self) -> i64 {
-        self.0.offset.lock().unwrap_or_else(PoisonError::into_inner).0
+        self.0.offset.lock().ignore_poison().0
     }
 
-    /// What a program needs in its environment to live on this clock: for [`super::Launch::env`].
+    /// The environment of a program that runs on this clock, for [`super::Launch::env`].
     pub fn env(&self) -> Vec<(OsString, OsString)> {
         let path = |name| self.0.dir.join(name).into_os_string();
         vec![("LD_PRELOAD".into(), path("shim.so")), ("LOCKKEEPER_CLOCK_OFFSET".into(), path("offset"))]

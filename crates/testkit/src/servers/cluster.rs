@@ -1,4 +1,4 @@
-//! What all clusters with a leader share: members that can be killed, stopped and restarted.
+//! Clusters with a leader, of any server: members that can be killed, stopped and restarted.
 
 use std::fmt;
 use std::io;

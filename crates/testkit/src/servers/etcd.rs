@@ -75,7 +75,7 @@ impl Program for Etcd {
     }
 }
 
-/// What a member is told: its name, where its peers reach it, and who they are.
+/// A member's arguments: its name, the address for its peers, and the addresses of all peers.
 pub(super) fn arguments(place: &ServerSite, name: &str, peer: &str, all: &str) -> [String; 8] {
     let clients = format!("http://{}", place.addr(0));
     [
@@ -96,7 +96,7 @@ pub(super) fn health(addr: SocketAddr) -> io::Result<()> {
     answer.contains(r#""health":"true""#).then_some(()).ok_or_else(|| io::Error::other(answer))
 }
 
-/// What a member says over plain HTTP: `/health`, `/metrics`, `/version`.
+/// The reply of a member over plain HTTP: `/health`, `/metrics`, `/version`.
 ///
 /// # Errors
 /// If it does not answer soon.

@@ -15,7 +15,7 @@ use super::{Skip, demand, require};
 #[derive(Debug)]
 pub struct NetNamespaces {
     program: PathBuf,
-    /// The process and a number: part of all names, so that what a killed test left can be told and removed.
+    /// The process and a number: part of all names, so that a later test can find and remove the remains of a killed one.
     id: String,
     net: [u8; 3],
     // Dropped last: until then no other test may use the network.

@@ -22,7 +22,7 @@ pub struct PostgresOptions {
     pub settings: Vec<(String, String)>,
     /// The wall clock it lives on, if not the machine's.
     pub clock: Option<ClockShim>,
-    /// What it encrypts with, for those who want that.
+    /// The files for TLS; without them the server accepts no TLS.
     pub tls: Option<TlsFiles>,
     /// Lines of `pg_hba.conf` before those that accept every client, such as `host all app 127.0.0.1/32 scram-sha-256`.
     pub hba: Vec<String>,

@@ -13,7 +13,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
-/// What to run.
+/// A program to run.
 #[derive(Clone, Debug)]
 pub struct Launch {
     /// The program.

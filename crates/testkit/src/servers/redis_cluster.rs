@@ -140,7 +140,7 @@ impl RedisCluster {
         Migration { slot, from, to }
     }
 
-    /// The second half: the keys move, then the slot does, and every node is told.
+    /// The second half: the keys move, then the slot does, and every node gets the new owner.
     ///
     /// # Panics
     /// If a node refuses its part.
@@ -264,7 +264,7 @@ fn told(addr: SocketAddr, command: &[&str]) -> String {
     redis_call(addr, command).unwrap_or_else(|e: io::Error| panic!("{addr} refuses {command:?}: {e}"))
 }
 
-/// Whether the slots at the end of a line of `CLUSTER NODES` hold this one. Those in brackets are on their way.
+/// Whether the slots at the end of a line of `CLUSTER NODES` hold this one. Slots in brackets are being migrated.
 fn owns(line: &str, slot: u16) -> bool {
     line.split_whitespace().skip(8).filter(|range| !range.starts_with('[')).any(|range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));

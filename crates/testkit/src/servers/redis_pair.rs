@@ -72,8 +72,8 @@ impl RedisPair {
         self.link.addr()
     }
 
-    /// From now on no write of the primary reaches the replica, and neither of them is told: their link stays up. What
-    /// was on its way may still arrive. [`RedisPair::wait_synced`] before it tells what the replica has for certain.
+    /// From now on no write of the primary reaches the replica, and neither of them notices: their link stays up. Writes
+    /// in flight may still arrive. After [`RedisPair::wait_synced`] the replica is certain to have all earlier ones.
     pub fn cut_replication(&self) {
         // Only the connections of replicas: sentinels, and clients that they sent here, talk to the primary this way too.
         let stream = Fault::at_reply(1).on(Pick::sent("PSYNC")).and_every_later_one();
@@ -86,7 +86,7 @@ impl RedisPair {
         self.link.inject(Fault::at_reply(1).on(sentinels).and_every_later_one().hold());
     }
 
-    /// What was held back goes on.
+    /// The link passes on the writes that it held back.
     pub fn heal_replication(&self) {
         self.link.heal();
     }

@@ -54,7 +54,7 @@ pub fn redis_sentinel(options: RedisOptions) -> Result<RedisSentinel, Skip> {
 }
 
 impl RedisSentinel {
-    /// What the sentinels call the primary.
+    /// The name of the primary at the sentinels.
     pub const NAME: &str = "mymaster";
 
     /// Where the sentinels are.
@@ -67,7 +67,7 @@ impl RedisSentinel {
         &mut self.sentinels[nth]
     }
 
-    /// Who is the primary according to most of the sentinels; `None` while no two agree.
+    /// The primary according to most of the sentinels; `None` while no two agree.
     pub fn master_addr(&self) -> Option<SocketAddr> {
         let said: Vec<SocketAddr> = self.sentinels().into_iter().filter_map(named_by).collect();
         said.iter().copied().find(|one| 2 * said.iter().filter(|other| *other == one).count() > COUNT)

@@ -20,7 +20,7 @@ const POLL: Duration = Duration::from_millis(10);
 
 /// How one kind of server is run.
 pub trait Program: Send + Sync {
-    /// What it is called in messages and in the name of its directory.
+    /// The name of the program in messages and of its directory.
     fn name(&self) -> &str;
     /// How many ports it needs.
     fn ports(&self) -> usize;
@@ -30,11 +30,11 @@ pub trait Program: Send + Sync {
     }
     /// Makes what has to be there before the first start: configuration files, a data directory.
     fn prepare(&self, place: &ServerSite) -> io::Result<()>;
-    /// What to run, in the foreground.
+    /// The command that runs the program in the foreground.
     fn launch(&self, place: &ServerSite) -> Launch;
     /// Really talks to it: `Ok` when it does what it is there for. Called again and again, so it must not wait long.
     fn ping(&self, place: &ServerSite, pid: u32) -> io::Result<()>;
-    /// What asks it to end soon, without waiting for its clients to leave.
+    /// The signal that ends the program soon, without waiting for its clients to leave.
     fn stop_signal(&self) -> Signal;
 }
 

@@ -14,7 +14,7 @@ use super::{ClockShim, Program, Server, ServerSite, Skip, TlsFiles, require, tls
 pub(super) const JAR: &str = "/usr/share/java/zookeeper.jar";
 /// Without it the servers keep to themselves why they do not start. It comes with the other one.
 const LOGGER: &str = "/usr/share/java/slf4j-simple.jar";
-/// What TLS needs, comes with ZooKeeper and is not named by its jar: libnetty-java.
+/// The jars that TLS needs, that come with ZooKeeper, and that its own jar does not name: libnetty-java.
 const NETTY: &str = "/usr/share/java/netty-codec.jar:/usr/share/java/netty-resolver.jar";
 
 /// How to run a ZooKeeper server that stands alone.
@@ -147,7 +147,7 @@ pub(super) fn launch(java: &Path, place: &ServerSite, options: &ZooKeeperOptions
     Launch { env, ..Launch::new(java, properties.chain(rest)) }
 }
 
-/// What a server says about itself, once it serves.
+/// The reply of a server to `srvr`, once it serves.
 pub(super) fn srvr(addr: SocketAddr) -> io::Result<String> {
     told(dial(addr)?)
 }

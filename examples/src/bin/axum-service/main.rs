@@ -128,7 +128,7 @@ async fn lead(app: App, address: String) {
     }
 }
 
-/// What only the leader does. It is ended before the deadline if the term is lost; the term goes along with everything it sends.
+/// The work of the leader. The library ends it before the deadline if the term is lost; every message that it sends carries the term.
 async fn send_reminders(_term: Fence) {
     loop {
         tokio::time::sleep(Duration::from_secs(60)).await;

@@ -177,7 +177,7 @@ fn count(dir: &Path, what: &str, key: &str, fence: Fence) {
 
 impl RecipeProcess {
     /// Leads in terms of up to a hundred looks each. Each look is a line: the term, a moment before, a moment after, and who.
-    /// The same story is told to the history, for its checkers.
+    /// The process records the same in its history, for the checkers.
     async fn lead(&self) -> Result<(), RecipeFailure> {
         let (name, me) = (self.arg("name"), std::process::id());
         let ttl = Duration::from_millis(self.arg("ttl_ms").parse()?);
@@ -288,7 +288,7 @@ impl RecipeProcess {
     }
 }
 
-/// What a process with partitions writes down.
+/// The record that a process with partitions keeps.
 struct PartitionStory {
     history: HistoryRecorder,
     looks: File,

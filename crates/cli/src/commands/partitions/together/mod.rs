@@ -61,7 +61,7 @@ pub async fn work(
     let (count, ttl, grace) = (args.count.unwrap_or_default(), args.lease.ttl, args.job.grace);
     let owned = OwnedPartitions::new(args.group(), member.name(), file, count, ttl, grace);
     let ending = watch::Sender::new(false);
-    let told = ending.subscribe();
+    let end_requested = ending.subscribe();
     let mut membership = Membership {
         report,
         member,
@@ -76,7 +76,7 @@ pub async fn work(
     let mut command: Option<RunningCommand<'_>> = None;
     while membership.joined || command.is_some() || !membership.releases.is_empty() {
         if command.is_none() && !membership.is_ending() && membership.may_start() {
-            command = Some(Box::pin(run(args, source, &owned, report, told.clone())));
+            command = Some(Box::pin(run(args, source, &owned, report, end_requested.clone())));
         }
         if let Some(end) = membership.step(&mut command, signals).await {
             command = None;
