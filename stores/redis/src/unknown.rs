@@ -58,6 +58,8 @@ impl UnansweredRelease {
 struct UnansweredAttempt {
     since: Instant,
     generation: u8,
+    /// Whether no tombstone refuses its requests without a reply yet.
+    may_arrive: bool,
 }
 
 impl UnknownOutcomes {
@@ -76,9 +78,23 @@ impl UnknownOutcomes {
             state.swept = Some(now);
             state.attempts.retain(|_, unanswered| unanswered.since + ttl > now);
         }
-        let unanswered =
-            state.attempts.entry(attempt.into()).or_insert(UnansweredAttempt { since: now, generation: 0 });
-        unanswered.since = now;
+        let new = UnansweredAttempt { since: now, generation: 0, may_arrive: true };
+        let unanswered = state.attempts.entry(attempt.into()).or_insert(new);
+        (unanswered.since, unanswered.may_arrive) = (now, true);
+    }
+
+    /// Whether a request of this attempt without a reply may still take the lock.
+    pub fn may_arrive(&self, attempt: &str) -> bool {
+        let state = self.state();
+        let arrives = |one: &UnansweredAttempt| one.may_arrive && one.since.elapsed() < self.tombstone_ttl;
+        state.attempts.get(attempt).is_some_and(arrives)
+    }
+
+    /// Records that the tombstone of a release refuses all requests of this attempt that had no reply.
+    pub fn record_tombstone(&self, attempt: &str) {
+        if let Some(unanswered) = self.state().attempts.get_mut(attempt) {
+            unanswered.may_arrive = false;
+        }
     }
 
     /// The generation of a request that is sent for this attempt now.
@@ -157,7 +173,7 @@ pub struct SuspendedReleases<'a> {
 }
 
 impl SuspendedReleases<'_> {
-    /// Cancels them: the server replied, so the attempt holds the lock or has left the queue.
+    /// Cancels them: the server replied, so the attempt holds the lock, or has left the queue and no request of it may still arrive.
     pub fn cancel(mut self) {
         self.releases.clear();
     }
