@@ -5,10 +5,11 @@
 //! the release from one that the caller sends afterwards with the same attempt.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::RequestKey;
+use lockkeeper_store_kit::CancelSignal;
 use tokio::sync::Notify;
 
 use crate::codec;
@@ -36,9 +37,12 @@ struct UnknownState {
     swept: Option<Instant>,
     /// With the time at which each is sent again.
     releases: Vec<(Instant, UnansweredRelease)>,
+    /// The releases that the store is sending again now.
+    retries: Vec<ReleaseRetry>,
 }
 
 /// A release to send again.
+#[derive(Clone)]
 pub struct UnansweredRelease {
     pub group: KeyGroup,
     pub key: RequestKey,
@@ -53,6 +57,14 @@ impl UnansweredRelease {
     pub fn new(group: KeyGroup, key: RequestKey, limit: Option<u64>) -> Self {
         UnansweredRelease { group, key, limit, retries: 0 }
     }
+}
+
+/// A release that the store is sending again.
+#[derive(Clone)]
+pub struct ReleaseRetry {
+    pub release: UnansweredRelease,
+    /// Cancelled when the caller acquires again: from then on the release could end what the caller gets.
+    pub superseded: Arc<CancelSignal>,
 }
 
 struct UnansweredAttempt {
@@ -141,26 +153,46 @@ impl UnknownOutcomes {
         }
     }
 
-    /// Suspends the scheduled releases of an attempt while its caller acquires again.
+    /// Suspends the scheduled releases of an attempt while its caller acquires again, also those that the store is sending now.
     pub fn suspend(&self, key: &RequestKey) -> SuspendedReleases<'_> {
         let mut state = self.state();
-        let releases = state.releases.extract_if(.., |(_, release)| release.key.attempt == key.attempt);
-        let releases = releases.map(|(_, release)| release).collect();
+        let scheduled = state.releases.extract_if(.., |(_, release)| release.key.attempt == key.attempt);
+        let mut releases: Vec<_> = scheduled.map(|(_, release)| release).collect();
+        for retry in state.retries.extract_if(.., |retry| retry.release.key.attempt == key.attempt) {
+            retry.superseded.cancel();
+            releases.push(retry.release);
+        }
         SuspendedReleases { unknown: self, releases }
     }
 
-    /// Waits until releases are due, and takes them.
-    pub async fn due_releases(&self) -> Vec<UnansweredRelease> {
+    /// Waits until releases are due, and takes them. Each is in flight until [`UnknownOutcomes::end_retry`].
+    pub async fn due_releases(&self) -> Vec<ReleaseRetry> {
         loop {
             let next = self.state().releases.iter().map(|(due, _)| *due).min();
             tokio::select! {
                 () = sleep_until(next) => {
                     let (mut state, now) = (self.state(), Instant::now());
                     let due = state.releases.extract_if(.., |(due, _)| *due <= now);
-                    return due.map(|(_, release)| release).collect();
+                    let due: Vec<_> = due
+                        .map(|(_, release)| ReleaseRetry { release, superseded: Arc::default() })
+                        .collect();
+                    state.retries.extend_from_slice(&due);
+                    return due;
                 }
                 () = self.wake.notified() => {}
             }
+        }
+    }
+
+    /// Ends a retry, and schedules its release again if the server has not confirmed it. A superseded retry is suspended already.
+    pub fn end_retry(&self, retry: ReleaseRetry, confirmed: bool) {
+        let mut state = self.state();
+        let ended = state.retries.extract_if(.., |other| Arc::ptr_eq(&other.superseded, &retry.superseded));
+        let in_flight = ended.count() > 0;
+        drop(state);
+        if in_flight && !confirmed {
+            let release = retry.release;
+            self.schedule_release(UnansweredRelease { retries: release.retries + 1, ..release });
         }
     }
 }
