@@ -83,6 +83,16 @@ async fn an_error_raised_inside_a_script_that_may_have_written_is_unknown() {
     says(&failed(&store, &patient).await, Outcome::Unknown, &["WRONGTYPE", "a part of its work"]);
 }
 
+/// A look at a lock writes nothing, so its error is never an unknown outcome.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_look_without_the_right_to_it_is_denied() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    add_user(&server, "worker", "lock:", &["-zrange"]);
+    let store = open(&format!("redis://worker:pw@{}", server.addr())).await;
+    let error = store.inspect(&name("jobs")).await.unwrap_err();
+    says(&error, Outcome::Denied, &["NOPERM"]);
+}
+
 /// Requests that travel in one script: replicas that do not have the grant of one of them do not take the queue entry
 /// of another away without a word.
 #[tokio::test(flavor = "multi_thread")]
