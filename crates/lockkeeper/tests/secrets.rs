@@ -292,8 +292,8 @@ async fn fail(story: &str, keeper: &Lockkeeper) {
     }
 }
 
-/// Logs in with the canary, works, and loses the server; then logs in with a canary that is wrong.
-async fn use_up(story: &str, url: &str, server: Option<&mut Server>, wrong: Option<String>) {
+/// Logs in with the canary, works, and loses the servers; then logs in with a canary that is wrong.
+async fn use_up(story: &str, url: &str, servers: &mut [&mut Server], wrong: Option<String>) {
     let opened = Lockkeeper::open(url).await;
     let keeper = opened.unwrap_or_else(|error| panic!("{story}: {error}"));
     let guard =
@@ -301,14 +301,12 @@ async fn use_up(story: &str, url: &str, server: Option<&mut Server>, wrong: Opti
     silent(story, &keeper);
     silent(story, &guard);
     silent(story, &keeper.profile());
-    if let Some(server) = server {
-        server.pause();
-        fail(story, &keeper).await;
-        server.resume();
-        tokio::task::block_in_place(|| server.kill9());
-        fail(story, &keeper).await;
-        tokio::task::block_in_place(|| server.restart());
-    }
+    servers.iter().for_each(|server| server.pause());
+    fail(story, &keeper).await;
+    servers.iter().for_each(|server| server.resume());
+    tokio::task::block_in_place(|| servers.iter_mut().for_each(|server| server.kill9()));
+    fail(story, &keeper).await;
+    tokio::task::block_in_place(|| servers.iter_mut().for_each(|server| server.restart()));
     drop(guard);
     assert!(!logged().is_empty(), "{story}: a store that is used and loses its server logs something");
     log_is_silent(story);
@@ -324,14 +322,14 @@ async fn redis_and_redlock_log_in_in_silence() {
     let with =
         || RedisOptions { extra: vec![("requirepass".into(), CANARY.into())], ..RedisOptions::default() };
     let Ok(mut server) = servers::redis(with()) else { return };
-    let (Ok(second), Ok(third)) = (servers::redis(with()), servers::redis(with())) else { return };
+    let (Ok(mut second), Ok(mut third)) = (servers::redis(with()), servers::redis(with())) else { return };
     let hosts = format!("{},{},{}", server.addr(), second.addr(), third.addr());
     let redlock = format!("redlock://:{CANARY}@{hosts}?young_node=0s&node_timeout=500ms");
     let wrong = format!("redlock://:{CANARY}x@{hosts}?young_node=0s&node_timeout=500ms");
-    use_up("redlock", &redlock, None, Some(wrong)).await;
+    use_up("redlock", &redlock, &mut [&mut server, &mut second, &mut third], Some(wrong)).await;
     let url = format!("redis://:{CANARY}@{}?timeout=500ms", server.addr());
     let wrong = format!("redis://me:{CANARY}x@{}", server.addr());
-    use_up("redis", &url, Some(&mut server), Some(wrong)).await;
+    use_up("redis", &url, &mut [&mut server], Some(wrong)).await;
 }
 
 /// Every node of a cluster, and the sentinels beside the server, are told a password.
@@ -350,7 +348,7 @@ async fn clusters_and_sentinels_are_logged_in_to_in_silence() {
     let url = |password: &str| format!("redis+cluster://me:{password}@{node}?timeout=500ms");
     let wrong = refused(&url(&format!("{CANARY}x"))).await;
     assert!(wrong.contains("WRONGPASS"), "{wrong}");
-    use_up("cluster", &url(CANARY), Some(cluster.node_mut(0)), None).await;
+    use_up("cluster", &url(CANARY), &mut [cluster.node_mut(0)], None).await;
 
     let Ok(mut fleet) = servers::redis_sentinel(RedisOptions::default()) else { return };
     fleet.sentinels().into_iter().chain([fleet.pair.primary().addr()]).for_each(user);
@@ -366,7 +364,7 @@ async fn clusters_and_sentinels_are_logged_in_to_in_silence() {
         let wrong = refused(&url).await;
         assert!(wrong.contains("WRONGPASS"), "{wrong}");
     }
-    use_up("sentinel", &url(CANARY, CANARY), Some(fleet.pair.primary_mut()), None).await;
+    use_up("sentinel", &url(CANARY, CANARY), &mut [fleet.pair.primary_mut()], None).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -387,7 +385,7 @@ async fn postgres_logs_in_in_silence() {
             format!("postgres://app:{password}@{}/postgres?timeout=500ms&poll=200ms&claim=2s", server.addr())
         };
         let (right, wrong) = (url(CANARY), url(&format!("{CANARY}x")));
-        use_up(method, &right, Some(&mut server), Some(wrong)).await;
+        use_up(method, &right, &mut [&mut server], Some(wrong)).await;
     }
 }
 
@@ -404,7 +402,7 @@ async fn etcd_logs_in_in_silence() {
     }
     let url = format!("etcd://root:{CANARY}@{}?timeout=500ms", server.addr());
     let wrong = format!("etcd://root:{CANARY}x@{}?timeout=500ms", server.addr());
-    use_up("etcd", &url, Some(&mut server), Some(wrong)).await;
+    use_up("etcd", &url, &mut [&mut server], Some(wrong)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -413,7 +411,7 @@ async fn zookeeper_logs_in_in_silence() {
     let Ok(mut server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
     let url = format!("zk://app:{CANARY}@{}/jobs?create=yes&timeout=1s", server.addr());
     let wrong = format!("zk://app:{CANARY}x@{}/jobs?timeout=1s", server.addr());
-    use_up("zookeeper", &url, Some(&mut server), Some(wrong)).await;
+    use_up("zookeeper", &url, &mut [&mut server], Some(wrong)).await;
 }
 
 #[cfg(feature = "dynamodb")]
@@ -427,5 +425,5 @@ async fn dynamodb_signs_in_silence() {
     let (url, missing) = (at("locks"), at("nosuch"));
     lockkeeper::init(&url).await.unwrap();
     refused(&missing).await;
-    use_up("dynamodb", &url, Some(&mut server), None).await;
+    use_up("dynamodb", &url, &mut [&mut server], None).await;
 }

@@ -25,7 +25,8 @@ pub(crate) enum AcquireReply {
     Busy(Busy),
     /// The request is in the queue: the highest fence at that time, and how long the holder in the way lasts without a renewal.
     Queued(u64, Option<Duration>),
-    /// The script rejected the request and left no queue entry.
+    /// The script rejected the request. A queue entry that it has from before may be there still: a script that cannot read a hold changes
+    /// nothing.
     Rejected(Error),
 }
 
@@ -89,7 +90,12 @@ impl Acquirer {
                     return Ok(AcquireOutcome::Granted(Grant { key, fence, mode, ttl, sent_at, lease }));
                 }
                 Ok(AcquireReply::Busy(busy)) => return Ok(AcquireOutcome::Busy(busy)),
-                Ok(AcquireReply::Rejected(error)) => return Err(error),
+                Ok(AcquireReply::Rejected(error)) => {
+                    if queued {
+                        self.schedule_release(group, request, Some(queued_at));
+                    }
+                    return Err(error);
+                }
                 Ok(AcquireReply::Queued(fence, ends)) => {
                     queued_at = fence;
                     Some((QueuedAt { sent_at, fence }, ends))

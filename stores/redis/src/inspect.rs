@@ -23,7 +23,8 @@ impl ScriptRunner {
         let (base, key) = (self.keys.group_prefix(group), self.keys.lock_key(name));
         let keys = [format!("{base}queue:{key}"), key];
         let call = ScriptCall::new(&INSPECT, &keys).arg(base).arg(LockView::QUEUE_SHOWN);
-        let Value::Array(parts) = self.run(group, &call).await? else {
+        let reply = self.run(group, &call).await.map_err(Failure::of_script_without_partial_writes)?;
+        let Value::Array(parts) = reply else {
             return Err(unexpected_reply());
         };
         let [

@@ -13,7 +13,7 @@ use crate::connection::text_of;
 use crate::error::unexpected_reply;
 use crate::keys::KeyGroup;
 use crate::runner::ScriptRunner;
-use crate::unknown::{UnansweredRelease, UnknownOutcomes};
+use crate::unknown::{ReleaseRetry, UnansweredRelease, UnknownOutcomes};
 use crate::waiters::Waiters;
 
 /// Releases locks of one group. Clones share the store's state.
@@ -61,30 +61,35 @@ impl Releaser {
         let mut sends = FuturesUnordered::new();
         loop {
             tokio::select! {
-                due = self.unknown.due_releases() => sends.extend(due.into_iter().map(|release| self.send_again(release))),
+                due = self.unknown.due_releases() => sends.extend(due.into_iter().map(|retry| self.send_again(retry))),
                 Some(()) = sends.next(), if !sends.is_empty() => {}
             }
         }
     }
 
-    async fn send_again(&self, release: UnansweredRelease) {
-        let outcome = self.retry_release(&release).await;
-        // The caller may have acquired again meanwhile: then its waiter checks whether it is still in the queue.
-        let waits = self.waiters.wake_attempt(&release.key.attempt.to_hex());
-        if outcome.is_err() && !waits {
-            self.unknown.schedule_release(UnansweredRelease { retries: release.retries + 1, ..release });
-        }
+    /// Sends a release again, unless its caller acquires again meanwhile.
+    async fn send_again(&self, retry: ReleaseRetry) {
+        let outcome = tokio::select! {
+            biased;
+            () = retry.superseded.cancelled() => Ok(()),
+            outcome = self.retry_release(&retry) => outcome,
+        };
+        self.unknown.end_retry(retry, outcome.is_ok());
     }
 
     /// Sends a release that must not end what the attempt acquires after it: that has a higher fence or ticket than the server has
     /// issued so far. The first round leaves the tombstone; the second ends a request that arrived just before the tombstone.
-    async fn retry_release(&self, release: &UnansweredRelease) -> Result<()> {
-        let UnansweredRelease { group, key, limit, .. } = release;
+    async fn retry_release(&self, retry: &ReleaseRetry) -> Result<()> {
+        let UnansweredRelease { group, key, limit, .. } = &retry.release;
         if let Some(limit) = limit {
             return self.release_once(*group, key, release_flags::UNCONFIRMED, *limit).await.map(drop);
         }
         for _ in 0..2 {
             let limit = self.highest_issued(*group).await?;
+            // The caller acquires again: the limit may be that of the fence or ticket that it gets.
+            if retry.superseded.is_cancelled() {
+                return Ok(());
+            }
             self.release_once(*group, key, release_flags::UNCONFIRMED, limit).await?;
         }
         Ok(())

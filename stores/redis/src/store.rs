@@ -166,6 +166,14 @@ impl Locks for RedisStore {
                 self.multi_slot().acquire_multi_slot(&self.runner().parts(&request.key.names), request).await
             }
         }?;
+        // The caller of a busy lock has nothing to release. The release leaves a tombstone for the earlier requests of the attempt.
+        let attempt = request.key.attempt.to_hex();
+        if matches!(answer, AcquireOutcome::Busy(_)) && self.inner.unknown.may_arrive(&attempt) {
+            self.release(&request.key).await.map_err(|error| {
+                Error::Unknown(format!("the lock is busy, and an earlier request may still take it: {error}"))
+            })?;
+            self.inner.unknown.record_tombstone(&attempt);
+        }
         suspended.cancel();
         Ok(answer)
     }

@@ -5,10 +5,11 @@
 //! the release from one that the caller sends afterwards with the same attempt.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::RequestKey;
+use lockkeeper_store_kit::CancelSignal;
 use tokio::sync::Notify;
 
 use crate::codec;
@@ -36,9 +37,12 @@ struct UnknownState {
     swept: Option<Instant>,
     /// With the time at which each is sent again.
     releases: Vec<(Instant, UnansweredRelease)>,
+    /// The releases that the store is sending again now.
+    retries: Vec<ReleaseRetry>,
 }
 
 /// A release to send again.
+#[derive(Clone)]
 pub struct UnansweredRelease {
     pub group: KeyGroup,
     pub key: RequestKey,
@@ -55,9 +59,19 @@ impl UnansweredRelease {
     }
 }
 
+/// A release that the store is sending again.
+#[derive(Clone)]
+pub struct ReleaseRetry {
+    pub release: UnansweredRelease,
+    /// Cancelled when the caller acquires again: from then on the release could end what the caller gets.
+    pub superseded: Arc<CancelSignal>,
+}
+
 struct UnansweredAttempt {
     since: Instant,
     generation: u8,
+    /// Whether no tombstone refuses its requests without a reply yet.
+    may_arrive: bool,
 }
 
 impl UnknownOutcomes {
@@ -76,9 +90,23 @@ impl UnknownOutcomes {
             state.swept = Some(now);
             state.attempts.retain(|_, unanswered| unanswered.since + ttl > now);
         }
-        let unanswered =
-            state.attempts.entry(attempt.into()).or_insert(UnansweredAttempt { since: now, generation: 0 });
-        unanswered.since = now;
+        let new = UnansweredAttempt { since: now, generation: 0, may_arrive: true };
+        let unanswered = state.attempts.entry(attempt.into()).or_insert(new);
+        (unanswered.since, unanswered.may_arrive) = (now, true);
+    }
+
+    /// Whether a request of this attempt without a reply may still take the lock.
+    pub fn may_arrive(&self, attempt: &str) -> bool {
+        let state = self.state();
+        let arrives = |one: &UnansweredAttempt| one.may_arrive && one.since.elapsed() < self.tombstone_ttl;
+        state.attempts.get(attempt).is_some_and(arrives)
+    }
+
+    /// Records that the tombstone of a release refuses all requests of this attempt that had no reply.
+    pub fn record_tombstone(&self, attempt: &str) {
+        if let Some(unanswered) = self.state().attempts.get_mut(attempt) {
+            unanswered.may_arrive = false;
+        }
     }
 
     /// The generation of a request that is sent for this attempt now.
@@ -125,26 +153,46 @@ impl UnknownOutcomes {
         }
     }
 
-    /// Suspends the scheduled releases of an attempt while its caller acquires again.
+    /// Suspends the scheduled releases of an attempt while its caller acquires again, also those that the store is sending now.
     pub fn suspend(&self, key: &RequestKey) -> SuspendedReleases<'_> {
         let mut state = self.state();
-        let releases = state.releases.extract_if(.., |(_, release)| release.key.attempt == key.attempt);
-        let releases = releases.map(|(_, release)| release).collect();
+        let scheduled = state.releases.extract_if(.., |(_, release)| release.key.attempt == key.attempt);
+        let mut releases: Vec<_> = scheduled.map(|(_, release)| release).collect();
+        for retry in state.retries.extract_if(.., |retry| retry.release.key.attempt == key.attempt) {
+            retry.superseded.cancel();
+            releases.push(retry.release);
+        }
         SuspendedReleases { unknown: self, releases }
     }
 
-    /// Waits until releases are due, and takes them.
-    pub async fn due_releases(&self) -> Vec<UnansweredRelease> {
+    /// Waits until releases are due, and takes them. Each is in flight until [`UnknownOutcomes::end_retry`].
+    pub async fn due_releases(&self) -> Vec<ReleaseRetry> {
         loop {
             let next = self.state().releases.iter().map(|(due, _)| *due).min();
             tokio::select! {
                 () = sleep_until(next) => {
                     let (mut state, now) = (self.state(), Instant::now());
                     let due = state.releases.extract_if(.., |(due, _)| *due <= now);
-                    return due.map(|(_, release)| release).collect();
+                    let due: Vec<_> = due
+                        .map(|(_, release)| ReleaseRetry { release, superseded: Arc::default() })
+                        .collect();
+                    state.retries.extend_from_slice(&due);
+                    return due;
                 }
                 () = self.wake.notified() => {}
             }
+        }
+    }
+
+    /// Ends a retry, and schedules its release again if the server has not confirmed it. A superseded retry is suspended already.
+    pub fn end_retry(&self, retry: ReleaseRetry, confirmed: bool) {
+        let mut state = self.state();
+        let ended = state.retries.extract_if(.., |other| Arc::ptr_eq(&other.superseded, &retry.superseded));
+        let in_flight = ended.count() > 0;
+        drop(state);
+        if in_flight && !confirmed {
+            let release = retry.release;
+            self.schedule_release(UnansweredRelease { retries: release.retries + 1, ..release });
         }
     }
 }
@@ -157,7 +205,7 @@ pub struct SuspendedReleases<'a> {
 }
 
 impl SuspendedReleases<'_> {
-    /// Cancels them: the server replied, so the attempt holds the lock or has left the queue.
+    /// Cancels them: the server replied, so the attempt holds the lock, or has left the queue and no request of it may still arrive.
     pub fn cancel(mut self) {
         self.releases.clear();
     }

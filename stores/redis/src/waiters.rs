@@ -249,11 +249,6 @@ impl Waiters {
         }
     }
 
-    /// Makes the waiter of `attempt` send its request again. Returns whether there is one.
-    pub fn wake_attempt(&self, attempt: &str) -> bool {
-        self.state().waiters.get(attempt).inspect(|waiter| waiter.woken.notify_one()).is_some()
-    }
-
     /// Handles the message of a hand-off: the attempt, the fence and the lease.
     pub fn on_hand_off(self: &Arc<Self>, message: &[u8]) {
         let Some((attempt, message)) =

@@ -19,7 +19,7 @@ use lockkeeper_core::{
     RenewOutcome, RequestKey, Result, Version, Wait,
 };
 use lockkeeper_testkit::laws::{
-    eventually, give_back, granted, is_free, join_queue, name, request, take, with,
+    eventually, give_back, granted, is_free, join_queue, name, request, soon, take, with,
 };
 use lockkeeper_testkit::servers::{self, RedisKey, RedisOptions};
 
@@ -232,6 +232,29 @@ fn of_the_same_kind(held: &LockRequest, prefix: &str) -> LockRequest {
     let names = held.key.names.iter().map(|held| name(&format!("{prefix}/{held}")));
     let key = RequestKey { names: Names::new(names).unwrap(), ..request("x").key };
     LockRequest { key, ..held.clone() }
+}
+
+/// A waiter with an owner is in the queue when another process of the same owner, of the next version, gets a hold of the lock. The request
+/// is refused then, and its queue entry used to stay for as long as the process polled.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_that_meets_a_hold_of_the_next_format_leaves_its_queue() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let other = client_of(&server).await;
+    let store = common::open(&format!("redis://{}?poll=100ms&claim=10m", server.addr())).await;
+    let holder = with(request("jobs"), |request| request.owner = Some(Owner::from_bytes([1; 16])));
+    take(&other, &holder).await;
+    let owner = Owner::from_bytes([2; 16]);
+    let waiter = join_queue(&store, &with(request("jobs"), |request| request.owner = Some(owner)), 1).await;
+    // The index says that the waiter's owner has the hold, which is of the next format.
+    let mut holds = RedisKey::all(server.addr()).into_iter().find(|key| is_of(key, "holds")).expect("a hash");
+    let hold = holds.parts.iter_mut().find(|part| is_hold(part)).expect("the hold");
+    hold[32] += NEXT_FORMAT;
+    holds.parts.push(format!("o{}", "02".repeat(16)).into_bytes());
+    holds.parts.push(holder.key.attempt.to_hex().into_bytes());
+    tell(server.addr(), &["DEL", std::str::from_utf8(&holds.key).unwrap()]);
+    holds.restore(server.addr(), TTL.as_millis() as u64);
+    is_unsupported(soon("the waiter ends", waiter).await.unwrap());
+    eventually("its queue entry is removed", || async { entries(&server).is_empty() }).await;
 }
 
 /// A process of this version beside one of the next, while a fleet is updated: it must neither misread a hold, nor end it.

@@ -10,7 +10,7 @@ use lockkeeper_testkit::laws::{
     eventually, give_back, granted, is_free, join_queue, name, queue_reaches, refused, request, soon, take,
     with,
 };
-use lockkeeper_testkit::proxy::{Direction, Fault, Framing, Proxy};
+use lockkeeper_testkit::proxy::{Direction, Fault, Framing, Pick, Proxy};
 use lockkeeper_testkit::servers::{self, RedisOptions, Server};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -81,6 +81,16 @@ async fn an_error_raised_inside_a_script_that_may_have_written_is_unknown() {
     take(&store, &request("jobs")).await;
     let patient = with(request("jobs"), |request| request.wait = Wait::Forever);
     says(&failed(&store, &patient).await, Outcome::Unknown, &["WRONGTYPE", "a part of its work"]);
+}
+
+/// A look at a lock writes nothing, so its error is never an unknown outcome.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_look_without_the_right_to_it_is_denied() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    add_user(&server, "worker", "lock:", &["-zrange"]);
+    let store = open(&format!("redis://worker:pw@{}", server.addr())).await;
+    let error = store.inspect(&name("jobs")).await.unwrap_err();
+    says(&error, Outcome::Denied, &["NOPERM"]);
 }
 
 /// Requests that travel in one script: replicas that do not have the grant of one of them do not take the queue entry
@@ -261,6 +271,39 @@ async fn a_request_without_a_caller_that_arrives_late_takes_no_lock() {
         assert!(!late(), "held without a caller");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+    is_free(&other, "jobs").await;
+}
+
+/// The store releases a request without a reply in the background, and has just read the newest ticket for it, when the caller sends the
+/// request again. The release used to go on, to read the retry's ticket, and to remove its queue entry.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_in_the_background_spares_a_request_that_is_sent_again() {
+    let Some((_server, proxy, store, other)) = through_a_proxy("timeout=30s&poll=100ms&claim=10m").await
+    else {
+        return;
+    };
+    let held = take(&other, &request("jobs")).await;
+    let asked = with(request("jobs"), |request| request.wait = Wait::Forever);
+    let lost = proxy.inject(Fault::at_request(1).reset());
+    let answer = soon("the request ends", store.acquire(&asked)).await;
+    assert!(matches!(answer, Err(Error::Unknown(_))) && lost.fired(), "{answer:?}");
+    let newest = Pick::sent("GET\r\n$22\r\nlockkeeper:{all}:fence");
+    let ticket = proxy.inject(Fault::at_reply(1).on(newest).hold());
+    soon("the release reads the newest ticket", ticket.until_fired()).await;
+    let again = store.clone();
+    let waiter = tokio::spawn(async move { again.acquire(&asked).await });
+    queue_reaches(&other, &name("jobs"), 1).await;
+    let behind = join_queue(&other, &request("jobs"), 2).await;
+    ticket.release();
+    // Every round trip of the release has one of these beside it.
+    for _ in 0..100 {
+        store.inspect(&name("jobs")).await.unwrap();
+    }
+    give_back(&other, &held.key).await;
+    let first = granted(waiter).await;
+    assert!(!behind.is_finished(), "the request lost its position");
+    give_back(&store, &first.key).await;
+    give_back(&other, &granted(behind).await.key).await;
     is_free(&other, "jobs").await;
 }
 

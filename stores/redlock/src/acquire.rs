@@ -1,23 +1,23 @@
 //! Acquiring a lock: rounds of votes, and waiting between them.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use lockkeeper_core::lease::LossReason;
 use lockkeeper_core::vote::{Vote, VoteOutcome};
-use lockkeeper_core::{
-    AcquireOutcome, BootInstant, Busy, Error, Fence, Grant, LockRequest, Mode, Result, Wait,
-};
+use lockkeeper_core::{AcquireOutcome, BootInstant, Busy, Error, Grant, LockRequest, Mode, Result, Wait};
 use lockkeeper_host::{random_128, sleep_until};
 
 use crate::codec;
 use crate::connection::NodeRelease;
-use crate::quorum::millis;
+use crate::counters::Counters;
+use crate::error::{cancelled_error, unsupported};
+use crate::keys::Keys;
+use crate::quorum::Quorum;
 use crate::round::{Round, RoundRequest};
-use crate::statements::{LOCK, ScriptCall};
-use crate::store::{FENCE_COUNTER, RedlockInner};
-use crate::unknown::PendingAttempt;
+use crate::statements::{LOCK, ScriptCall, millis};
+use crate::unknown::{PendingAttempt, PendingAttempts};
+use crate::waiters::Waiters;
 
 /// How often a request without a wait tries again when several clients share the nodes and none has a majority.
 const MAX_CONTESTED_TRIES: u32 = 8;
@@ -43,7 +43,16 @@ enum NextTry {
     After(Duration),
 }
 
-impl RedlockInner {
+/// Acquires locks, and waits for them.
+pub struct Acquirer {
+    pub quorum: Arc<Quorum>,
+    pub keys: Arc<Keys>,
+    pub counters: Arc<Counters>,
+    pub pending: Arc<PendingAttempts>,
+    pub waiters: Arc<Waiters>,
+}
+
+impl Acquirer {
     pub fn check(&self, request: &LockRequest) -> Result<()> {
         request.check()?;
         let wanted = [
@@ -57,22 +66,18 @@ impl RedlockInner {
         if let Some((_, what)) = wanted.iter().find(|(wanted, _)| *wanted) {
             return Err(unsupported(what));
         }
-        if request.ttl > self.options.max_ttl {
+        if request.ttl > self.quorum.options.max_ttl {
             return Err(Error::invalid(format!(
                 "the ttl is {:?}, and this store allows {:?} at most: a longer one needs ?max_ttl=",
-                request.ttl, self.options.max_ttl
+                request.ttl, self.quorum.options.max_ttl
             )));
         }
         Ok(())
     }
 
-    pub async fn acquire(self: &Arc<Self>, request: &LockRequest) -> Result<AcquireOutcome> {
-        let clock = &*self.options.clock;
-        let until = match request.wait {
-            Wait::No => clock.now(),
-            Wait::For(time) => clock.now() + time,
-            Wait::Forever => BootInstant::NEVER,
-        };
+    pub async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
+        let clock = &*self.quorum.options.clock;
+        let until = request.wait.deadline(clock.now());
         let pending = self.pending.begin(request.key.attempt);
         let _caller = pending.count_caller();
         let (busy, next) = match self.try_until_decided(&pending, request).await? {
@@ -89,7 +94,7 @@ impl RedlockInner {
         pending: &Arc<PendingAttempt>,
         request: &LockRequest,
     ) -> Result<RoundOutcome> {
-        let clock = &*self.options.clock;
+        let clock = &*self.quorum.options.clock;
         for tries in 0.. {
             match self.round(pending, request).await? {
                 RoundOutcome::Busy(_, NextTry::Soon) if tries < MAX_CONTESTED_TRIES => {
@@ -102,15 +107,15 @@ impl RedlockInner {
     }
 
     async fn wait(
-        self: &Arc<Self>,
+        &self,
         pending: &Arc<PendingAttempt>,
         request: &LockRequest,
         until: BootInstant,
         mut busy: Busy,
         mut next: NextTry,
     ) -> Result<AcquireOutcome> {
-        let clock = &*self.options.clock;
-        let waiter = self.waiter(&self.key(request.key.names.first()));
+        let clock = &*self.quorum.options.clock;
+        let waiter = self.waiters.waiter(&self.keys.lock_key(request.key.names.first()));
         let mut poller = None;
         let mut contested = 0;
         loop {
@@ -139,7 +144,7 @@ impl RedlockInner {
                     if !last && !pending.is_cancelled() =>
                 {
                     tracing::debug!(%error, "a round failed; the waiter tries again after the poll interval");
-                    next = NextTry::After(self.options.poll);
+                    next = NextTry::After(self.quorum.options.poll);
                 }
                 Err(error) => return Err(error),
             }
@@ -151,7 +156,7 @@ impl RedlockInner {
     }
 
     fn pause(&self, next: NextTry, contested: u32) -> Duration {
-        let poll = self.options.poll;
+        let poll = self.quorum.options.poll;
         match next {
             NextTry::Soon => jitter((CONTESTED_PAUSE * 2u32.pow(contested.min(16))).min(poll)),
             NextTry::After(time) => time.min(poll / 2 + jitter(poll / 2)) + Duration::from_millis(1),
@@ -160,20 +165,21 @@ impl RedlockInner {
 
     /// Runs one round. If it does not grant the lock, the nodes that locked it have released it, or will.
     async fn round(&self, pending: &Arc<PendingAttempt>, request: &LockRequest) -> Result<RoundOutcome> {
-        let clock = &*self.options.clock;
-        let node_timeout = self.node_timeout(request.ttl);
+        let clock = &*self.quorum.options.clock;
+        let node_timeout = self.quorum.node_timeout(request.ttl);
         let sent_at = clock.now();
-        let highest_fence_seen = Fence::new(self.highest_fence_seen.load(Ordering::Relaxed)).ok();
-        let vote = Vote::new(self.nodes.len(), request.ttl, node_timeout, highest_fence_seen, sent_at)?;
-        let number = self.next_round();
+        let nodes = &self.quorum.nodes;
+        let highest_fence_seen = self.counters.highest_fence_seen();
+        let vote = Vote::new(nodes.len(), request.ttl, node_timeout, highest_fence_seen, sent_at)?;
+        let number = self.counters.next_round();
         let round_request = self.round_request(request, number, sent_at);
-        let round = Round::begin(pending, number, vote, round_request, &self.nodes, &self.io_thread);
+        let round = Round::begin(pending, number, vote, round_request, nodes, &self.quorum.io_thread);
         let verdict = round.verdict(clock).await;
         let revoked = round.replies().revoked.clone();
         if let VoteOutcome::Granted(fence) = verdict
             && revoked.is_none()
         {
-            self.record_fence(fence);
+            self.counters.record_fence(fence);
             let (key, mode, ttl) = (request.key.clone(), request.mode, request.ttl);
             return Ok(RoundOutcome::Granted(Grant { key, fence, mode, ttl, sent_at, lease: ttl }));
         }
@@ -189,19 +195,18 @@ impl RedlockInner {
     }
 
     fn round_request(&self, request: &LockRequest, number: u64, sent_at: BootInstant) -> RoundRequest {
-        let [lock, vote] = self.keys(request.key.names.first());
+        let keys = self.keys.lock_vote_and_counter(request.key.names.first());
         let attempt = request.key.attempt.to_hex();
-        let channel = self.channel(&lock);
-        let keys = [lock, vote, FENCE_COUNTER.to_owned()];
+        let channel = self.keys.channel(&keys[0]);
         let call = ScriptCall::new(&LOCK, &keys[..])
             .arg(&attempt)
             .arg(number)
             .arg(millis(request.ttl))
-            .arg(millis(self.options.young_node))
+            .arg(millis(self.quorum.options.young_node))
             .arg(codec::info(&request.holder));
         let both = [keys[0].clone(), keys[1].clone()];
         let release = NodeRelease::of_round(both, &attempt, number, channel, sent_at + request.ttl);
-        RoundRequest { lock: call, keys, attempt, release, clock: self.options.clock.clone() }
+        RoundRequest { lock: call, keys, attempt, release, clock: self.quorum.options.clock.clone() }
     }
 
     /// The holder, and when to try again.
@@ -209,7 +214,7 @@ impl RedlockInner {
         let replies = round.replies();
         let leader = codec::leader(replies.seen.iter());
         let held: Vec<_> =
-            (!leader.is_empty()).then(|| codec::holder_view(&leader, self.quorum)).into_iter().collect();
+            (!leader.is_empty()).then(|| codec::holder_view(&leader, self.quorum.size)).into_iter().collect();
         let next = if verdict == VoteOutcome::Contested {
             NextTry::Soon
         } else {
@@ -225,11 +230,14 @@ impl RedlockInner {
 
     fn no_verdict(&self, round: &Round) -> Error {
         let replies = round.replies();
-        let silent =
-            self.no_majority(replies.seen.len() + replies.granted_nodes, replies.young, &replies.failures);
+        let silent = self.quorum.no_majority(
+            replies.seen.len() + replies.granted_nodes,
+            replies.young,
+            &replies.failures,
+        );
         match silent {
             // Also if a node has rejected the request: the others may have locked it.
-            error if round.unclean() >= self.quorum => Error::Unknown(format!(
+            error if round.unclean() >= self.quorum.size => Error::Unknown(format!(
                 "{error}. A majority may be locked without a holder until the release arrives"
             )),
             other => other,
@@ -240,13 +248,4 @@ impl RedlockInner {
 /// A random duration up to `most`.
 fn jitter(most: Duration) -> Duration {
     most * u32::from(random_128()[0]) / 256
-}
-
-fn cancelled_error() -> Error {
-    Error::Unknown("the lock request was released before it was answered".into())
-}
-
-/// The error for a feature that this store does not have.
-pub fn unsupported(what: &str) -> Error {
-    Error::Unsupported(format!("the redlock store has no {what}: use redis:// or sqlite: for that"))
 }

@@ -1,24 +1,30 @@
 //! Breaking a lock, and revoking it.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use lockkeeper_core::{Error, Fence, LockName, Result, WallTime};
 use redis::Value;
 
-use crate::connection::RedlockNode;
-use crate::quorum::{NodeReplies, unexpected_reply};
+use crate::counters::Counters;
+use crate::error::unexpected_reply;
+use crate::keys::{FENCE_COUNTER, Keys};
+use crate::quorum::Quorum;
 use crate::statements::{BREAK, RAISE, REVOKE, ScriptCall};
-use crate::store::{FENCE_COUNTER, RedlockInner};
 
-impl RedlockInner {
+/// Breaks and revokes locks.
+pub struct LockBreaker {
+    pub quorum: Arc<Quorum>,
+    pub keys: Arc<Keys>,
+    pub counters: Arc<Counters>,
+}
+
+impl LockBreaker {
     /// Deletes the lock at every node that replies, and raises the fence counter at a majority.
     pub async fn break_lock(&self, name: &LockName, reason: &str) -> Result<Fence> {
-        let [lock, vote] = self.keys(name);
-        let channel = self.channel(&lock);
-        let call = ScriptCall::new(&BREAK, &[lock, vote, FENCE_COUNTER.to_owned()][..]).arg(channel);
+        let keys = self.keys.lock_vote_and_counter(name);
+        let call = ScriptCall::new(&BREAK, &keys[..]).arg(self.keys.channel(&keys[0]));
         let mut seen = Vec::new();
-        for (_, answer) in self.require_majority_of_writes(self.run_on_all(&call).await)? {
+        for (_, answer) in self.quorum.require_majority_of_writes(self.quorum.run_on_all(&call).await)? {
             let Value::Array(parts) = answer else { return Err(unexpected_reply()) };
             let [Value::Int(counter), Value::Int(now)] = parts[..] else { return Err(unexpected_reply()) };
             seen.push((counter, now));
@@ -31,10 +37,9 @@ impl RedlockInner {
     /// Marks the grant as revoked. No waiter is granted the lock before the holder has stopped or its lease has ended. Every node of a majority either marks the
     /// grant or does not have it, so that no majority can renew it any more.
     pub async fn revoke(&self, name: &LockName, reason: &str) -> Result<Fence> {
-        let [lock, vote] = self.keys(name);
-        let call = ScriptCall::new(&REVOKE, &[lock, vote, FENCE_COUNTER.to_owned()][..]).arg(reason);
+        let call = ScriptCall::new(&REVOKE, &self.keys.lock_vote_and_counter(name)[..]).arg(reason);
         let (mut seen, mut foreign) = (Vec::new(), 0);
-        for (_, answer) in self.require_majority_of_writes(self.run_on_all(&call).await)? {
+        for (_, answer) in self.quorum.require_majority_of_writes(self.quorum.run_on_all(&call).await)? {
             let Value::Array(parts) = answer else { return Err(unexpected_reply()) };
             let [Value::Int(counter), Value::Int(now), Value::Int(found)] = parts[..] else {
                 return Err(unexpected_reply());
@@ -42,7 +47,7 @@ impl RedlockInner {
             seen.push((counter, now));
             foreign += usize::from(found == 2);
         }
-        if foreign >= self.quorum {
+        if foreign >= self.quorum.size {
             return Err(Error::Unsupported(format!(
                 "another Redis client holds {name}, and it would not learn that it is to stop: wait for it, or break the \
                  lock at once"
@@ -55,7 +60,7 @@ impl RedlockInner {
 
     /// Writes a fence to a majority that is above the counters and the clocks that the nodes answered with.
     async fn advance_fence(&self, seen: Vec<(i64, i64)>) -> Result<Fence> {
-        let mut highest = Fence::new(self.highest_fence_seen.load(Ordering::Relaxed)).ok();
+        let mut highest = self.counters.highest_fence_seen();
         let mut clock = WallTime::default();
         for (counter, now) in seen {
             highest = highest.max(u64::try_from(counter).ok().and_then(|n| Fence::new(n).ok()));
@@ -64,17 +69,10 @@ impl RedlockInner {
         let fence = Fence::after(highest, clock)?;
         let raise = ScriptCall::new(&RAISE, &[FENCE_COUNTER]).arg(fence.get());
         // The nodes have changed the lock already; only whether the counter was raised is unknown.
-        self.require_majority(self.run_on_all(&raise).await)
+        self.quorum
+            .require_majority(self.quorum.run_on_all(&raise).await)
             .map_err(|error| Error::Unknown(error.to_string()))?;
-        self.record_fence(fence);
+        self.counters.record_fence(fence);
         Ok(fence)
-    }
-
-    async fn run_on_all(&self, call: &ScriptCall) -> NodeReplies {
-        let work = |node: Arc<RedlockNode>| {
-            let call = call.clone();
-            async move { call.run(&node.connection).await }
-        };
-        self.call_all(self.options.node_timeout, work, |_| false).await
     }
 }

@@ -10,8 +10,7 @@ use lockkeeper_redis::{Connection, Failure};
 use redis::Value;
 use tokio::sync::Notify;
 
-use crate::quorum::millis;
-use crate::statements::{RELEASE, ScriptCall};
+use crate::statements::{RELEASE, ScriptCall, millis};
 
 /// Releases that a node still has to hear of. More than this are left to their ttl.
 const MAX_PENDING_RELEASES: usize = 10_000;

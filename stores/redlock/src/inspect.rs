@@ -10,24 +10,27 @@ use redis::{Value, cmd};
 
 use crate::codec::{self, NodeLock};
 use crate::connection::RedlockNode;
-use crate::quorum::unexpected_reply;
+use crate::error::unexpected_reply;
+use crate::keys::Keys;
+use crate::quorum::Quorum;
 use crate::statements::{INSPECT, ScriptCall};
-use crate::store::RedlockInner;
 
 /// How many keys a node checks in one SCAN call.
 const SCAN_COUNT: usize = 1000;
 
-impl RedlockInner {
+/// Shows locks. Clones share everything.
+#[derive(Clone)]
+pub struct Viewer {
+    pub quorum: Arc<Quorum>,
+    pub keys: Arc<Keys>,
+}
+
+impl Viewer {
     /// The view of one lock. It has a holder if the nodes that are locked for the holder, and those without a reply, are a majority.
     pub async fn view(&self, name: &LockName) -> Result<Option<LockView>> {
-        let call = ScriptCall::new(&INSPECT, &self.keys(name)[..]);
-        let work = |node: Arc<RedlockNode>| {
-            let call = call.clone();
-            async move { call.run(&node.connection).await }
-        };
-        let answers = self.call_all(self.options.node_timeout, work, |_| false).await;
-        let good = self.require_majority(answers)?;
-        let silent = self.nodes.len() - good.len();
+        let call = ScriptCall::new(&INSPECT, &self.keys.lock_and_vote(name)[..]);
+        let good = self.quorum.require_majority(self.quorum.run_on_all(&call).await)?;
+        let silent = self.quorum.nodes.len() - good.len();
         let mut seen = Vec::new();
         for (_, answer) in &good {
             match answer {
@@ -39,18 +42,18 @@ impl RedlockInner {
             }
         }
         let leader = codec::leader(seen.iter());
-        if leader.is_empty() || leader.len() + silent < self.quorum {
+        if leader.is_empty() || leader.len() + silent < self.quorum.size {
             return Ok(None);
         }
-        let held = vec![codec::holder_view(&leader, self.quorum)];
+        let held = vec![codec::holder_view(&leader, self.quorum.size)];
         Ok(Some(LockView { name: name.clone(), held, queue: Vec::new(), waiting: 0, delayed_ms: None }))
     }
 
-    pub async fn page(self: &Arc<Self>, prefix: &str, page: &Page) -> Result<LockPage> {
+    pub async fn page(&self, prefix: &str, page: &Page) -> Result<LockPage> {
         let work = |node: Arc<RedlockNode>| self.clone().scan_names(node, prefix.to_owned(), page.clone());
-        let scans = self.call_all(self.options.access.timeout * 5, work, |_| false).await;
+        let scans = self.quorum.call_all(self.quorum.options.access.timeout * 5, work, |_| false).await;
         let mut names = BTreeSet::new();
-        for (_, found) in self.require_majority(scans)? {
+        for (_, found) in self.quorum.require_majority(scans)? {
             let Value::Array(found) = found else { return Err(unexpected_reply()) };
             names.extend(found.iter().filter_map(|name| match name {
                 Value::BulkString(name) => LockName::new(std::str::from_utf8(name).ok()?).ok(),
@@ -67,13 +70,8 @@ impl RedlockInner {
 
     /// The first names of a page and one more, as one node knows them. SCAN does not block
     /// the node, and finds every key that exists during the whole scan.
-    async fn scan_names(
-        self: Arc<Self>,
-        node: Arc<RedlockNode>,
-        prefix: String,
-        page: Page,
-    ) -> Result<Value, Failure> {
-        let pattern = format!("{}*", glob_escape(&format!("{}{prefix}", self.options.prefix)));
+    async fn scan_names(self, node: Arc<RedlockNode>, prefix: String, page: Page) -> Result<Value, Failure> {
+        let pattern = self.keys.pattern(&prefix);
         let mut found = BTreeSet::new();
         let mut cursor = b"0".to_vec();
         loop {
@@ -88,7 +86,8 @@ impl RedlockInner {
             let Value::Array(answer) = node.connection.call(&step).await? else { break };
             let [Value::BulkString(next), Value::Array(keys)] = &answer[..] else { break };
             for key in keys {
-                let Some(name) = self.name(key) else { continue };
+                let Value::BulkString(key) = key else { continue };
+                let Some(name) = self.keys.lock_name(key) else { continue };
                 if name.as_str().starts_with(&prefix) && page.after.as_ref().is_none_or(|after| name > *after)
                 {
                     found.insert(name);
@@ -104,20 +103,4 @@ impl RedlockInner {
         }
         Ok(Value::Array(found.iter().map(|name| Value::BulkString(name.as_str().into())).collect()))
     }
-
-    fn name(&self, key: &Value) -> Option<LockName> {
-        let Value::BulkString(key) = key else { return None };
-        let name = std::str::from_utf8(key.strip_prefix(self.options.prefix.as_bytes())?).ok()?;
-        LockName::new(name).ok()
-    }
-}
-
-fn glob_escape(text: &str) -> String {
-    text.chars().fold(String::new(), |mut out, c| {
-        if matches!(c, '*' | '?' | '[' | ']' | '^' | '-' | '\\') {
-            out.push('\\');
-        }
-        out.push(c);
-        out
-    })
 }

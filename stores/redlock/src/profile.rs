@@ -7,17 +7,19 @@ use lockkeeper_core::{Error, Guarantee, Profile, Result};
 use lockkeeper_redis::Failure;
 use redis::Value;
 
+use crate::config::Options;
 use crate::connection::RedlockNode;
-use crate::quorum::unexpected_reply;
-use crate::store::RedlockInner;
+use crate::error::unexpected_reply;
+use crate::keys::Keys;
+use crate::quorum::Quorum;
 
 type NodeInfo = HashMap<String, String>;
 
 /// Checks every node and returns the profile of the store.
-pub(crate) async fn profile(inner: &Arc<RedlockInner>) -> Result<Profile> {
+pub async fn profile(quorum: &Quorum, keys: &Keys) -> Result<Profile> {
     // No waiter subscribes to this channel: the call shows whether this user may publish.
     let mut questions = redis::pipe();
-    questions.cmd("INFO").cmd("PUBLISH").arg(inner.channel("")).arg("");
+    questions.cmd("INFO").cmd("PUBLISH").arg(keys.channel("")).arg("");
     let work = |node: Arc<RedlockNode>| {
         let questions = questions.clone();
         async move {
@@ -27,19 +29,19 @@ pub(crate) async fn profile(inner: &Arc<RedlockInner>) -> Result<Profile> {
         }
     };
     // Opening may take the whole timeout of a connection, because no caller waits for a lock yet.
-    let answers = inner.call_all(inner.options.access.timeout * 2, work, |_| false).await;
+    let answers = quorum.call_all(quorum.options.access.timeout * 2, work, |_| false).await;
     let answered: Vec<bool> = answers.iter().map(|answer| matches!(answer, Some(Ok(_)))).collect();
-    let good = inner.require_majority(answers)?;
-    let mut notes = notes(inner);
+    let good = quorum.require_majority(answers)?;
+    let mut notes = notes(&quorum.options);
     let mut known: HashMap<String, usize> = HashMap::new();
     for (index, answer) in good {
         let Value::Array(parts) = answer else { return Err(unexpected_reply()) };
         let [info, Value::Boolean(publishes)] = &parts[..] else { return Err(unexpected_reply()) };
-        let (endpoint, info) = (inner.nodes[index].connection.endpoint(), read(info));
+        let (endpoint, info) = (quorum.nodes[index].connection.endpoint(), read(info));
         check(&info, &endpoint.to_string())?;
         let run = info.get("run_id").cloned().unwrap_or_default();
         if let Some(other) = known.insert(run, index) {
-            let other = inner.nodes[other].connection.endpoint();
+            let other = quorum.nodes[other].connection.endpoint();
             return Err(Error::invalid(format!(
                 "{endpoint} and {other} are one server: it would vote twice"
             )));
@@ -61,13 +63,13 @@ pub(crate) async fn profile(inner: &Arc<RedlockInner>) -> Result<Profile> {
             ));
         }
     }
-    for node in inner.nodes.iter().filter(|node| !answered[node.index]) {
+    for node in quorum.nodes.iter().filter(|node| !answered[node.index]) {
         notes.push(format!("{} did not answer when the store was opened", node.connection.endpoint()));
     }
-    Ok(promises(inner, notes))
+    Ok(promises(&quorum.options, notes))
 }
 
-fn notes(inner: &RedlockInner) -> Vec<String> {
+fn notes(options: &Options) -> Vec<String> {
     let mut notes = vec![
         "efficiency only: a majority of nodes that forget, or whose clocks jump, lets two in, and can let the fence go \
          back"
@@ -75,7 +77,7 @@ fn notes(inner: &RedlockInner) -> Vec<String> {
         "fences grow from grant to grant of a lock; two locks that are taken at the same moment may have the same one".into(),
         "waiters have no order: they are notified of a release and try again".into(),
     ];
-    if inner.options.young_node < inner.options.max_ttl {
+    if options.young_node < options.max_ttl {
         notes.push(
             "young_node is shorter than max_ttl: a node that restarts empty lets a second holder in while the first still \
              holds"
@@ -85,13 +87,13 @@ fn notes(inner: &RedlockInner) -> Vec<String> {
     notes
 }
 
-fn promises(inner: &RedlockInner, notes: Vec<String>) -> Profile {
+fn promises(options: &Options, notes: Vec<String>) -> Profile {
     Profile {
         exclusion: Guarantee::Likely,
         fence: Guarantee::Likely,
         durable: Guarantee::No,
         // A try, if no message comes; and the time it takes if a node says nothing in each of its three steps.
-        wake: inner.options.poll + inner.options.node_timeout * 3,
+        wake: options.poll + options.node_timeout * 3,
         revoke: true,
         notes,
         ..Profile::undeclared("redlock")

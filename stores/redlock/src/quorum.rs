@@ -8,15 +8,39 @@ use lockkeeper_core::{Error, Result};
 use lockkeeper_host::sleep_until;
 use lockkeeper_redis::Failure;
 use redis::Value;
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
+use crate::config::Options;
 use crate::connection::RedlockNode;
-use crate::store::RedlockInner;
+use crate::statements::ScriptCall;
 
 /// The reply of each node; `None`: no reply in time.
 pub type NodeReplies = Vec<Option<Result<Value, Failure>>>;
 
-impl RedlockInner {
+/// The nodes, and how many of them are a majority.
+pub struct Quorum {
+    pub options: Arc<Options>,
+    pub nodes: Vec<Arc<RedlockNode>>,
+    pub size: usize,
+    pub io_thread: Handle,
+}
+
+impl Quorum {
+    /// How long a node has for an answer: well within the lease.
+    pub fn node_timeout(&self, ttl: Duration) -> Duration {
+        self.options.node_timeout.min(ttl / 4)
+    }
+
+    /// Runs a script at every node.
+    pub async fn run_on_all(&self, call: &ScriptCall) -> NodeReplies {
+        let work = |node: Arc<RedlockNode>| {
+            let call = call.clone();
+            async move { call.run(&node.connection).await }
+        };
+        self.call_all(self.options.node_timeout, work, |_| false).await
+    }
+
     /// Calls every node and collects the replies until all are there, `enough` returns true, or the timeout has passed. Calls
     /// without a reply then go on in the background.
     pub async fn call_all<F>(
@@ -63,7 +87,7 @@ impl RedlockInner {
                 None => {}
             }
         }
-        if good.len() >= self.quorum { Ok(good) } else { Err(self.no_majority(good.len(), 0, &failures)) }
+        if good.len() >= self.size { Ok(good) } else { Err(self.no_majority(good.len(), 0, &failures)) }
     }
 
     /// The same for a request that changes something. Without a majority its outcome is unknown, if a node did it or may
@@ -91,7 +115,7 @@ impl RedlockInner {
             return error;
         }
         let mut replies =
-            format!("{} of {} nodes are needed, and {good} answered in time", self.quorum, self.nodes.len());
+            format!("{} of {} nodes are needed, and {good} answered in time", self.size, self.nodes.len());
         if young > 0 {
             let age = self.options.young_node;
             replies +=
@@ -102,12 +126,4 @@ impl RedlockInner {
         }
         Error::Unavailable(replies)
     }
-}
-
-pub fn unexpected_reply() -> Error {
-    Error::Unknown("a node gave an answer that makes no sense".into())
-}
-
-pub fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

@@ -13,10 +13,11 @@ use redis::{Value, cmd};
 use tokio::sync::oneshot;
 
 use crate::connection::{NodeRelease, RedlockNode};
-use crate::quorum::{NodeReplies, millis};
-use crate::statements::{RENEW, RESTORE, ScriptCall};
-use crate::store::{FENCE_COUNTER, RedlockInner};
-use crate::unknown::PendingAttempt;
+use crate::counters::Counters;
+use crate::keys::{FENCE_COUNTER, Keys};
+use crate::quorum::{NodeReplies, Quorum};
+use crate::statements::{RENEW, RESTORE, ScriptCall, millis};
+use crate::unknown::{PendingAttempt, PendingAttempts};
 
 /// How many grants one script renews: few enough that a node is not blocked for long.
 const MAX_BATCH: usize = 100;
@@ -42,14 +43,23 @@ enum RenewReply {
 /// The reply of one node for each grant of a batch. `None`: no usable reply.
 type BatchReply = Option<Vec<RenewReply>>;
 
-impl RedlockInner {
+/// Renews grants. Clones share everything.
+#[derive(Clone)]
+pub struct Renewer {
+    pub quorum: Arc<Quorum>,
+    pub keys: Arc<Keys>,
+    pub counters: Arc<Counters>,
+    pub pending: Arc<PendingAttempts>,
+}
+
+impl Renewer {
     /// Renews each grant and answers for each. A grant that the nodes did not decide is [`RenewOutcome::Unknown`]; an error
     /// means that nothing is known of any of them.
-    pub async fn renew(self: &Arc<Self>, grants: &[Grant]) -> Result<Vec<RenewOutcome>> {
+    pub async fn renew(&self, grants: &[Grant]) -> Result<Vec<RenewOutcome>> {
         // Grants with different times for an answer travel apart: a short one would cut the time of the others.
         let mut by_timeout: BTreeMap<Duration, Vec<usize>> = BTreeMap::new();
         for (i, grant) in grants.iter().enumerate() {
-            by_timeout.entry(self.node_timeout(grant.ttl)).or_default().push(i);
+            by_timeout.entry(self.quorum.node_timeout(grant.ttl)).or_default().push(i);
         }
         let batches = by_timeout.iter().flat_map(|(node_timeout, which)| {
             which.chunks(MAX_BATCH).map(move |which| async move {
@@ -75,10 +85,10 @@ impl RedlockInner {
     }
 
     /// Returns as soon as the nodes have decided on every grant; a task goes on with the nodes that are slower.
-    async fn renew_batch(self: &Arc<Self>, grants: Vec<Grant>, node_timeout: Duration) -> QuorumRenewal {
+    async fn renew_batch(&self, grants: Vec<Grant>, node_timeout: Duration) -> QuorumRenewal {
         let count = grants.len();
         let (reply, replies) = oneshot::channel();
-        self.io_thread.spawn(self.clone().renew_on_all(grants, node_timeout, reply));
+        self.quorum.io_thread.spawn(self.clone().renew_on_all(grants, node_timeout, reply));
         replies.await.unwrap_or_else(|_| QuorumRenewal {
             answers: vec![RenewOutcome::Unknown; count],
             error: Some(Error::Unknown("the store was closed during a renewal".into())),
@@ -86,14 +96,14 @@ impl RedlockInner {
     }
 
     async fn renew_on_all(
-        self: Arc<Self>,
+        self,
         grants: Vec<Grant>,
         node_timeout: Duration,
         reply: oneshot::Sender<QuorumRenewal>,
     ) {
         // Registered before anything is sent, so that a release that comes meanwhile finds and cancels it.
         let pending: Vec<_> = grants.iter().map(|grant| self.pending.begin(grant.key.attempt)).collect();
-        let sent_at = self.options.clock.now();
+        let sent_at = self.quorum.options.clock.now();
         let call = self.renewal(&grants);
         let work = |node: Arc<RedlockNode>| {
             let call = call.clone();
@@ -112,7 +122,7 @@ impl RedlockInner {
             }
             false
         };
-        let answers = self.call_all(node_timeout, work, early).await;
+        let answers = self.quorum.call_all(node_timeout, work, early).await;
         let codes = all(&answers);
         let outcomes = self.outcomes(&codes, grants.len());
         for (i, grant) in grants.iter().enumerate().filter(|(i, _)| outcomes[*i] == RenewOutcome::Renewed) {
@@ -127,7 +137,7 @@ impl RedlockInner {
 
     fn renewal(&self, grants: &[Grant]) -> ScriptCall {
         let mut keys = vec![FENCE_COUNTER.to_owned()];
-        grants.iter().for_each(|grant| keys.extend(self.keys(grant.key.names.first())));
+        grants.iter().for_each(|grant| keys.extend(self.keys.lock_and_vote(grant.key.names.first())));
         grants.iter().fold(ScriptCall::new(&RENEW, &keys), |call, grant| {
             call.arg(grant.key.attempt.to_hex()).arg(millis(grant.ttl)).arg(grant.fence.get())
         })
@@ -140,7 +150,7 @@ impl RedlockInner {
             let yes = replies.clone().filter(|code| **code == RenewReply::Renewed).count();
             let revoked = replies.clone().filter(|code| matches!(code, RenewReply::Revoked(_))).count();
             let no = replies.clone().count() - yes;
-            let decided = |no| Tally { yes, no }.verdict(self.nodes.len());
+            let decided = |no| Tally { yes, no }.verdict(self.quorum.nodes.len());
             let reason = replies.clone().find_map(|code| match code {
                 RenewReply::Revoked(reason) => Some(reason.clone()),
                 _ => None,
@@ -158,7 +168,7 @@ impl RedlockInner {
 
     /// Why some renewals are unknown.
     fn undecided(&self, answers: NodeReplies) -> Error {
-        match self.require_majority_of_writes(answers) {
+        match self.quorum.require_majority_of_writes(answers) {
             Err(error) => error,
             Ok(_) => {
                 Error::Unknown("the nodes that answered do not decide whether the lock is renewed".into())
@@ -169,7 +179,7 @@ impl RedlockInner {
     /// A majority has just renewed the grant, so no other holder can have the lock before that is over: a node that does
     /// not have it, young or old, may set it again. `docs/stores/redlock.md` says why that is safe.
     fn restore_where_missing(
-        self: &Arc<Self>,
+        &self,
         grant: &Grant,
         pending: &Arc<PendingAttempt>,
         codes: &[BatchReply],
@@ -178,25 +188,26 @@ impl RedlockInner {
     ) {
         let with = |wanted: RenewReply| {
             let has = move |codes: &BatchReply| codes.as_ref().is_some_and(|codes| codes[i] == wanted);
-            self.nodes.iter().filter(move |node| has(&codes[node.index])).cloned()
+            self.quorum.nodes.iter().filter(move |node| has(&codes[node.index])).cloned()
         };
         let Some(source) = with(RenewReply::Renewed).next() else { return };
         for node in with(RenewReply::Missing) {
             let restore = Restore { grant: grant.clone(), pending: pending.clone(), sent_at, node };
-            self.io_thread.spawn(self.clone().restore(restore, source.clone()));
+            self.quorum.io_thread.spawn(self.clone().restore(restore, source.clone()));
         }
     }
 
-    async fn restore(self: Arc<Self>, restore: Restore, source: Arc<RedlockNode>) {
+    async fn restore(self, restore: Restore, source: Arc<RedlockNode>) {
         let Restore { grant, pending, sent_at, node } = restore;
-        let [lock, vote] = self.keys(grant.key.names.first());
-        let Ok(Value::BulkString(text)) = source.connection.call(cmd("GET").arg(&vote)).await else { return };
-        let now = self.options.clock.now();
+        let keys = self.keys.lock_vote_and_counter(grant.key.names.first());
+        let Ok(Value::BulkString(text)) = source.connection.call(cmd("GET").arg(&keys[1])).await else {
+            return;
+        };
+        let now = self.quorum.options.clock.now();
         if pending.is_cancelled() || now >= sent_at + (grant.ttl - margin(grant.ttl)) {
             return;
         }
         let attempt = grant.key.attempt.to_hex();
-        let keys = [lock.clone(), vote.clone(), FENCE_COUNTER.to_owned()];
         let call = ScriptCall::new(&RESTORE, &keys[..])
             .arg(&attempt)
             .arg(millis(grant.ttl))
@@ -212,9 +223,15 @@ impl RedlockInner {
         };
         // Released meanwhile: the release may have reached the node before the revival.
         if may_be_there && pending.is_cancelled() {
-            let channel = self.channel(&lock);
-            let release =
-                NodeRelease::of_all([lock, vote], &attempt, self.next_round(), channel, now + grant.ttl);
+            let [lock, vote, _] = keys;
+            let channel = self.keys.channel(&lock);
+            let release = NodeRelease::of_all(
+                [lock, vote],
+                &attempt,
+                self.counters.next_round(),
+                channel,
+                now + grant.ttl,
+            );
             _ = node.release_or_enqueue(release).await;
         }
     }

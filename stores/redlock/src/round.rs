@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use crate::codec::NodeLock;
 use crate::connection::{NodeRelease, RedlockNode};
 use crate::statements::{FENCE, ScriptCall};
-use crate::unknown::PendingAttempt;
+use crate::unknown::{PendingAttempt, PendingRound};
 
 /// The replies of the nodes, for the answer to the caller.
 #[derive(Default)]
@@ -64,7 +64,7 @@ impl Round {
             changed: watch::Sender::default(),
             _pending: pending.clone(),
         });
-        pending.add(&round);
+        pending.add(&(round.clone() as Arc<dyn PendingRound>));
         let request = Arc::new(request);
         for node in nodes {
             io_thread.spawn(round.clone().run_node(node.clone(), request.clone()));
@@ -83,11 +83,6 @@ impl Round {
     fn update_vote(&self, change: impl FnOnce(&mut Vote)) {
         change(&mut self.vote());
         self.changed.send_replace(());
-    }
-
-    /// Cancels the round: it grants nothing any more, and every node releases the lock.
-    pub fn cancel(&self) {
-        self.update_vote(Vote::withdraw);
     }
 
     /// At how many nodes the key may still be locked for this attempt.
@@ -229,6 +224,12 @@ impl Round {
             }
             _ = changes.changed().await;
         }
+    }
+}
+
+impl PendingRound for Round {
+    fn cancel(&self) {
+        self.update_vote(Vote::withdraw);
     }
 }
 

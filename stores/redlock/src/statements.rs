@@ -1,6 +1,7 @@
 //! The Lua scripts that the store runs on a node.
 
 use std::sync::LazyLock;
+use std::time::Duration;
 
 use lockkeeper_redis::{Connection, Failure};
 use redis::{Arg, Cmd, Script, ToRedisArgs, Value, cmd};
@@ -84,4 +85,8 @@ impl ScriptCall {
             answer => answer,
         }
     }
+}
+
+pub fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

@@ -7,7 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use lockkeeper_core::Attempt;
 use tokio::sync::watch;
 
-use crate::round::Round;
+/// A round in flight, as a release sees it.
+pub trait PendingRound: Send + Sync {
+    /// Cancels the round: it grants nothing any more, and every node releases the lock.
+    fn cancel(&self);
+}
+
+type PendingRounds = Vec<Weak<dyn PendingRound>>;
 
 /// The calls and rounds of one attempt. It exists while a caller or a background task works for the attempt.
 #[derive(Default)]
@@ -15,16 +21,16 @@ pub struct PendingAttempt {
     cancelled: watch::Sender<bool>,
     /// How many callers wait for an answer.
     callers: AtomicUsize,
-    rounds: Mutex<Vec<Weak<Round>>>,
+    rounds: Mutex<PendingRounds>,
 }
 
 impl PendingAttempt {
-    fn rounds(&self) -> MutexGuard<'_, Vec<Weak<Round>>> {
+    fn rounds(&self) -> MutexGuard<'_, PendingRounds> {
         self.rounds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a round. If the attempt is cancelled already, cancels the round.
-    pub fn add(&self, round: &Arc<Round>) {
+    pub fn add(&self, round: &Arc<dyn PendingRound>) {
         let mut rounds = self.rounds();
         rounds.retain(|round| round.strong_count() > 0);
         rounds.push(Arc::downgrade(round));

@@ -6,14 +6,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::future::join_all;
+use lockkeeper_redis::PushEvent;
 use redis::cmd;
 use tokio::sync::Notify;
 
-use crate::store::RedlockInner;
+use crate::keys::Keys;
+use crate::quorum::Quorum;
 
 /// The waiters of this process, by the key of the lock.
-#[derive(Default)]
 pub struct Waiters {
+    pub quorum: Arc<Quorum>,
+    pub keys: Arc<Keys>,
     by_key: Mutex<HashMap<String, Arc<LockWaiters>>>,
 }
 
@@ -30,18 +33,48 @@ pub struct LockWaiters {
 
 /// One waiter. Dropping the last one of a lock unsubscribes.
 pub struct WaiterHandle<'a> {
-    inner: &'a Arc<RedlockInner>,
+    waiters: &'a Waiters,
     key: String,
     pub lock: Arc<LockWaiters>,
 }
 
 impl Waiters {
+    pub fn new(quorum: Arc<Quorum>, keys: Arc<Keys>) -> Self {
+        Waiters { quorum, keys, by_key: Mutex::default() }
+    }
+
+    /// A node sent a message, or the connection to it is lost.
+    pub fn on_push(&self, node: usize, event: PushEvent) {
+        match event {
+            PushEvent::Disconnected => self.on_disconnect(node),
+            PushEvent::Message { channel, text } => {
+                if let Some(key) = channel.strip_prefix(self.keys.channel("").as_bytes()) {
+                    self.on_released(key, &text);
+                }
+            }
+        }
+    }
+
+    /// A waiter for the lock with this key.
+    pub fn waiter(&self, key: &str) -> WaiterHandle<'_> {
+        let new = || {
+            Arc::new(LockWaiters {
+                poller: tokio::sync::Mutex::default(),
+                wake: Notify::new(),
+                released_fence: AtomicU64::new(0),
+                subscribed: self.quorum.nodes.iter().map(|_| AtomicBool::new(false)).collect(),
+            })
+        };
+        let lock = self.by_key().entry(key.into()).or_insert_with(new).clone();
+        WaiterHandle { waiters: self, key: key.into(), lock }
+    }
+
     fn by_key(&self) -> MutexGuard<'_, HashMap<String, Arc<LockWaiters>>> {
         self.by_key.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A node published the release of the lock with this key.
-    pub fn on_released(&self, key: &[u8], fence: &[u8]) {
+    fn on_released(&self, key: &[u8], fence: &[u8]) {
         let Some((key, fence)) = std::str::from_utf8(key).ok().zip(std::str::from_utf8(fence).ok()) else {
             return;
         };
@@ -52,7 +85,7 @@ impl Waiters {
     }
 
     /// The connection to a node is lost, and its subscriptions with it.
-    pub fn on_disconnect(&self, node: usize) {
+    fn on_disconnect(&self, node: usize) {
         for lock in self.by_key().values() {
             lock.subscribed[node].store(false, Ordering::Relaxed);
         }
@@ -71,34 +104,22 @@ impl LockWaiters {
     }
 }
 
-impl RedlockInner {
-    /// A waiter for the lock with this key.
-    pub fn waiter(self: &Arc<Self>, key: &str) -> WaiterHandle<'_> {
-        let new = || {
-            Arc::new(LockWaiters {
-                poller: tokio::sync::Mutex::default(),
-                wake: Notify::new(),
-                released_fence: AtomicU64::new(0),
-                subscribed: self.nodes.iter().map(|_| AtomicBool::new(false)).collect(),
-            })
-        };
-        let lock = self.waiters.by_key().entry(key.into()).or_insert_with(new).clone();
-        WaiterHandle { inner: self, key: key.into(), lock }
-    }
-}
-
 impl WaiterHandle<'_> {
     /// Subscribes at every node where this process is not subscribed yet, in the background.
     pub fn subscribe(&self) {
         let lock = &self.lock;
-        let unsubscribed =
-            self.inner.nodes.iter().filter(|node| !lock.subscribed[node.index].swap(true, Ordering::Relaxed));
+        let unsubscribed = self
+            .waiters
+            .quorum
+            .nodes
+            .iter()
+            .filter(|node| !lock.subscribed[node.index].swap(true, Ordering::Relaxed));
         let unsubscribed: Vec<_> = unsubscribed.cloned().collect();
         if unsubscribed.is_empty() {
             return;
         }
-        let (lock, channel) = (Arc::downgrade(&self.lock), self.inner.channel(&self.key));
-        self.inner.io_thread.spawn(async move {
+        let (lock, channel) = (Arc::downgrade(&self.lock), self.waiters.keys.channel(&self.key));
+        self.waiters.quorum.io_thread.spawn(async move {
             let calls = unsubscribed.iter().map(|node| {
                 let (node, channel) = (node.clone(), channel.clone());
                 async move { (node.index, node.connection.call(cmd("SUBSCRIBE").arg(channel)).await.is_ok()) }
@@ -119,15 +140,15 @@ impl WaiterHandle<'_> {
 
 impl Drop for WaiterHandle<'_> {
     fn drop(&mut self) {
-        let mut by_key = self.inner.waiters.by_key();
+        let mut by_key = self.waiters.by_key();
         // The map's reference and this one: no other waiter is left.
         if Arc::strong_count(&self.lock) > 2 {
             return;
         }
         by_key.remove(&self.key);
-        let nodes: Vec<_> = self.inner.nodes.clone();
-        let channel = self.inner.channel(&self.key);
-        self.inner.io_thread.spawn(async move {
+        let nodes: Vec<_> = self.waiters.quorum.nodes.clone();
+        let channel = self.waiters.keys.channel(&self.key);
+        self.waiters.quorum.io_thread.spawn(async move {
             let calls = nodes.iter().map(|node| {
                 let (node, channel) = (node.clone(), channel.clone());
                 async move { node.connection.call(cmd("UNSUBSCRIBE").arg(channel)).await }

@@ -18,12 +18,24 @@ pub async fn a_silent_server_is_noticed_while_callers_come_and_go(
     framing: Framing,
     open: impl AsyncFn(SocketAddr) -> Arc<dyn Store>,
 ) {
-    let proxy = Proxy::start(server, framing);
-    let store = open(proxy.addr()).await;
+    let open = async |addrs: Vec<SocketAddr>| open(addrs[0]).await;
+    silent_servers_are_noticed_while_callers_come_and_go(&[server], framing, open).await;
+}
+
+/// The same for a store that talks to several servers at once: all of them fall silent. `open` gets an address for each.
+pub async fn silent_servers_are_noticed_while_callers_come_and_go(
+    servers: &[SocketAddr],
+    framing: Framing,
+    open: impl AsyncFn(Vec<SocketAddr>) -> Arc<dyn Store>,
+) {
+    let proxies: Vec<Proxy> = servers.iter().map(|server| Proxy::start(*server, framing)).collect();
+    let store = open(proxies.iter().map(Proxy::addr).collect()).await;
     for direction in [Direction::Requests, Direction::Replies] {
         let free = format!("free/{direction:?}");
         let held = take(&store, &request(&format!("held/{direction:?}"))).await;
-        proxy.hold(direction);
+        let opened = || proxies.iter().map(|proxy| proxy.count().connections).collect::<Vec<_>>();
+        let before = opened();
+        proxies.iter().for_each(|proxy| proxy.hold(direction));
         let (impatient, name) = (store.clone(), held.key.names.first().clone());
         let impatient = tokio::spawn(async move {
             loop {
@@ -35,7 +47,12 @@ pub async fn a_silent_server_is_noticed_while_callers_come_and_go(
         let answer = answer.unwrap_or_else(|_| panic!("{direction:?} are held: the client did not notice"));
         println!("{direction:?} are held: noticed after {:?}", begun.elapsed());
         assert!(answer.is_err(), "{direction:?} are held: {answer:?}");
-        proxy.heal();
+        // A store with a time limit for each call may answer sooner than it gives up a connection.
+        eventually("the client opens another connection to each server", || async {
+            opened().iter().zip(&before).all(|(now, before)| now > before)
+        })
+        .await;
+        proxies.iter().for_each(Proxy::heal);
         impatient.abort();
         eventually("the store works again", || async { store.release(&held.key).await.is_ok() }).await;
         is_free(&store, held.key.names.first().as_str()).await;

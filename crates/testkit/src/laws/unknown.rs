@@ -1,5 +1,9 @@
 //! Requests and releases that may have happened, or that arrive late, and a store that is unreachable when they are sent again.
 
+mod late_request;
+
+pub use late_request::*;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +15,7 @@ use super::{
     LONG, SHORT, eventually, give_back, granted, is_free, join_queue, name, polls, queue_reaches, refused,
     request, soon, take, with,
 };
-use crate::proxy::{Direction, Fault, Proxy};
+use crate::proxy::{Direction, Proxy};
 
 /// How long a request waits that is to end within a law.
 const TTL: Duration = Duration::from_secs(2);
@@ -160,58 +164,6 @@ pub async fn a_wait_that_ends_during_an_outage_leaves_nothing(
     }
     give_back(other, &elsewhere.key).await;
     give_back(store, &granted(waits).await.key).await;
-}
-
-/// `store` talks through the proxy, `other` past it. The network delays a request until after its caller has released it. It is
-/// delivered then, and no holder has the lock: neither granted for a long ttl nor queued. Returns whether the server answered the late
-/// request: a server may also notice that its client has gone.
-pub async fn a_request_that_arrives_after_its_release_takes_nothing(
-    proxy: &Proxy,
-    store: &Arc<dyn Store>,
-    other: &Arc<dyn Store>,
-) -> bool {
-    let mut arrived = true;
-    for queued in [false, true] {
-        let proxies = std::slice::from_ref(proxy);
-        let late = Fault::at_request(1).hold();
-        arrived &= late_request_takes_nothing(proxies, (store, other), late, queued).await;
-    }
-    arrived
-}
-
-/// The same for one request, queued or for a free lock, which this `fault` delays on its way to every server. A store that reads before
-/// it writes names its write.
-pub async fn late_request_takes_nothing(
-    proxies: &[Proxy],
-    (store, other): (&Arc<dyn Store>, &Arc<dyn Store>),
-    fault: Fault,
-    queued: bool,
-) -> bool {
-    let text = format!("late/{queued}");
-    let held = if queued { Some(take(other, &request(&text)).await) } else { None };
-    let asked = with(request(&text), |request| request.wait = if queued { Wait::Forever } else { Wait::No });
-    let late: Vec<_> = proxies.iter().map(|proxy| proxy.inject(fault.clone())).collect();
-    let told = soon("an answer", store.acquire(&asked)).await;
-    assert!(matches!(told, Err(Error::Unknown(_))) && late.iter().all(|late| late.fired()), "{told:?}");
-    soon("the request is released", async {
-        while let Err(error) = store.release(&asked.key).await {
-            assert!(matches!(error, Error::Unknown(_) | Error::Unavailable(_)), "{error}");
-        }
-    })
-    .await;
-    let replies = || proxies.iter().map(|proxy| proxy.count().replies).collect::<Vec<_>>();
-    let before = replies();
-    late.iter().for_each(|late| late.release());
-    let answered = eventually("each server has answered it", || async {
-        replies().iter().zip(&before).all(|(now, before)| now > before)
-    });
-    let arrived = tokio::time::timeout(TTL, answered).await.is_ok();
-    if let Some(held) = held {
-        eventually("no queue entry stays", || async { waiting(other, &name(&text)).await == 0 }).await;
-        give_back(other, &held.key).await;
-    }
-    is_free(other, &text).await;
-    arrived
 }
 
 /// Until the request is in the queue; no reply arrives from here on.

@@ -185,6 +185,7 @@ async fn a_key_that_is_no_lock_is_left_alone() {
     }
     let error = soon("a break ends", store.break_lock(&name("jobs"), "it is in the way")).await.unwrap_err();
     says(&error, Outcome::Invalid, &["WRONGTYPE"]);
+    says(&store.inspect(&name("jobs")).await.unwrap_err(), Outcome::Invalid, &["WRONGTYPE", "?prefix="]);
     assert_eq!(tell(server.addr(), &["LRANGE", "lock:jobs", "0", "-1"]), "dear\ndata");
     // Others are not disturbed by it, and a prefix of its own is the way out.
     take(&store, &request("other")).await;
