@@ -263,7 +263,7 @@ impl AcquireCall<'_> {
         for name in &request.key.names {
             let mut queue = QueueSnapshot::read(keys, name, ranges.next().unwrap_or_default());
             queue.add(keys, ranges.next().unwrap_or_default());
-            if admission::is_plain_sharer(request) {
+            if admission::reads_ends(request) {
                 queue.add_oldest(keys, ranges.next().unwrap_or_default());
                 queue.add_found(keys, ranges.next().unwrap_or_default());
             }
@@ -277,7 +277,7 @@ impl AcquireCall<'_> {
             return Ok(AcquireStep::Retry);
         }
         // The next read of a long queue needs only a part of it again.
-        self.read_all &= !(admission::is_simple(request) || admission::is_plain_sharer(request));
+        self.read_all &= !(admission::is_simple(request) || admission::reads_ends(request));
         self.decide(&lease, &reply, queues, highest_fence_seen).await
     }
 

@@ -59,7 +59,7 @@ impl AcquireCall<'_> {
             range_by_value(&prefix, limit),
             last_two(&prefix, if self.queued { self.created } else { 0 }),
         ];
-        if admission::is_plain_sharer(self.request) {
+        if admission::reads_ends(self.request) {
             // Its own entries, if it was granted before: in a key slot, which is the oldest, or under its own key.
             reads.extend([first_keys(&prefix, 1), get(&self.key(name))]);
         }

@@ -138,13 +138,16 @@ fn reject_self_wait(request: &LockRequest, attempt: &KeyId, queues: &[QueueSnaps
 
 /// Whether the part of a long queue that was read decides the request. Any holder and any waiter ahead blocks an
 /// exclusive request without an owner, so one of them proves that it must wait. Only a read that shows every holder
-/// proves that it need not. For a plain sharer see [`predecessor_decides`].
+/// proves that it need not. For a plain sharer see [`predecessor_decides`], for a plain counted request [`ends_decide`].
 pub fn is_sufficient(request: &LockRequest, attempt: &KeyId, queue: &QueueSnapshot) -> bool {
     if queue.unread == 0 {
         return true;
     }
     if is_plain_sharer(request) {
         return predecessor_decides(attempt, queue);
+    }
+    if is_plain_counted(request) {
+        return ends_decide(attempt, queue);
     }
     let blocked =
         || ahead_of(queue, attempt).next().is_some() || queue.other_holders(attempt).next().is_some();
@@ -161,6 +164,31 @@ pub fn is_simple(request: &LockRequest) -> bool {
 /// Whether a request shares one lock and has no owner.
 pub fn is_plain_sharer(request: &LockRequest) -> bool {
     request.mode == Mode::Shared && request.owner.is_none() && request.key.names.count() == 1
+}
+
+/// Whether a request also reads the oldest entry and its own one, because these may decide it.
+pub fn reads_ends(request: &LockRequest) -> bool {
+    is_plain_sharer(request) || is_plain_counted(request)
+}
+
+/// Whether a request counts permits of one lock and has no owner.
+pub fn is_plain_counted(request: &LockRequest) -> bool {
+    matches!(request.mode, Mode::Permit(_)) && request.owner.is_none() && request.key.names.count() == 1
+}
+
+/// Whether the entry before a plain counted request and the known holders decide the request. If that entry waits, the request waits behind
+/// it. If it has no owner and does not wait, it was granted when no waiter was ahead of it, and no entry is created before another one: so
+/// no waiter is ahead of the request, and its permits are counted. All holders must be known for that. The oldest entry must be known as for a
+/// plain sharer.
+fn ends_decide(attempt: &KeyId, queue: &QueueSnapshot) -> bool {
+    let without_owner =
+        |before: &QueueEntry| before.value.as_ref().is_some_and(|value| value.owner.is_none());
+    let decided = match queue.predecessor(attempt) {
+        Some(before) if before.is(EntryState::Waiting) => true,
+        Some(before) => queue.knows_holders() && without_owner(before),
+        None => queue.knows_holders() && queue.is_first(attempt),
+    };
+    decided && queue.knows_oldest()
 }
 
 /// Whether the entry before a plain sharer decides its request. If it waits, the request waits behind it. If it holds, shares and has no owner, it

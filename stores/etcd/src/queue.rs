@@ -204,6 +204,11 @@ impl QueueSnapshot {
         self.all.iter().filter(at_end).rfind(|entry| entry.created < own_position)
     }
 
+    /// Whether the entry of this attempt is known to be the oldest.
+    pub fn is_first(&self, attempt: &KeyId) -> bool {
+        self.entry_of(attempt).is_some_and(|own| self.end == [own.key.as_slice()])
+    }
+
     pub fn entry_of(&self, attempt: &KeyId) -> Option<&QueueEntry> {
         self.all.iter().find(|entry| entry.attempt.as_ref() == Some(attempt))
     }

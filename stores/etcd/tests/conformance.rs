@@ -45,8 +45,9 @@ macro_rules! harness {
 
             async fn client(&self) -> Arc<dyn Store> {
                 let hosts: fn(&$server) -> String = $hosts;
-                // With a long timeout, because slow disks of a busy machine are not the subject of the laws.
-                let url = format!("etcd://{}/{}?timeout=20s", hosts(&self.server), self.prefix);
+                // With a long timeout, because slow disks of a busy machine are not the subject of the laws. A lost wake-up is: so the
+                // next poll is later than a law waits.
+                let url = format!("etcd://{}/{}?timeout=20s&poll=60s", hosts(&self.server), self.prefix);
                 Arc::new(EtcdStore::open(Options::from_url(&url).unwrap()).await.unwrap())
             }
 

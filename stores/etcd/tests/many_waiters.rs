@@ -9,7 +9,9 @@ use common::{bytes_sent, handled, keeper, try_open};
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use lockkeeper_core::{AcquireOutcome, EventKind, Mode, RenewOutcome, Store, Wait};
-use lockkeeper_testkit::laws::{eventually, give_back, name, request, set_patience, soon, take, with};
+use lockkeeper_testkit::laws::{
+    eventually, give_back, name, queue_reaches, request, set_patience, soon, take, with,
+};
 use lockkeeper_testkit::servers::{self, EtcdOptions, Server};
 
 async fn patient(server: &Server) -> Arc<dyn Store> {
@@ -77,6 +79,38 @@ async fn a_sharer_costs_the_same_however_many_share() {
     assert!(many < few * 1.5, "{few} {many}");
     let view = store.inspect(&name("many")).await.unwrap().unwrap();
     assert_eq!(view.held.len(), 200);
+}
+
+/// The bytes that the server sends for a permit of ten that a waiter is granted, in a queue of this many.
+async fn bytes_per_permit(server: &Server, store: &Arc<dyn Store>, name: &str, waiters: usize) -> f64 {
+    let permit =
+        || with(request(name), |request| (request.mode, request.wait) = (Mode::Permit(10), Wait::Forever));
+    let requests: Vec<_> = (0..10).map(|_| permit()).collect();
+    let held = join_all(requests.iter().map(|request| take(store, request))).await;
+    let crowd: Vec<_> = (0..waiters)
+        .map(|_| {
+            let (store, request) = (store.clone(), permit());
+            tokio::spawn(async move { give_back(&store, &take(&store, &request).await.key).await })
+        })
+        .collect();
+    queue_reaches(store, &lockkeeper_testkit::laws::name(name), waiters).await;
+    let before = bytes_sent(server);
+    for grant in held {
+        give_back(store, &grant.key).await;
+    }
+    soon("all are granted a permit", join_all(crowd)).await;
+    (bytes_sent(server) - before) / waiters as f64
+}
+
+/// A counted request behind a waiter waits, and one behind a holder needs to know the holders: with many waiters, each read all of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_permit_costs_the_same_however_many_wait() {
+    let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
+    let store = patient(&server).await;
+    let few = bytes_per_permit(&server, &store, "few", 80).await;
+    let many = bytes_per_permit(&server, &store, "many", 240).await;
+    println!("bytes per permit: {few} with 80 waiters, {many} with 240");
+    assert!(many < few * 1.6, "{few} {many}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

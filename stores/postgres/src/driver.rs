@@ -91,24 +91,31 @@ impl ConnectionDriver {
             session,
         } = self;
         let (messages, timeout) = (deliver(&connection, callback.as_ref()), options.timeout);
-        let _end =
-            DisconnectGuard { connection: &connection, in_flight: &in_flight, callback: callback.as_ref() };
-        tokio::select! {
-            () = messages => {}
+        let mut end =
+            DisconnectGuard { connection: &connection, in_flight: &in_flight, callback: callback.clone() };
+        let must_cancel = tokio::select! {
+            () = messages => false,
             () = in_flight.silence(timeout, || session.clone().probe()) => {
                 tracing::warn!(server = %options.server, "no reply for {timeout:?}: closing the connection; the next request dials");
-                if session.upgrade().is_some_and(|session| session.is_prepared()) {
+                let prepared = session.upgrade().is_some_and(|session| session.is_prepared());
+                if prepared {
                     // In a task of its own, so that callers do not wait for it.
-                    tokio::spawn(cancel(options.clone(), token));
+                    tokio::spawn(cancel(options.clone(), token.clone()));
                 } else {
                     // The next caller dials, and the caller that waits for a reply gets its error, before the connection is closed.
                     in_flight.close();
                     given_up.notify_one();
-                    cancel(options.clone(), token).await;
                 }
+                !prepared
             }
-            () = keep_alive(session.clone()), if callback.is_some() => {}
-            () = abandoned.notified() => cancel(options.clone(), token).await,
+            () = keep_alive(session.clone()), if callback.is_some() => false,
+            () = abandoned.notified() => true,
+        };
+        if must_cancel {
+            // The cancellation may take as long as `timeout`, and until they are notified waiters and watchers take the connection for one
+            // that brings notifications.
+            end.report();
+            cancel(options, token).await;
         }
     }
 }
@@ -138,15 +145,22 @@ async fn keep_alive(session: WeakSession) {
 struct DisconnectGuard<'a> {
     connection: &'a SharedConnection,
     in_flight: &'a InFlight,
-    callback: Option<&'a ListenCallback>,
+    callback: Option<ListenCallback>,
+}
+
+impl DisconnectGuard<'_> {
+    /// Notifies the callback, once.
+    fn report(&mut self) {
+        if let Some(callback) = self.callback.take() {
+            callback(ListenEvent::Disconnected);
+        }
+    }
 }
 
 impl Drop for DisconnectGuard<'_> {
     fn drop(&mut self) {
         self.in_flight.close();
         self.connection.close();
-        if let Some(callback) = self.callback {
-            callback(ListenEvent::Disconnected);
-        }
+        self.report();
     }
 }

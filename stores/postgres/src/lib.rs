@@ -23,6 +23,7 @@ mod inspect;
 mod limits;
 mod listener;
 pub mod plain;
+mod poll;
 mod profile;
 mod records;
 mod release;

@@ -6,10 +6,10 @@ use tokio::sync::Notify;
 use crate::config::Options;
 use crate::connection::Connection;
 use crate::listener::NotificationListener;
+use crate::poll::POLL_WITHOUT_NOTIFY;
 use crate::schema::explain;
 use crate::session::first;
 use crate::statements::{FENCE_AND_SWEEP_OVERDUE, PgStatement};
-use crate::waiters::POLL_WITHOUT_NOTIFY;
 
 /// The settings that matter, and how many standbys there are. Not every WAL sender serves a standby: a backup has its own state, an archiver
 /// (`pg_receivewal`) replays nothing, and logical replication has a logical slot. A role that may not read these columns counts all of them.

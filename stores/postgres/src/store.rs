@@ -21,7 +21,7 @@ use crate::events::Watchers;
 use crate::listener::NotificationListener;
 use crate::unknown::UnknownOutcomes;
 use crate::waiters::Waiters;
-use crate::{break_lock, events, inspect, profile, renew, sweep, waiters};
+use crate::{break_lock, events, inspect, poll, profile, renew, sweep};
 
 /// Locks and records in PostgreSQL. Clones share everything.
 #[derive(Clone)]
@@ -70,7 +70,7 @@ impl PostgresStore {
         let (overdue, unknown) = (Arc::<Notify>::default(), parts.clone());
         let tasks = [
             io.spawn(batch_task.run()),
-            io.spawn(waiters::run(parts.locks.waiters.clone())),
+            io.spawn(poll::run(parts.locks.waiters.clone())),
             io.spawn(async move {
                 let locks = &unknown.locks;
                 locks.unknown.run(|key| async move { locks.send_release(&key).await.map(|_| ()) }).await;
@@ -114,6 +114,7 @@ impl StoreParts {
             client,
             state: Default::default(),
             changed: Notify::new(),
+            must_listen: Notify::new(),
         });
         let locks = LockClient {
             options: options.clone(),

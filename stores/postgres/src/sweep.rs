@@ -7,9 +7,9 @@ use tokio::sync::Notify;
 
 use crate::connection::Connection;
 use crate::error::Failure;
+use crate::poll::jitter;
 use crate::session::first;
 use crate::statements::{CLAIM_SWEEP, END_SWEEP, SWEEPS};
-use crate::waiters::jitter;
 
 /// Sweeps every ten minutes, and at once where no process has done so for long: most processes may live for seconds only. The first
 /// process to come sweeps for all.

@@ -1,4 +1,4 @@
-//! The waiters of this process, and the one task that polls and listens for all of them.
+//! The waiters of this process: their requests, their queue entries, and what wakes them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::{Future, poll_fn};
@@ -8,25 +8,17 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::RequestKey;
-use lockkeeper_host::random_128;
 use lockkeeper_store_kit::WaiterTtls;
-use serde::Deserialize;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use crate::batch::{BatchSender, RequestParams, RequestReply};
-use crate::codec::{hash, hex, micros};
+use crate::codec::{hash, hex};
 use crate::config::Options;
 use crate::connection::Connection;
 use crate::error::Failure;
 use crate::listener::NotificationListener;
-use crate::statements::POLL;
-
-/// How often a process polls that notifications do not reach.
-pub(crate) const POLL_WITHOUT_NOTIFY: Duration = Duration::from_millis(250);
-/// The least time between two polls.
-const MIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The waiters of this process.
 pub(crate) struct Waiters {
@@ -38,28 +30,30 @@ pub(crate) struct Waiters {
     /// The id of this process in the database.
     pub client: String,
     pub state: Mutex<WaiterTable>,
-    /// Wakes the task of [`run`].
+    /// Wakes the loop that polls (see [`crate::poll`]).
     pub changed: Notify,
+    /// Wakes the loop that listens.
+    pub must_listen: Notify,
 }
 
 #[derive(Default)]
 pub(crate) struct WaiterTable {
     /// By the hash of the attempt, in hexadecimal digits.
-    waiters: HashMap<String, Arc<QueuedWaiter>>,
+    pub waiters: HashMap<String, Arc<QueuedWaiter>>,
     /// How many waiters of this process are in the queue of each name.
-    names: BTreeMap<String, usize>,
-    listening: bool,
+    pub names: BTreeMap<String, usize>,
+    pub listening: bool,
     /// How often a listening connection has ended.
-    disconnects: u64,
+    pub disconnects: u64,
     /// Notifications may have been lost since all waiters sent their last request.
-    missed: bool,
-    next_poll: Option<Instant>,
+    pub missed: bool,
+    pub next_poll: Option<Instant>,
 }
 
-struct QueuedWaiter {
+pub(crate) struct QueuedWaiter {
     attempt: String,
     ttl: Duration,
-    woken: Notify,
+    pub woken: Notify,
     wake: Mutex<WakeProgress>,
 }
 
@@ -99,7 +93,7 @@ impl QueuedWaiter {
     }
 
     /// Whether the waiter was enqueued before `alive_since`, so that its entry may be lost.
-    fn enqueued_before(&self, alive_since: i64) -> bool {
+    pub fn enqueued_before(&self, alive_since: i64) -> bool {
         let wake = self.wake();
         wake.request.is_some() && wake.alive_since != Some(alive_since)
     }
@@ -121,26 +115,8 @@ pub(crate) struct QueuePosition {
     pub changes_in: Option<Duration>,
 }
 
-/// The reply of the SQL function `poll`.
-#[derive(Deserialize)]
-struct PollReply {
-    /// Since when this process has been alive, without a gap.
-    alive_since: Option<i64>,
-    /// The waiters of this process that are first in a queue.
-    first: Vec<FirstWaiter>,
-    /// The attempts that were granted one of the names lately, of any process.
-    granted: Vec<String>,
-}
-
-#[derive(Deserialize)]
-struct FirstWaiter {
-    attempt: String,
-    ready: bool,
-    changes_in: Option<u64>,
-}
-
 impl Waiters {
-    fn state(&self) -> MutexGuard<'_, WaiterTable> {
+    pub fn state(&self) -> MutexGuard<'_, WaiterTable> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -176,7 +152,8 @@ impl Waiters {
         }
     }
 
-    fn resume(&self, waiter: &Arc<QueuedWaiter>) {
+    /// Sends the waiter's request, or lets the waiter do it.
+    pub fn resume(&self, waiter: &Arc<QueuedWaiter>) {
         waiter.resume(&self.batch, self.connection.runtime());
     }
 
@@ -275,112 +252,6 @@ impl Drop for WaiterHandle<'_> {
                 if *count == 0 {
                     state.names.remove(name);
                 }
-            }
-        }
-    }
-}
-
-/// Listens and polls for the waiters for as long as the store is open. Each poll is also the heartbeat of this process.
-pub(crate) async fn run(waiters: Arc<Waiters>) {
-    let mut last = Instant::now();
-    loop {
-        let (any, due, listening, disconnects) = {
-            let mut state = waiters.state();
-            if state.names.is_empty() {
-                // No poll is due, so that the next waiter wakes this task.
-                state.next_poll = None;
-            }
-            (!state.names.is_empty(), state.next_poll, state.listening, state.disconnects)
-        };
-        if !any {
-            waiters.changed.notified().await;
-            continue;
-        }
-        let listener = &waiters.listener;
-        if !listening && listener.works() && listener.listen(&listener.wake_channel()).await {
-            {
-                let mut state = waiters.state();
-                // The connection may have ended already, which is reported once only.
-                state.listening = state.disconnects == disconnects;
-            }
-            // Notifications from before the LISTEN were not delivered.
-            last = waiters.poll().await;
-            continue;
-        }
-        let poll = waiters.options.poll;
-        let interval = if listening { poll } else { jitter(POLL_WITHOUT_NOTIFY.min(poll)) };
-        let due = due.unwrap_or(last + interval).min(last + interval).max(last + MIN_POLL_INTERVAL);
-        tokio::select! {
-            () = tokio::time::sleep_until(due.into()) => last = waiters.poll().await,
-            () = waiters.changed.notified() => {}
-        }
-    }
-}
-
-/// The duration, a quarter more or less, so that many processes do not poll in step.
-pub(crate) fn jitter(duration: Duration) -> Duration {
-    duration * 3 / 4 + duration / 2 * u32::from(random_128()[0]) / 255
-}
-
-impl Waiters {
-    /// Polls once for all waiters, and wakes those that have something to do.
-    async fn poll(&self) -> Instant {
-        let (names, listening, missed): (Vec<String>, bool, bool) = {
-            let mut state = self.state();
-            state.next_poll = None;
-            (state.names.keys().cloned().collect(), state.listening, std::mem::take(&mut state.missed))
-        };
-        let reply = self.send_poll(listening, &names).await;
-        let now = Instant::now();
-        let mut state = self.state();
-        let mut soonest = self.options.poll;
-        state.missed |= missed && reply.is_none();
-        match reply {
-            // Notifications may have been lost: every waiter sends its request again.
-            Some(_) if missed => state.waiters.values().for_each(|waiter| waiter.woken.notify_one()),
-            Some(reply) => {
-                // This process was silent for too long, or the server's tables were lost: a waiter from before may have lost its entry.
-                if let Some(alive_since) = reply.alive_since {
-                    state
-                        .waiters
-                        .values()
-                        .filter(|waiter| waiter.enqueued_before(alive_since))
-                        .for_each(|waiter| waiter.woken.notify_one());
-                }
-                // A waiter that was handed the lock is in no queue any more: if its notification was lost, this wakes it.
-                for waiter in reply.granted.iter().filter_map(|attempt| state.waiters.get(attempt)) {
-                    self.resume(waiter);
-                }
-                for FirstWaiter { attempt, ready, changes_in } in reply.first {
-                    if let Some(waiter) = state.waiters.get(&attempt).filter(|_| ready) {
-                        self.resume(waiter);
-                    }
-                    if let Some(change) = changes_in {
-                        soonest = soonest.min(Duration::from_micros(change) + Duration::from_millis(1));
-                    }
-                }
-            }
-            None => soonest = soonest.min(POLL_WITHOUT_NOTIFY),
-        }
-        let at = now + soonest;
-        state.next_poll = Some(state.next_poll.map_or(at, |due| due.min(at)));
-        now
-    }
-
-    async fn send_poll(&self, listening: bool, names: &[String]) -> Option<PollReply> {
-        let rows = async {
-            let session = self.connection.session().await?;
-            let claim = micros(self.ttls.entry_life(self.options.claim, self.options.poll));
-            session.rows(&POLL, &[&self.client, &session.epoch(), &claim, &listening, &names]).await
-        };
-        match rows.await {
-            Ok(rows) => serde_json::from_str(rows.first()?.try_get(0).ok()?).ok(),
-            Err(failure) => {
-                if failure.is_missing() {
-                    self.connection.repair_schema();
-                }
-                tracing::debug!(?failure, "the poll of the queues failed; polling again");
-                None
             }
         }
     }

@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{Client, ask_for, client_of, number, open, sql, url};
@@ -145,6 +146,32 @@ async fn a_connection_that_ends_as_it_begins_to_listen_is_made_again() {
         })
         .await;
     }
+    give_back(&here, &held.key).await;
+    let grant = soon("the waiter is granted the lock", waiter).await.unwrap();
+    give_back(&there, &grant.key).await;
+}
+
+/// A caller abandons a statement on the listening connection, so the client closes that connection, and cancels the statement before. The
+/// network is down for the cancellation, which takes as long as `timeout` then: waiters were notified only after that, and nothing woke them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_are_notified_before_the_statement_of_their_connection_is_cancelled() {
+    const CANCEL_REQUEST: [u8; 4] = 80_877_102u32.to_be_bytes();
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    let proxy = Proxy::start(server.addr(), Framing::Postgres);
+    // No poll is due within this test, and the cancellation does not time out.
+    let url = |addr| format!("{}?timeout=200s&poll=200s&claim=600s", url(addr));
+    let (here, there) = (open(&url(server.addr())).await, open(&url(proxy.addr())).await);
+    let held = take(&here, &request("orders/42")).await;
+    let waiter = enqueue(&there, 1).await;
+    eventually("notifications reach the waiter's process", || async { is_listening(&server) }).await;
+    let cancels = Pick::Sent(Arc::new(|sent| sent.get(4..8) == Some(&CANCEL_REQUEST[..])));
+    let cancel = proxy.inject(Fault::at_request(1).on(cancels).hold());
+    let listens = proxy.inject(Fault::at_request(1).on(Pick::sent("LISTEN lockkeeper_events")).hold());
+    let watching = there.clone();
+    let watching = tokio::spawn(async move { watching.watch("").await.map(drop) });
+    soon("the client sends LISTEN for its watcher", listens.until_fired()).await;
+    watching.abort();
+    soon("the client cancels the statement", cancel.until_fired()).await;
     give_back(&here, &held.key).await;
     let grant = soon("the waiter is granted the lock", waiter).await.unwrap();
     give_back(&there, &grant.key).await;

@@ -3,8 +3,8 @@
 mod common;
 
 use common::{number, open, sql, url};
-use lockkeeper_testkit::laws::{eventually, give_back, granted, join_queue, request, take};
-use lockkeeper_testkit::proxy::{Framing, Proxy};
+use lockkeeper_testkit::laws::{eventually, give_back, granted, join_queue, request, soon, take};
+use lockkeeper_testkit::proxy::{Fault, Framing, Pick, Proxy};
 use lockkeeper_testkit::servers::{self, PostgresOptions};
 
 /// A silent process loses its queue entries. When it is back, another of its tasks may enqueue before the next poll: then the process
@@ -72,4 +72,38 @@ async fn a_request_of_an_older_connection_is_refused() {
     sql(&server, "UPDATE lockkeeper.lock SET attempt = NULL, expires = 0, free_at = 0");
     assert_eq!(step("1", 3, "x"), stale);
     assert!(step("epoch", 3, "x").parse::<u64>().is_ok(), "the newer connection is granted the lock");
+}
+
+/// The connection for notifications ended, and on the next one the server did not reply to LISTEN, as a pooler in session mode without a free
+/// server process does. The process sent no poll meanwhile, which is its heartbeat, so all its waiters lost their queue entries.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_reports_that_it_is_alive_while_the_server_does_not_reply_to_listen() {
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    let proxy = Proxy::start(server.addr(), Framing::Postgres);
+    // The client does not give up the silent connection within this test.
+    let store = open(&format!("{}?timeout=200s&poll=100ms&claim=60s", url(proxy.addr()))).await;
+    let other = open(&url(server.addr())).await;
+    let held = take(&other, &request("x")).await;
+    let first = join_queue(&store, &request("x"), 1).await;
+    let second = join_queue(&other, &request("x"), 2).await;
+    let alive =
+        "FROM lockkeeper.client c JOIN lockkeeper.waiter w ON c.id = w.client ORDER BY w.position LIMIT 1";
+    eventually("notifications reach the process of the first waiter", || async {
+        sql(&server, &format!("SELECT listens {alive}")) == "t"
+    })
+    .await;
+    let stuck =
+        proxy.inject(Fault::at_request(1).on(Pick::sent("LISTEN lockkeeper")).and_every_later_one().hold());
+    proxy.cut(Pick::sent("LISTEN lockkeeper"));
+    soon("the client tries to listen", stuck.until_fired()).await;
+    for _ in 0..3 {
+        let until = || sql(&server, &format!("SELECT alive_until {alive}"));
+        let before = until();
+        eventually("the process reports that it is alive", || async { until() != before }).await;
+    }
+    give_back(&other, &held.key).await;
+    let grant = granted(first).await;
+    assert!(!second.is_finished(), "two hold the lock");
+    give_back(&store, &grant.key).await;
+    give_back(&other, &granted(second).await.key).await;
 }

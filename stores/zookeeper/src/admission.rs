@@ -75,12 +75,12 @@ fn is_behind_waiter(queue: &QueueSnapshot, own: &str) -> bool {
     !queue.sharers_ahead && waiting_ahead(queue, own).next().is_some()
 }
 
-/// Whether a request shares one lock and has no owner.
+/// Whether a request shares or counts one lock and has no owner.
 pub fn is_plain_sharer(request: &LockRequest) -> bool {
-    request.mode == Mode::Shared && request.owner.is_none() && request.key.names.count() == 1
+    request.mode != Mode::Exclusive && request.owner.is_none() && request.key.names.count() == 1
 }
 
-/// The conclusion about all entries ahead from the entry right ahead of a plain sharer.
+/// The conclusion about all entries ahead from the entry right ahead of a plain sharer or counted request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PredecessorVerdict {
     /// All of them hold the lock and share it.
@@ -93,8 +93,9 @@ pub enum PredecessorVerdict {
 
 /// Evaluates the entry right ahead of a plain sharer. If it holds, shares and has no owner, it was granted by the same rule: no waiter was ahead
 /// of it, and every holder shared. That is still so. No entry is inserted before another one, and while it holds, an
-/// exclusive hold could only be a re-entry of an exclusive hold. Hold-backs are another matter.
-pub fn evaluate_predecessor(queue: &QueueSnapshot, position: usize) -> PredecessorVerdict {
+/// exclusive hold could only be a re-entry of an exclusive hold. Hold-backs are another matter. A counted request has to
+/// count the holders, unless it waits.
+pub fn evaluate_predecessor(queue: &QueueSnapshot, mode: Mode, position: usize) -> PredecessorVerdict {
     let ahead = &queue.entries[..position];
     let known = match ahead {
         // A foreign client holds by its position alone.
@@ -102,7 +103,9 @@ pub fn evaluate_predecessor(queue: &QueueSnapshot, position: usize) -> Predecess
         _ => None,
     };
     match known.map(|stored| (stored.state, stored.mode, &stored.owner)) {
-        Some((RequestState::Granted, Mode::Shared, None)) => PredecessorVerdict::AllShare,
+        Some((RequestState::Granted, Mode::Shared, None)) if mode == Mode::Shared => {
+            PredecessorVerdict::AllShare
+        }
         Some((RequestState::Waiting | RequestState::Queued, ..)) => PredecessorVerdict::Waits,
         _ => PredecessorVerdict::Unknown,
     }

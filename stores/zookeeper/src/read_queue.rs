@@ -86,7 +86,7 @@ impl QueueReader {
         queue: &mut QueueSnapshot,
         own: &str,
     ) -> Result<(), Failure> {
-        if is_plain_sharer(request) && self.read_predecessor(session, queue, own).await? {
+        if is_plain_sharer(request) && self.read_predecessor(session, request.mode, queue, own).await? {
             return self.hold_backs.read(session, queue).await;
         }
         let position = queue.position(own).unwrap_or(queue.entries.len());
@@ -99,10 +99,11 @@ impl QueueReader {
         self.hold_backs.read(session, queue).await
     }
 
-    /// Reads the entry right ahead of a plain sharer, the first entry, and all re-entries. Returns whether that decides the request.
+    /// Reads the entry right ahead of a plain sharer or counted request, the first entry, and all re-entries. Returns whether that decides the request.
     async fn read_predecessor(
         &self,
         session: &Session,
+        mode: Mode,
         queue: &mut QueueSnapshot,
         own: &str,
     ) -> Result<bool, Failure> {
@@ -115,7 +116,7 @@ impl QueueReader {
             // The caller lists the queue again.
             return Ok(true);
         }
-        let verdict = evaluate_predecessor(queue, position);
+        let verdict = evaluate_predecessor(queue, mode, position);
         queue.sharers_ahead = verdict == PredecessorVerdict::AllShare;
         Ok(verdict != PredecessorVerdict::Unknown)
     }

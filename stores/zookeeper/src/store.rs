@@ -9,6 +9,7 @@ use lockkeeper_core::{
     Profile, ReleaseOutcome, RenewOutcome, RequestKey, Result, limits,
 };
 use lockkeeper_store_kit::{IoThread, RecentSet, RecordLimits, Task};
+use tokio::sync::Notify;
 
 use crate::acquire::Acquirer;
 use crate::batch;
@@ -32,7 +33,7 @@ use crate::record_store::RecordStore;
 use crate::release::Releaser;
 use crate::renew::Renewer;
 use crate::request_barrier::RequestBarriers;
-use crate::sweep::Sweeper;
+use crate::sweep::{self, Sweeper};
 use crate::unknown::HoldEnder;
 
 /// Locks and records in ZooKeeper. Clones share one session and one thread.
@@ -108,6 +109,7 @@ impl ZooKeeperStore {
             chunks: chunks.clone(),
             expiry: RecordExpiry::default(),
         });
+        let overdue = Arc::<Notify>::default();
         let hold_ender =
             HoldEnder { client: client.clone(), registry: registry.clone(), releaser: releaser.clone() };
         let sweeper = Sweeper {
@@ -116,6 +118,7 @@ impl ZooKeeperStore {
             queues: queues.clone(),
             chunks,
             every: options.sweep,
+            overdue: overdue.clone(),
         };
         let tasks = [
             io_thread.spawn(Arc::new(hold_ender).run()),
@@ -159,6 +162,11 @@ impl ZooKeeperStore {
         let ZooKeeperShared { options, client, base, profile, .. } = &*store.shared;
         let checked = store.run(profile::check(options, client, base)).await?;
         _ = profile.set(checked);
+        match store.run(sweep::is_overdue(client, options.sweep)).await {
+            Ok(true) => overdue.notify_one(),
+            Ok(false) => {}
+            Err(failure) => tracing::debug!(?failure, "cannot find out whether a sweep is overdue"),
+        }
         Ok(store)
     }
 

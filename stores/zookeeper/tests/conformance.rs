@@ -70,8 +70,8 @@ macro_rules! harness {
             async fn client(&self) -> Arc<dyn Store> {
                 let address: fn(&$server, &str) -> String = $address;
                 // A long timeout for the slow disks of a busy machine; but the locks of a dead client must be free
-                // before a law gives up.
-                let url = address(&self.server, &self.prefix) + "timeout=20s&session=20s&create=yes";
+                // before a law gives up. A law waits for less than a poll, so that a lost wake-up is noticed.
+                let url = address(&self.server, &self.prefix) + "timeout=20s&session=20s&poll=60s&create=yes";
                 Arc::new(ZooKeeperStore::open(Options::from_url(&url).unwrap()).await.unwrap())
             }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use common::{four_letter, keeper, try_open};
 use futures_util::future::join_all;
 use lockkeeper_core::{AcquireOutcome, Mode, RenewOutcome, Store, Wait};
-use lockkeeper_testkit::laws::{eventually, give_back, name, request, set_patience, take, with};
+use lockkeeper_testkit::laws::{eventually, give_back, name, request, set_patience, soon, take, with};
 use lockkeeper_testkit::servers::{self, Server, ZooKeeperOptions};
 
 async fn patient(server: &Server) -> Arc<dyn Store> {
@@ -18,8 +18,12 @@ async fn patient(server: &Server) -> Arc<dyn Store> {
 
 /// How many requests the server has handled, pings included.
 fn handled(server: &Server) -> u64 {
+    monitored(server, "zk_packets_received")
+}
+
+fn monitored(server: &Server, what: &str) -> u64 {
     let told = four_letter(server.addr(), "mntr");
-    let line = told.lines().find_map(|line| line.strip_prefix("zk_packets_received"));
+    let line = told.lines().find_map(|line| line.strip_prefix(what));
     line.and_then(|count| count.trim().parse().ok()).expect("a count")
 }
 
@@ -104,6 +108,42 @@ async fn a_sharer_costs_the_same_however_many_share() {
     let view = store.inspect(&name("many")).await.unwrap().unwrap();
     // A view reads the first hundred entries.
     assert_eq!((view.held.len() > 100, view.held.len() + view.waiting), (true, 200));
+}
+
+/// The requests for a permit of four, from its enqueuing to its release, in a queue of this many waiters.
+async fn requests_per_permit(server: &Server, store: &Arc<dyn Store>, name: &str, waiters: usize) -> f64 {
+    let permit =
+        || with(request(name), |request| (request.mode, request.wait) = (Mode::Permit(4), Wait::Forever));
+    let requests: Vec<_> = (0..4).map(|_| permit()).collect();
+    let held = join_all(requests.iter().map(|request| take(store, request))).await;
+    let (before, nodes) = (handled(server), monitored(server, "zk_znode_count"));
+    let crowd: Vec<_> = (0..waiters)
+        .map(|_| {
+            let (store, request) = (store.clone(), permit());
+            tokio::spawn(async move { give_back(&store, &take(&store, &request).await.key).await })
+        })
+        .collect();
+    // Without a request of ours, which would be counted.
+    eventually("all are in the queue", || async {
+        monitored(server, "zk_znode_count") >= nodes + waiters as u64
+    })
+    .await;
+    for grant in held {
+        give_back(store, &grant.key).await;
+    }
+    soon("all are granted a permit", join_all(crowd)).await;
+    (handled(server) - before) as f64 / waiters as f64
+}
+
+/// A counted request behind a waiter waits, and reads no other entry: each read all of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_permit_costs_the_same_however_many_wait() {
+    let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
+    let store = patient(&server).await;
+    let few = requests_per_permit(&server, &store, "few", 20).await;
+    let many = requests_per_permit(&server, &store, "many", 80).await;
+    println!("requests per permit: {few} with 20 waiters, {many} with 80");
+    assert!(many < few * 1.5, "{few} {many}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use common::{admin, open, tree, try_open};
 use lockkeeper_core::{Expect, Store, WriteOutcome};
-use lockkeeper_testkit::laws::{eventually, name, request, take, with};
+use lockkeeper_testkit::laws::{eventually, give_back, name, request, take, with};
 use lockkeeper_testkit::proxy::{Fault, Framing, Proxy};
 use lockkeeper_testkit::servers::{self, ZooKeeperOptions};
 use zookeeper_client::Client;
@@ -90,4 +90,26 @@ async fn hold_backs_of_dead_holders_are_removed() {
     drop(dead);
     let _other = sweeps(server.addr()).await;
     eventually("the hold-back nodes are removed", || async { count(&admin, "=hold-back-").await == 0 }).await;
+}
+
+/// Each process of the fleet ends before its first interval is over: no process ever swept.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn processes_that_live_for_moments_sweep_too() {
+    let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
+    let admin = admin(server.addr()).await;
+    let open = async || try_open(&format!("zk://{}?sweep=4s", server.addr())).await.unwrap();
+    let key = name("a large one");
+    open().await.write(&key, &vec![1; LARGE], Expect::Absent, None).await.unwrap();
+    // The record goes, as if its writer had died before it named the chunks.
+    let record = tree(&admin, "/lock/=records").await.pop().expect("a record");
+    admin.delete(&record, None).await.unwrap();
+    assert_eq!(count(&admin, "/c-").await, 2);
+    eventually("a process of a moment removes the chunks", || async {
+        let store = open().await;
+        for _ in 0..5 {
+            give_back(&store, &take(&store, &request("a")).await.key).await;
+        }
+        count(&admin, "/c-").await == 0
+    })
+    .await;
 }

@@ -138,3 +138,42 @@ async fn an_update_and_upserts_of_one_key_meet_in_no_deadlock() {
     second.commit().await.unwrap();
     is_stale(&watcher, "UPDATE orders SET fence = 8").await;
 }
+
+/// An INSERT with 5 meets no mark, and waits for a row that a transaction deletes with 20. That commits; then an INSERT with 30 finds the mark, turns
+/// its sign, and is not done, because it meets another row. The first INSERT took the sign for its own, and both the stale row and the end of the
+/// mark were taken.
+#[tokio::test]
+async fn an_insert_that_waited_takes_no_mark_for_its_own() {
+    let Some(place) = Place::start().await else { return };
+    let (mut a, late, mut deletes, blocker) =
+        (place.client().await, place.client().await, place.client().await, place.client().await);
+    // A trigger of the user, which takes its time before ours looks at the mark.
+    let table = "CREATE TABLE orders (id int PRIMARY KEY, email text UNIQUE, fence bigint NOT NULL DEFAULT 0); \
+                 INSERT INTO orders VALUES (1, 'one', 0), (2, 'taken', 0); CREATE TABLE slow (); \
+                 CREATE FUNCTION takes_time() RETURNS trigger LANGUAGE plpgsql AS \
+                 $$ BEGIN LOCK TABLE slow IN SHARE MODE; RETURN NULL; END $$; \
+                 CREATE TRIGGER a AFTER INSERT ON orders FOR EACH ROW EXECUTE FUNCTION takes_time()";
+    do_all(&a, table).await;
+    guard(&mut a, &spec("orders")).await.unwrap();
+    let delete = deletes.transaction().await.unwrap();
+    delete.batch_execute("SET LOCAL lockkeeper.fence = '20'; DELETE FROM orders WHERE id = 1").await.unwrap();
+    do_all(&blocker, "BEGIN; LOCK TABLE slow").await;
+    let pid: i32 = late.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
+    let waits_for = async |lock: &str| {
+        let waits = "SELECT wait_event_type = 'Lock' AND wait_event = $2 FROM pg_stat_activity WHERE pid = $1";
+        while a.query_one(waits, &[&pid, &lock]).await.unwrap().get::<_, Option<bool>>(0) != Some(true) {
+            tokio::task::yield_now().await;
+        }
+    };
+    let insert = tokio::spawn(async move {
+        late.batch_execute("INSERT INTO orders VALUES (1, 'late', 5)").await.map_err(|error| refusal(&error))
+    });
+    waits_for("transactionid").await;
+    delete.commit().await.unwrap();
+    waits_for("relation").await;
+    do_all(&a, "INSERT INTO orders VALUES (1, 'taken', 30) ON CONFLICT (email) DO NOTHING").await;
+    do_all(&blocker, "COMMIT").await;
+    let refused = insert.await.unwrap().expect_err("the stale row was taken");
+    assert_eq!(refused.map(|error| error.outcome().as_str()), Some("stale"));
+    is_stale(&a, "INSERT INTO orders VALUES (1, 'late', 5)").await;
+}

@@ -93,10 +93,9 @@ pub async fn what_a_reentry_behind_a_long_queue_holds_back_stays_so<H: Harness>(
     }
 }
 
-/// How long each request waits: less than the poll of any store with a queue.
-const WAIT: Duration = Duration::from_millis(9500);
-/// How long all of them may take: as long as a busy machine may need. A request that missed the grant of the one in front looks again when its wait is over, and not before.
-const ALL: Duration = Duration::from_secs(9);
+/// How long each request waits: for longer than [`soon`] does, and less than the poll of a harness whose store may poll seldom. A request that missed the grant
+/// of the one in front looks again when its wait or its poll is over, and not before.
+const WAIT: Duration = Duration::from_secs(50);
 
 /// Whether a store declares a mode.
 type Declared = fn(&Profile) -> bool;
@@ -120,7 +119,6 @@ pub async fn requests_that_no_holder_excludes_are_all_granted<H: Harness>(h: H) 
         if !has(&clients[0], declared, patient()).await {
             continue;
         }
-        let began = h.clock().now();
         let requests: Vec<_> = (0..count).map(|_| patient()).collect();
         let asked = requests.iter().enumerate().map(|(i, request)| clients[i % 3].acquire(request));
         for answer in soon("all requests that no holder excludes are granted", join_all(asked)).await {
@@ -129,10 +127,5 @@ pub async fn requests_that_no_holder_excludes_are_all_granted<H: Harness>(h: H) 
                 "no holder excludes it, and the answer is: {answer:?}"
             );
         }
-        let took = h.clock().now().since(began);
-        assert!(
-            took < ALL || polls(&clients[0]),
-            "no holder excludes {count} {text}, and they took {took:?}"
-        );
     }
 }

@@ -111,6 +111,11 @@ pub fn try_sql(server: &Server, text: &str) -> std::result::Result<String, Strin
     try_psql(server, "postgres", "postgres", text)
 }
 
+/// The same, as another role.
+pub fn try_sql_as(server: &Server, role: &str, text: &str) -> std::result::Result<String, String> {
+    try_psql(server, role, "postgres", text)
+}
+
 fn psql_command(server: &Server, role: &str, database: &str, text: &str) -> Command {
     let addr = server.addr();
     let mut command = Command::new("psql");

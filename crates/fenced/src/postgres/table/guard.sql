@@ -5,6 +5,7 @@ DECLARE
     _setting bigint;
     _presented bigint;
     _seen bigint;
+    _measured bool;
 BEGIN
     IF TG_OP = 'TRUNCATE' THEN
         RAISE EXCEPTION USING ERRCODE = 'LK064', MESSAGE = 'TRUNCATE would forget which fences were seen',
@@ -17,11 +18,12 @@ BEGIN
             HINT = 'run lockkeeper fence install again';
     END IF;
     IF TG_ARGV[0] = 'came' THEN
-        -- The row is there. A mark with the minus sign was measured before it came, and goes. One without was written since: by a DELETE
-        -- that was committed while the INSERT waited for its row, or by another trigger that has deleted the new row again. It is written
-        -- to, and not only looked for: a snapshot may be older than it.
+        -- The row is there. A mark with the minus sign was measured before a row came, and goes; another INSERT that was not done may have
+        -- measured it, so the number counts here too. One without was written since: by a DELETE that was committed while the INSERT
+        -- waited for its row, or by another trigger that has deleted the new row again. It is written to, and not only looked for: a
+        -- snapshot may be older than it.
         INSERT INTO lockkeeper_fence.mark AS m VALUES (@T, @NEWKEY, 0)
-            ON CONFLICT (guarded, key) DO UPDATE SET fence = m.fence RETURNING m.fence INTO _seen;
+            ON CONFLICT (guarded, key) DO UPDATE SET fence = m.fence RETURNING abs(m.fence), m.fence <= 0 INTO _seen, _measured;
         _presented := coalesce(NEW.@C, 0);
         IF _seen > _presented AND _presented > 0 THEN
             RAISE EXCEPTION USING ERRCODE = 'LK065', MESSAGE = format('fence %s is stale: %s was seen already', _presented, _seen),
@@ -34,7 +36,7 @@ BEGIN
             RAISE EXCEPTION USING ERRCODE = '40001', MESSAGE = format('the row was deleted meanwhile, with fence %s: try again', _seen);
         END IF;
         -- The same number may be that of the new row, deleted again: then it stays, which does no harm beside a row.
-        IF _seen < _presented OR _seen <= 0 THEN
+        IF _seen < _presented OR _measured THEN
             DELETE FROM lockkeeper_fence.mark WHERE guarded = @T AND key = @NEWKEY;
         END IF;
         RETURN NULL;
