@@ -13,6 +13,7 @@ mod per_process;
 mod process;
 mod stop;
 mod system;
+mod time_namespace;
 mod timers;
 mod virtual_clock;
 
@@ -21,6 +22,7 @@ pub use log::log_elsewhere;
 pub use process::{Liveness, Process, boot_id, host_name};
 pub use stop::{BusySection, stop_this_process, while_busy};
 pub use system::SystemClock;
+pub use time_namespace::{awake_time, read_clock_offsets};
 pub use virtual_clock::VirtualClock;
 
 /// 128 bits from the operating system's random source.

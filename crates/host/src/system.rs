@@ -2,14 +2,13 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
 
 use lockkeeper_core::{BootInstant, WallTime};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::clock::{Clock, Timer};
 use crate::per_process::PerProcess;
-use crate::process::is_absent;
+use crate::time_namespace;
 use crate::timers::TimerThread;
 
 /// The machine's own clock: CLOCK_BOOTTIME, which goes on while the machine is suspended.
@@ -21,11 +20,7 @@ impl SystemClock {
     /// of its own), zero nearly everywhere. [`Clock::now`] has it taken off already, so that processes of one machine
     /// agree on what a moment is.
     pub fn shift() -> i64 {
-        match SHIFT.load(Ordering::Relaxed) {
-            // A value that cannot be read now is read again the next time.
-            UNREAD => read_shift().unwrap_or(0),
-            shift => shift,
-        }
+        time_namespace::BOOTTIME.get()
     }
 
     /// The timers of this process; in the child of a fork not those of its parent, whose thread does not exist there.
@@ -33,33 +28,10 @@ impl SystemClock {
         static TIMERS: PerProcess<Arc<TimerThread>> = PerProcess::new();
         TIMERS.get_or_try_init(|| {
             // A child may be in another time namespace than its parent.
-            read_shift()?;
+            time_namespace::read_clock_offsets()?;
             TimerThread::start()
         })
     }
-}
-
-const UNREAD: i64 = i64::MIN;
-static SHIFT: AtomicI64 = AtomicI64::new(UNREAD);
-
-fn read_shift() -> io::Result<i64> {
-    let offsets = match std::fs::read_to_string("/proc/self/timens_offsets") {
-        Err(error) if is_absent(&error) => String::new(),
-        read => read?,
-    };
-    let shift = offsets.lines().find_map(boottime_offset).unwrap_or(0);
-    SHIFT.store(shift, Ordering::Relaxed);
-    Ok(shift)
-}
-
-fn boottime_offset(line: &str) -> Option<i64> {
-    let mut words = line.split_whitespace();
-    if !matches!(words.next(), Some("boottime" | "7")) {
-        return None;
-    }
-    let seconds: i64 = words.next()?.parse().ok()?;
-    let nanos: i64 = words.next()?.parse().ok()?;
-    Some(seconds.saturating_mul(1_000_000_000).saturating_add(nanos))
 }
 
 impl Clock for SystemClock {
@@ -86,14 +58,3 @@ impl Clock for SystemClock {
 }
 
 const NO_TIMERS: &str = "no thread or no file descriptor is left for the timers of this process";
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_time_namespace_is_read() {
-        assert_eq!(boottime_offset("boottime          864000      5"), Some(864_000_000_000_005));
-        assert_eq!(boottime_offset("monotonic           10         0"), None);
-    }
-}

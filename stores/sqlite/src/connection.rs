@@ -11,9 +11,10 @@ use rusqlite::{Connection, ErrorCode, OpenFlags};
 use crate::busy_handler::busy_handler;
 use crate::config::Options;
 use crate::db_files::{self, WalFiles};
-use crate::db_path::{self, FileId};
+use crate::db_path::{self, FileId, FilePair, beside, file_pair};
 use crate::error::{open_error, sql_error};
 use crate::fence_floor::FenceFloor;
+use crate::file_version::{check_foreign_file, check_version, file_version};
 use crate::profile::{StorageInfo, check_file_system};
 use crate::statements;
 
@@ -23,6 +24,8 @@ pub(crate) struct LockDatabase {
     pub path: PathBuf,
     pub id: FileId,
     wal_files: WalFiles,
+    /// The database and the log that the connection has open.
+    pair: FilePair,
     /// The directory at the last successful check of the files.
     unchanged: Cell<Option<db_files::DirStamp>>,
     /// The file system that the file is stored on.
@@ -37,8 +40,11 @@ impl LockDatabase {
         let storage = check_file_system(&path, options)?;
         let floor = FenceFloor::beside(&path);
         let (mut wait, mut round) = (busy_handler(&path), 0);
+        // Whether a user deleted or replaced a file during the last try.
+        let mut changed = false;
         loop {
-            let complete = db_files::are_complete(&path, &floor);
+            let known = WalFiles::of(&path);
+            let complete = !changed && db_files::are_complete(&path, &floor);
             let lock = db_files::lock_directory(&path, !complete)?;
             if !complete {
                 db_files::prepare(&path, &floor, boot)?;
@@ -55,24 +61,38 @@ impl LockDatabase {
                 }
                 return Err(error);
             }
-            let sql = connect(&path, boot);
-            let (after, wal_files) = (FileId::of(&options.path), WalFiles::of(&path));
-            // The file was replaced during the open: the connection may have either of the two.
-            let Some(id) = after.filter(|after| before == Some(*after)) else { continue };
-            if !complete && db_files::has_another_log(&path, &floor) && log_is_missing(&path) {
-                // The process that has the deleted log open saves it, and needs the lock on the directory for that.
-                drop((sql, lock));
+            // A process with the deleted file open would go on with that one, and this process with a new one.
+            let may_be_open = !complete && (changed || db_files::has_lost_files(&path, &floor));
+            let is_open = if may_be_open { db_files::is_open_elsewhere(&path) } else { Ok(false) };
+            if FileId::of(&path) != before {
+                continue;
+            }
+            if is_open? {
+                drop(lock);
                 if !wait(round) {
-                    return Err(log_deleted_error(&path));
+                    return Err(files_deleted_error(&path));
                 }
                 round += 1;
                 continue;
             }
-            let sql = sql?;
-            if !complete {
-                db_files::share_files(&path, &floor);
+            let sql = connect(&path, boot);
+            let (after, wal_files) = (FileId::of(&options.path), WalFiles::of(&path));
+            let pair = file_pair(&path);
+            // The file was replaced during the open: the connection may have either of the two.
+            let Some(id) = after.filter(|after| before == Some(*after)) else { continue };
+            changed = complete && wal_files != known;
+            if changed {
+                continue;
             }
-            return Ok(LockDatabase { sql, path, id, wal_files, unchanged: Cell::new(None), storage });
+            let sql = sql?;
+            changed = !wal_files.exist();
+            if changed {
+                continue;
+            }
+            if !complete {
+                db_files::share_files(&path, &floor, pair);
+            }
+            return Ok(LockDatabase { sql, path, id, wal_files, pair, unchanged: Cell::new(None), storage });
         }
     }
 
@@ -88,40 +108,44 @@ impl LockDatabase {
         in_place
     }
 
-    /// Whether the log, and only the log, was deleted while this process has it open.
-    pub fn has_lost_log(&self) -> bool {
-        FileId::of(&self.path) == Some(self.id) && self.wal_files.lost_log_only(&WalFiles::of(&self.path))
-    }
-
-    /// Copies a deleted log into the database: the descriptor of this process is the last access to it.
-    pub fn save_lost_log(&self) {
-        if !self.wal_files.lost_log_only(&WalFiles::of(&self.path)) {
-            return;
+    /// Copies a deleted log into the database: the descriptors of the processes that have it open are the last access to
+    /// it. No process opens the database meanwhile, so all that have it open have the same log. An error keeps the
+    /// connection: without it the log is lost.
+    pub fn save_lost_log(&self, floor: &FenceFloor) -> Result<()> {
+        if !self.has_lost_log(floor) {
+            return Ok(());
         }
         // A process that Ctrl-Z stops inside a checkpoint would keep the write lock.
         let _busy = lockkeeper_host::while_busy();
-        // A process that opens the file has the checkpoint lock for a moment, and SQLite calls no busy handler for that lock.
+        let _lock = db_files::lock_directory(&self.path, true)?;
         let (mut wait, mut round) = (busy_handler(&self.path), 0);
-        while statements::checkpoint(&self.sql, "FULL").is_ok_and(|complete| !complete) && wait(round) {
+        while self.has_lost_log(floor) && !statements::checkpoint(&self.sql, "FULL").map_err(sql_error)? {
+            // The checkpoint waits for readers and for other checkpoints, for which SQLite calls no busy handler.
+            if !wait(round) {
+                return Err(Error::Unavailable(format!(
+                    "{}-wal was deleted, and cannot be saved while another process reads the database",
+                    self.path.display()
+                )));
+            }
             round += 1;
         }
+        Ok(())
+    }
+
+    /// Whether the log was deleted, and no process has begun another one, as older versions and other programs do. The
+    /// frames of another log are not in the file that this connection has open, but the shared index lists them.
+    fn has_lost_log(&self, floor: &FenceFloor) -> bool {
+        let begun = floor.pair().is_some_and(|pair| pair[2] != 0 && pair != self.pair)
+            || fs::metadata(beside(&self.path, "-wal")).is_ok_and(|meta| meta.len() > 0);
+        let lost = self.wal_files.has_lost_log(&WalFiles::of(&self.path));
+        lost && !begun && FileId::of(&self.path) == Some(self.id)
     }
 }
 
-/// Whether the shared index has commits that are not in the log of this path. This uses a connection of its own, so that
-/// the usual connection reports any other problem.
-fn log_is_missing(path: &Path) -> bool {
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let Ok(sql) = Connection::open_with_flags(path, flags) else { return false };
-    let _ = sql.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
-    let read = statements::checkpoint(&sql, "PASSIVE");
-    read.is_err_and(|e| e.sqlite_error_code() == Some(ErrorCode::SystemIoFailure))
-}
-
-fn log_deleted_error(path: &Path) -> Error {
+fn files_deleted_error(path: &Path) -> Error {
     Error::Unavailable(format!(
-        "{}-wal was deleted while another process has it open. That process saves it within seconds, unless it is \
-         stopped: continue it, or end it, and try again",
+        "{0}-wal or {0}-shm was deleted while another process has the database open. That process closes it within seconds, \
+         unless it is stopped: continue it, or end it, and try again",
         path.display()
     ))
 }
@@ -166,65 +190,6 @@ fn connect(path: &Path, boot: &str) -> Result<Connection> {
     statements::set_pragma(&sql, "wal_autocheckpoint", SHORT_LOG).map_err(not_open)?;
     sql.set_prepared_statement_cache_capacity(64);
     Ok(sql)
-}
-
-/// The application id and the format version in the file header.
-fn file_version(sql: &Connection) -> rusqlite::Result<(i64, i64)> {
-    Ok((statements::pragma(sql, "application_id")?, statements::pragma(sql, "user_version")?))
-}
-
-fn check_version((application, version): (i64, i64), path: &Path) -> Result<()> {
-    if application != statements::APPLICATION {
-        return Err(Error::invalid(format!(
-            "{} is a database of another application: it was left as it is",
-            path.display()
-        )));
-    }
-    if version > statements::VERSION {
-        return Err(Error::Unsupported(format!(
-            "{} was written by a newer Lockkeeper (format {version}, this one knows {}): upgrade this one",
-            path.display(),
-            statements::VERSION
-        )));
-    }
-    Ok(())
-}
-
-/// Checks a file without a fence floor beside it, which may belong to another application. A normal connection would create
-/// or checkpoint its log even to read one number; an immutable one only reads. It takes no file lock, so a process that is
-/// creating the file may disturb the first check, but not the last.
-fn check_foreign_file(path: &Path) -> Result<()> {
-    let mut wait = busy_handler(path);
-    for round in 0..4 {
-        if check_foreign_once(path).is_ok() {
-            return Ok(());
-        }
-        wait(round);
-    }
-    check_foreign_once(path)
-}
-
-fn check_foreign_once(path: &Path) -> Result<()> {
-    if fs::metadata(path).is_ok_and(|meta| meta.len() == 0) {
-        return Ok(());
-    }
-    let mut uri = String::from("file:");
-    for byte in path.as_os_str().as_encoded_bytes() {
-        match byte {
-            b'/' | b'.' | b'-' | b'_' | b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' => {
-                uri.push(char::from(*byte))
-            }
-            _ => uri.push_str(&format!("%{byte:02x}")),
-        }
-    }
-    uri.push_str("?immutable=1");
-    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI;
-    let not_open = |e| open_error(e, path);
-    let sql = Connection::open_with_flags(uri, flags).map_err(not_open)?;
-    match file_version(&sql).map_err(not_open)? {
-        (0, 0) if statements::is_blank(&sql).map_err(not_open)? => Ok(()),
-        found => check_version(found, path),
-    }
 }
 
 /// Switches to write-ahead logging. The switch needs an exclusive lock for a moment, for which SQLite does not wait.

@@ -2,22 +2,25 @@
 //!
 //! SQLite finds the files by their names alone. If a user deletes or replaces one of them, SQLite may read the log of
 //! another database, or two processes may write one log with two indexes. So processes open the files under a shared lock
-//! on their directory, and create or remove them under an exclusive one. `PATH.floor` records which log belongs to which
-//! database.
+//! on their directory, and create or remove them under an exclusive one. A process that finds a file missing waits until no
+//! connection has the database open, and only then creates another. `PATH.floor` records which log belongs to which database.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use lockkeeper_core::{Error, Result};
 use lockkeeper_host::random_128;
+use rusqlite::config::DbConfig;
+use rusqlite::{Connection, ErrorCode, OpenFlags};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use crate::busy_handler::busy_handler;
-use crate::db_path::{FileId, beside, file_pair, share_like};
-use crate::error::io_error;
+use crate::db_path::{FileId, FilePair, beside, file_pair, share_like};
+use crate::error::{io_error, open_error};
 use crate::fence_floor::FenceFloor;
 use crate::statements;
 
@@ -34,9 +37,15 @@ impl WalFiles {
         WalFiles { log: of("-wal"), index: of("-shm") }
     }
 
-    /// Whether only the log has changed: then the open file is the only copy of commits that are not in the database yet.
-    pub fn lost_log_only(&self, now: &WalFiles) -> bool {
-        self.index == now.index && self.log != now.log
+    /// Whether both files were there.
+    pub fn exist(&self) -> bool {
+        self.log.is_some() && self.index.is_some()
+    }
+
+    /// Whether the log was deleted, and the index is the same or was deleted too: then the open log is the only copy of
+    /// commits that are not in the database yet.
+    pub fn has_lost_log(&self, now: &WalFiles) -> bool {
+        self.log != now.log && (now.index == self.index || now.index.is_none())
     }
 }
 
@@ -98,12 +107,27 @@ pub(crate) fn are_complete(database: &Path, floor: &FenceFloor) -> bool {
         && floor.pair() == Some(pair)
 }
 
-/// Whether the log beside the database is not its recorded one, which a user must have deleted. The index still belongs to
-/// the deleted log.
-pub(crate) fn has_another_log(database: &Path, floor: &FenceFloor) -> bool {
+/// Whether the log or its index is missing, or the log is not the recorded one: a user must have deleted a file, and other
+/// processes may have it open.
+pub(crate) fn has_lost_files(database: &Path, floor: &FenceFloor) -> bool {
     let found = file_pair(database);
-    beside(database, "-shm").exists()
-        && floor.pair().is_some_and(|known| known[..2] == found[..2] && known[2..] != found[2..])
+    let another = |known: FilePair| known[..2] == found[..2] && known[2..] != found[2..];
+    found[2] == 0 || !beside(database, "-shm").exists() || floor.pair().is_some_and(another)
+}
+
+/// Whether any connection, of this process or another, has the database open. Every connection to a database with a log keeps
+/// a shared lock on the database until it is closed, and exclusive mode needs the exclusive lock. In that mode SQLite has
+/// the index in its own memory, so this changes no file.
+pub(crate) fn is_open_elsewhere(database: &Path) -> Result<bool> {
+    let not_read = |e| open_error(e, database);
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let sql = Connection::open_with_flags(database, flags).map_err(not_read)?;
+    sql.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map_err(not_read)?;
+    sql.busy_timeout(Duration::ZERO).map_err(not_read)?;
+    match statements::read_exclusively(&sql) {
+        Err(e) if e.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) => Ok(true),
+        read => read.map(|()| false).map_err(not_read),
+    }
 }
 
 /// Removes a log that belongs to another database, and creates the database if there is none. The caller has the exclusive
@@ -122,11 +146,11 @@ pub(crate) fn prepare(database: &Path, floor: &FenceFloor, boot: &str) -> Result
 
 /// Gives the log and its index the owner and mode of the database. The caller has the exclusive lock, so no other user has
 /// been refused yet.
-pub(crate) fn share_files(database: &Path, floor: &FenceFloor) {
+pub(crate) fn share_files(database: &Path, floor: &FenceFloor, pair: FilePair) {
     for suffix in ["-wal", "-shm"] {
         share_like(database, &beside(database, suffix));
     }
-    floor.set_pair(file_pair(database));
+    floor.set_pair(pair);
 }
 
 /// Creates the database under another name and renames it, so that no process finds half of it. No other user may read the
@@ -138,7 +162,7 @@ fn create_database(database: &Path, boot: &str) -> Result<()> {
     let not_made = |e: &io::Error| io_error("cannot create", database, e);
     let made = (|| {
         OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new).map_err(|e| not_made(&e))?;
-        statements::create_file(&new, boot).map_err(|e| crate::error::open_error(e, database))?;
+        statements::create_file(&new, boot).map_err(|e| open_error(e, database))?;
         fs::rename(&new, database).map_err(|e| not_made(&e))
     })();
     if made.is_err() {

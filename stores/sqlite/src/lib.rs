@@ -23,6 +23,7 @@ mod deliver_events;
 mod error;
 mod events;
 mod fence_floor;
+mod file_version;
 mod holds;
 mod identity;
 mod inspect;

@@ -6,6 +6,7 @@ use std::path::Path;
 use lockkeeper_core::table::Now;
 use lockkeeper_core::{BootInstant, Error, Result};
 use lockkeeper_host::random_128;
+use rusqlite::Connection;
 
 use crate::config::Options;
 use crate::connection::{self, LockDatabase};
@@ -26,7 +27,11 @@ const SWEEP_INTERVAL: u32 = 16;
 #[derive(Debug)]
 pub(crate) struct FileSession {
     options: Options,
-    db: LockDatabase,
+    /// `None` while the session waits for other processes to close a database whose log or index was deleted.
+    db: Option<LockDatabase>,
+    /// The database that the session opened last.
+    id: FileId,
+    storage: StorageInfo,
     identity: StoreIdentity,
     /// The number of writing transactions so far.
     commits: u32,
@@ -62,7 +67,17 @@ impl FileSession {
         let identity = StoreIdentity::new(&db.path, random, boot)?;
         // Short-lived processes sweep too: each begins its count at a random number.
         let commits = u32::from(random[0]) % SWEEP_INTERVAL;
-        Ok(FileSession { options, db, identity, commits, this_boot: false, durable: true })
+        let (id, storage) = (db.id, db.storage.clone());
+        Ok(FileSession {
+            options,
+            db: Some(db),
+            id,
+            storage,
+            identity,
+            commits,
+            this_boot: false,
+            durable: true,
+        })
     }
 
     pub fn path(&self) -> &Path {
@@ -83,7 +98,7 @@ impl FileSession {
 
     /// The file system that the file is stored on, and warnings about it.
     pub fn storage(&self) -> StorageInfo {
-        let mut storage = self.db.storage.clone();
+        let mut storage = self.storage.clone();
         if self.identity.boot.is_none() {
             storage.notes.push(
                 "this container masks the identity of the boot: after a reboot of the machine, locks that were held \
@@ -94,13 +109,22 @@ impl FileSession {
         storage
     }
 
+    /// The connection, if a transaction has begun on it.
+    fn sql(&self) -> Result<&Connection> {
+        let closed = || Error::Unavailable(format!("{} is not open", self.options.path.display()));
+        self.db.as_ref().map(|db| &db.sql).ok_or_else(closed)
+    }
+
     /// Begins a transaction if the path still leads to the open file. A session that went on with a deleted or replaced
     /// file would keep a second set of the same locks.
     pub fn begin(&mut self, writes: bool) -> Result<Begin> {
         self.rollback();
-        connection::begin(&self.db.sql, writes)?;
-        if self.db.is_in_place(&self.options.path) {
-            return Ok(Begin::Begun);
+        if let Some(db) = &self.db {
+            // It may fail because of a deleted log, so an error says nothing about the files that are there now.
+            let begun = connection::begin(&db.sql, writes);
+            if db.is_in_place(&self.options.path) {
+                return begun.map(|()| Begin::Begun);
+            }
         }
         self.rollback();
         self.reopen()
@@ -108,20 +132,29 @@ impl FileSession {
 
     /// Ends a transaction without a commit, if one has begun.
     pub fn rollback(&self) {
-        if !self.db.sql.is_autocommit() {
-            let _ = statements::run(&self.db.sql, "ROLLBACK");
+        if let Some(db) = &self.db
+            && !db.sql.is_autocommit()
+        {
+            let _ = statements::run(&db.sql, "ROLLBACK");
         }
     }
 
     fn reopen(&mut self) -> Result<Begin> {
-        self.db.save_lost_log();
+        {
+            // A process that Ctrl-Z stops between the two would keep all others from the file.
+            let _busy = lockkeeper_host::while_busy();
+            self.save_lost_log()?;
+            // Before the open: as long as a process has a connection to the database, SQLite gives it the deleted index again.
+            self.db = None;
+        }
         let boot = self.identity.boot.clone();
         let db = LockDatabase::open(&self.options, boot.as_deref().unwrap_or_default())?;
-        let same = db.id == self.db.id;
+        let same = db.id == self.id;
         if !same {
             self.identity = StoreIdentity::new(&db.path, random_128(), boot)?;
         }
-        self.db = db;
+        (self.id, self.storage) = (db.id, db.storage.clone());
+        self.db = Some(db);
         (self.this_boot, self.durable) = (false, true);
         self.commits %= SWEEP_INTERVAL;
         let path = self.options.path.display();
@@ -133,14 +166,20 @@ impl FileSession {
         Ok(Begin::Replaced)
     }
 
-    /// Whether the log was deleted while this process has it open.
-    pub fn has_lost_log(&self) -> bool {
-        !self.db.is_in_place(&self.options.path) && self.db.has_lost_log()
+    /// Copies the log into the database if it was deleted.
+    pub fn save_lost_log(&self) -> Result<()> {
+        self.db.as_ref().map_or(Ok(()), |db| db.save_lost_log(&self.identity.floor))
     }
 
-    /// Whether the path still leads to the database that is open.
-    pub fn is_same_file(&self) -> bool {
-        FileId::of(&self.options.path) == Some(self.db.id)
+    /// Whether the log or its index was deleted while this process has the database open: no other process can open it
+    /// until this one has closed it.
+    pub fn has_lost_files(&self) -> bool {
+        !self.is_in_place() && FileId::of(&self.options.path) == Some(self.id)
+    }
+
+    /// Whether the path still leads to the open files.
+    pub fn is_in_place(&self) -> bool {
+        self.db.as_ref().is_some_and(|db| db.is_in_place(&self.options.path))
     }
 
     /// Takes a new identity in the same file, because the pipe of the old one was deleted.
@@ -156,7 +195,7 @@ impl FileSession {
     /// In a reading transaction: whether the file has no locks of another boot. A reader checks this without the write
     /// lock, so that it does not wait for a writer.
     pub fn check_boot(&mut self) -> Result<bool> {
-        let (now, state) = (self.now(), StateRow::read(&self.db.sql));
+        let (now, state) = (self.now(), self.sql().and_then(StateRow::read));
         self.rollback();
         self.this_boot = !state?.0.is_of_another_boot(self.identity.boot.as_deref(), now);
         Ok(self.this_boot)
@@ -170,7 +209,7 @@ impl FileSession {
         sent: BootInstant,
         work: impl FnOnce(&mut Tx<'_>) -> Result<T>,
     ) -> Result<(T, bool)> {
-        let mut tx = Tx::new(&self.db.sql, &self.identity, waiters, false, sent, self.time());
+        let mut tx = Tx::new(self.sql()?, &self.identity, waiters, false, sent, self.time());
         let done = work(&mut tx);
         let needs_write = tx.needs_write;
         self.rollback();
@@ -186,7 +225,7 @@ impl FileSession {
     ) -> Result<(T, PostCommit)> {
         let durable = self.durable;
         self.commits = self.commits.wrapping_add(1);
-        let mut tx = Tx::new(&self.db.sql, &self.identity, waiters, true, sent, self.time());
+        let mut tx = Tx::new(self.sql()?, &self.identity, waiters, true, sent, self.time());
         let sweeps = self.commits.is_multiple_of(SWEEP_INTERVAL);
         let done = (|| {
             tx.load()?;
@@ -201,7 +240,7 @@ impl FileSession {
         })();
         let after = tx.after;
         let end = match done {
-            Ok(_) => statements::run(&self.db.sql, "COMMIT").map_err(commit_error),
+            Ok(_) => statements::run(self.sql()?, "COMMIT").map_err(commit_error),
             Err(_) => Ok(()),
         };
         self.rollback();
@@ -212,15 +251,17 @@ impl FileSession {
         }
         self.this_boot = true;
         if self.commits == SHORT_LIVED {
-            let _ = statements::set_pragma(&self.db.sql, "wal_autocheckpoint", connection::LONG_LOG);
+            let _ = statements::set_pragma(self.sql()?, "wal_autocheckpoint", connection::LONG_LOG);
         }
         Ok((done, after))
     }
 
     /// Copies the log into the database if this process has written much.
     pub fn checkpoint(&self) {
-        if self.commits > SHORT_LIVED {
-            let _ = statements::checkpoint(&self.db.sql, "PASSIVE");
+        if let Some(db) = &self.db
+            && self.commits > SHORT_LIVED
+        {
+            let _ = statements::checkpoint(&db.sql, "PASSIVE");
         }
     }
 
@@ -231,9 +272,11 @@ impl FileSession {
     /// Sets whether the next commit waits for the disk. The log is written in order, so a commit that waits brings all
     /// earlier commits to the disk too.
     pub fn set_durable(&mut self, durable: bool) -> Result<()> {
-        if self.durable != durable {
+        if let Some(db) = &self.db
+            && self.durable != durable
+        {
             let level = if durable { connection::FULL } else { connection::NORMAL };
-            statements::set_pragma(&self.db.sql, "synchronous", level).map_err(sql_error)?;
+            statements::set_pragma(&db.sql, "synchronous", level).map_err(sql_error)?;
             self.durable = durable;
         }
         Ok(())
@@ -243,9 +286,10 @@ impl FileSession {
     fn sync(&mut self) -> Result<()> {
         let unknown = |e: Error| Error::Unknown(format!("a power cut could still take it back: {e}"));
         self.set_durable(true).map_err(unknown)?;
-        connection::begin(&self.db.sql, true).map_err(unknown)?;
-        let done = statements::run(&self.db.sql, statements::FORCE_SYNC)
-            .and_then(|()| statements::run(&self.db.sql, "COMMIT"))
+        let sql = self.sql()?;
+        connection::begin(sql, true).map_err(unknown)?;
+        let done = statements::run(sql, statements::FORCE_SYNC)
+            .and_then(|()| statements::run(sql, "COMMIT"))
             .map_err(|e| unknown(sql_error(e)));
         self.rollback();
         done

@@ -123,6 +123,12 @@ pub(crate) fn checkpoint(sql: &Connection, how: &str) -> rusqlite::Result<bool> 
     })
 }
 
+/// Reads the database in exclusive mode: [`rusqlite::ErrorCode::DatabaseBusy`] if any other connection has it open.
+pub(crate) fn read_exclusively(sql: &Connection) -> rusqlite::Result<()> {
+    sql.query_row("PRAGMA locking_mode=EXCLUSIVE", [], |_| Ok(()))?;
+    is_blank(sql).map(drop)
+}
+
 /// Runs a statement that returns nothing.
 pub(crate) fn run(sql: &Connection, text: &str) -> rusqlite::Result<()> {
     change(sql, text, []).map(drop)

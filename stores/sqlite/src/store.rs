@@ -58,7 +58,8 @@ impl SqliteStore {
     /// - [`Error::Unsupported`]: it was written by a newer version, or is on a network file system.
     /// - [`Error::Unavailable`]: it is damaged or no database, the disk is full, or another process keeps it locked.
     pub fn open(options: Options) -> Result<Self> {
-        options.clock.start().map_err(|e| {
+        // The pipes of waiters have times of the machine's own clock, whichever clock the locks go by.
+        lockkeeper_host::read_clock_offsets().and_then(|()| options.clock.start()).map_err(|e| {
             Error::Unavailable(format!("no thread or no file descriptor is left for the timers: {e}"))
         })?;
         let (messages, received) = mpsc::channel();

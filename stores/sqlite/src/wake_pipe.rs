@@ -10,10 +10,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use lockkeeper_core::Result;
+use lockkeeper_host::awake_time;
 use rustix::fs::{CWD, Mode, OFlags, Timestamps, fstat, futimens, mkfifoat, open};
 use rustix::io::Errno;
 use rustix::time::{ClockId, Timespec, clock_gettime};
@@ -193,26 +193,4 @@ impl Drop for WakePipe {
 fn last_seen(stat: &rustix::fs::Stat) -> Duration {
     // Not the modification time: every writer of the pipe changes that one.
     Duration::new(u64::try_from(stat.st_atime).unwrap_or(0), u32::try_from(stat.st_atime_nsec).unwrap_or(0))
-}
-
-/// How long the machine has been awake. CLOCK_MONOTONIC stands still during a suspend, so no process looks stopped after
-/// it. The offset of a time namespace is subtracted.
-fn awake_time() -> Duration {
-    static SHIFT: OnceLock<i64> = OnceLock::new();
-    let shift = *SHIFT.get_or_init(|| {
-        let offsets = fs::read_to_string("/proc/self/timens_offsets").unwrap_or_default();
-        offsets.lines().find_map(monotonic_offset).unwrap_or(0)
-    });
-    let t = clock_gettime(ClockId::Monotonic);
-    Duration::from_nanos(u64::try_from(t.tv_sec * 1_000_000_000 + t.tv_nsec - shift).unwrap_or(0))
-}
-
-fn monotonic_offset(line: &str) -> Option<i64> {
-    let mut words = line.split_whitespace();
-    if !matches!(words.next(), Some("monotonic" | "1")) {
-        return None;
-    }
-    let seconds: i64 = words.next()?.parse().ok()?;
-    let nanos: i64 = words.next()?.parse().ok()?;
-    Some(seconds.saturating_mul(1_000_000_000).saturating_add(nanos))
 }

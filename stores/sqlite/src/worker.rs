@@ -94,7 +94,7 @@ impl Worker {
         while !stop {
             if self.pending.is_empty() && self.names_to_check.is_empty() {
                 let soon = self.answered > 0;
-                let idle = || self.catch_panic(Worker::save_log_if_deleted);
+                let idle = || self.catch_panic(Worker::reopen_if_files_were_lost);
                 let Some(message) = next_message(messages, soon, idle) else { return };
                 stop |= self.handle_message(message);
             }
@@ -181,9 +181,10 @@ impl Worker {
         Err(Error::Unavailable(format!("{} is replaced again and again", self.session.path().display())))
     }
 
-    /// Saves a deleted log while no caller uses this process: without the log no other process can open the file.
-    fn save_log_if_deleted(&mut self) {
-        if self.session.has_lost_log() && self.begin(false).is_ok() {
+    /// Opens the file again while no caller uses this process, if its log or index was deleted: until then no other process
+    /// can open it.
+    fn reopen_if_files_were_lost(&mut self) {
+        if self.session.has_lost_files() && self.begin(false).is_ok() {
             self.session.rollback();
         }
     }
@@ -288,13 +289,15 @@ impl Worker {
     }
 
     fn close(&mut self) {
-        // A transaction would create a deleted file again.
-        if self.session.is_same_file() {
-            if self.has_pipe() {
-                let peer = self.peer();
-                let _ = self.write(false, |tx| tx.remove_dead_peer(&peer));
-            }
+        // A transaction would create a deleted file again, and a checkpoint would go by a deleted index.
+        if self.session.is_in_place() && self.has_pipe() {
+            let peer = self.peer();
+            let _ = self.write(false, |tx| tx.remove_dead_peer(&peer));
+        }
+        if self.session.is_in_place() {
             self.session.checkpoint();
+        } else if let Err(error) = self.session.save_lost_log() {
+            tracing::warn!(%error, "the newest commits of this process are lost: the log was deleted and could not be saved");
         }
         self.wake_thread = None;
     }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::{Contender, Dir, name, open, request, take, wait_for_waiters, waiting};
-use lockkeeper_core::{Expect, Locks, Records, ReleaseOutcome, RenewOutcome};
+use lockkeeper_core::{Expect, Locks, Records};
 use rusqlite::Connection;
 
 #[test]
@@ -132,57 +132,6 @@ async fn a_directory_that_was_copied_keeps_its_log() {
     }
     let record = open(&moved.db()).read(&name("r")).await.unwrap();
     assert_eq!(record.unwrap().value, b"in the log");
-}
-
-/// Everything was unavailable for as long as an old process lived.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_deleted_log_is_saved_by_a_process_that_has_it_open() {
-    for suffix in ["-wal", "-shm"] {
-        let dir = Dir::new();
-        let old = open(&dir.db());
-        let held = take(&old, &request("jobs")).await;
-        fs::remove_file(beside(&dir, suffix)).unwrap();
-        assert_eq!(
-            old.renew(std::slice::from_ref(&held)).await.unwrap(),
-            [RenewOutcome::Renewed],
-            "{suffix}"
-        );
-        let new = open(&dir.db());
-        assert_eq!(common::refused(&new, &request("jobs")).await.held[0].fence, held.fence, "{suffix}");
-        assert_eq!(old.release(&held.key).await.unwrap(), ReleaseOutcome::Released);
-        assert!(take(&new, &request("jobs")).await.fence > held.fence);
-        common::refused(&old, &request("jobs")).await;
-    }
-}
-
-/// Who opened the file then was told of a disk I/O error, for as long as the process with the log did nothing.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_deleted_log_is_saved_by_a_process_that_does_nothing() {
-    let dir = Dir::new();
-    let idle = open(&dir.db());
-    let held = take(&idle, &request("jobs")).await;
-    fs::remove_file(beside(&dir, "-wal")).unwrap();
-    let new = open(&dir.db());
-    assert_eq!(common::refused(&new, &request("jobs")).await.held[0].fence, held.fence);
-    assert_eq!(idle.release(&held.key).await.unwrap(), ReleaseOutcome::Released);
-    assert!(take(&new, &request("jobs")).await.fence > held.fence);
-}
-
-/// A process that is stopped cannot save it: that is told, with what to do.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_deleted_log_of_a_stopped_process_is_reported() {
-    let dir = Dir::new();
-    let mut stopped = Contender::start(&dir.db());
-    let fence = Contender::fence(&stopped.request("take jobs"));
-    stopped.stop(&dir.db());
-    fs::remove_file(beside(&dir, "-wal")).unwrap();
-    let told = lockkeeper_sqlite::SqliteStore::open(lockkeeper_sqlite::Options::new(dir.db())).unwrap_err();
-    assert!(told.to_string().contains("was deleted") && told.to_string().contains("-wal"), "{told}");
-    stopped.signal(rustix::process::Signal::CONT);
-    let again = || lockkeeper_sqlite::SqliteStore::open(lockkeeper_sqlite::Options::new(dir.db()));
-    common::until("the log is saved", || again().is_ok());
-    let held = common::refused(&again().unwrap(), &request("jobs")).await.held;
-    assert_eq!(held[0].fence.get(), fence, "nothing is lost");
 }
 
 /// The file was made by the link's way, and its helpers beside the link: a process that used the file's own path had others.

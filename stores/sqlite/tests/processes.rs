@@ -302,6 +302,8 @@ async fn a_process_stops_outside_of_the_checkpoint_that_saves_a_deleted_log() {
             continue; // A process puts a stop off for two seconds: this test was too slow to see whether it did.
         }
         lockkeeper_testkit::stop::until_stopped(idle.pid);
+        // These have the deleted log open too, and keep others from the file for that reason.
+        drop((reader, writer));
         let store = lockkeeper_sqlite::SqliteStore::open(lockkeeper_sqlite::Options::new(dir.db()));
         let store = store.expect("the log was saved, and the file is not busy");
         take(&store, &request("mine")).await;

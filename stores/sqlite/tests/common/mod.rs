@@ -235,7 +235,8 @@ impl Drop for Contender {
 /// What the other process runs: the body of a test that is ignored otherwise.
 pub fn contender() {
     let db = std::env::var_os("LOCKKEEPER_CONTENDER").expect("started by another test");
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_time().build().unwrap();
     let store = match SqliteStore::open(Options::from_url(&format!("sqlite:{}", db.display())).unwrap()) {
         Ok(store) => store,
         Err(e) => return println!("@{}", said(&Err(e))),
@@ -243,19 +244,47 @@ pub fn contender() {
     // Inside a pid namespace this is a small number that means nothing outside.
     println!("@open {}", std::process::id());
     let mut last = None;
+    let mut held = None;
+    let mut second = None;
     for line in std::io::stdin().lines().map_while(std::result::Result::ok) {
         let words: Vec<&str> = line.split(' ').collect();
         match words[..] {
-            ["take", text] => {
-                let request = request(text);
+            ["take", text, ..] => {
+                let ttl = words.get(2).map_or(TTL, |ms| Duration::from_millis(ms.parse().unwrap()));
+                let request = LockRequest { ttl, ..request(text) };
                 last = Some(request.key.clone());
-                println!("@{}", said(&runtime.block_on(store.acquire(&request))));
+                let answer = runtime.block_on(store.acquire(&request));
+                println!("@{}", said(&answer));
+                if let Ok(AcquireOutcome::Granted(grant)) = answer {
+                    held = Some(grant);
+                }
             }
-            ["take", text, ttl_ms] => {
-                let request =
-                    LockRequest { ttl: Duration::from_millis(ttl_ms.parse().unwrap()), ..request(text) };
-                last = Some(request.key.clone());
-                println!("@{}", said(&runtime.block_on(store.acquire(&request))));
+            ["renew"] => {
+                let grant = held.clone().unwrap();
+                println!("@{:?}", runtime.block_on(store.renew(&[grant])).unwrap()[0]);
+            }
+            // Acquires and releases a lock of its own, and says the fences.
+            ["cycles", count] => {
+                let own = format!("cycle/{}", std::process::id());
+                let fences = runtime.block_on(async {
+                    let mut fences = Vec::new();
+                    for _ in 0..count.parse().unwrap() {
+                        let grant = take(&store, &request(&own)).await;
+                        store.release(&grant.key).await.unwrap();
+                        fences.push(grant.fence.to_string());
+                    }
+                    fences.join(" ")
+                });
+                println!("@{fences}");
+            }
+            // Opens a second store of this process, which does nothing.
+            ["second"] => {
+                second = Some(open(Path::new(&db)));
+                println!("@open");
+            }
+            ["close"] => {
+                drop((store, second));
+                return println!("@closed");
             }
             ["wait", text] => {
                 let request = waiting(text);
