@@ -79,6 +79,11 @@ impl RunPermit {
         stored
     }
 
+    /// Gives the permit back when the lease ends, and not at once as when it is dropped: see [`Guard::let_expire`].
+    pub fn let_expire(self) {
+        self.guard.let_expire();
+    }
+
     async fn release_lock(self) {
         // If the lock is lost or the release fails, the ttl ends the lock, and every caller finds the
         // result.
