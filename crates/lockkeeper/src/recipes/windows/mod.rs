@@ -191,7 +191,8 @@ impl Windows {
         }
     }
 
-    fn check_clocks(&self, newest: &WindowRecord) -> Result<()> {
+    /// Whether the newest window lies too far in the future for [`Windows::begin`]: [`Error::Unavailable`], although the store is reachable.
+    pub fn check_clocks(&self, newest: &WindowRecord) -> Result<()> {
         let ahead = Duration::from_millis(newest.at_ms.saturating_sub(now_ms(&self.keeper)));
         if ahead <= CLOCK_ERROR {
             return Ok(());
