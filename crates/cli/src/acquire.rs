@@ -23,12 +23,14 @@ const FRAME: Duration = Duration::from_millis(120);
 const FRAMES: [&str; 8] = ["⠋", "⠙", "⠸", "⢰", "⣠", "⣄", "⡆", "⠇"];
 
 /// Acquires the lock, or returns why not. With a `wait`, retries within it while the store is unreachable. Without one the request waits
-/// for ever: once it may be in the queue, an outage does not end the wait.
+/// for ever: once it may be in the queue, an outage does not end the wait. `is_repeated`: an earlier request
+/// of this call was granted, and an outage came before its command was started.
 pub async fn acquire_lock(
     keeper: &Lockkeeper,
     request: &LockArgs,
     label: Option<String>,
     wait: Option<Duration>,
+    is_repeated: bool,
     report: &Report,
     signals: &mut SignalStream,
 ) -> Result<Guard, ExitFailure> {
@@ -45,7 +47,7 @@ pub async fn acquire_lock(
         };
     }
     let end = wait.map(|wait| SystemClock.now() + wait);
-    let (mut reported, mut sent) = (false, false);
+    let (mut reported, mut sent) = (false, is_repeated);
     loop {
         let builder = request.builder(keeper, label.clone(), end.map(store::left));
         let answer = {

@@ -12,6 +12,7 @@ mod duration;
 mod exit;
 mod log;
 mod message_writer;
+mod missed_windows;
 mod output;
 mod replay;
 mod report;

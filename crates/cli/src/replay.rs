@@ -1,4 +1,4 @@
-//! The part that `once` and `cached` share: printing stored output, and refusing a call inside its own command.
+//! The part that `once` and `cached` share: printing stored output, and refusing a call inside its own command, or one that does not wait.
 
 use std::io::Write;
 
@@ -6,6 +6,7 @@ use lockkeeper::{LockName, Lockkeeper, Outcome};
 use rustix::process::Signal;
 
 use crate::exit::{self, ExitFailure};
+use crate::report::Report;
 use crate::signals::SignalStream;
 use crate::store::StoreSource;
 use crate::text::quoted;
@@ -32,6 +33,14 @@ pub async fn check_nested(
         return Err(ExitFailure::new(Outcome::Deadlock, message).next("give the inner call a key of its own"));
     }
     Ok(())
+}
+
+/// The failure of a claim. With `--skip` and `--quiet` a busy key is no error to print: the exit code says it.
+pub fn claim_failure(error: lockkeeper::Error, skip: bool, report: &Report) -> ExitFailure {
+    match error.outcome() {
+        Outcome::Busy if skip && report.is_quiet() => ExitFailure::silent(Outcome::Busy.exit_code().into()),
+        _ => error.into(),
+    }
 }
 
 /// Prints stored output, byte for byte.

@@ -142,14 +142,20 @@ impl SignalStream {
         }
     }
 
-    /// Waits for the releases in the background after a signal, and returns the exit code. An unreachable store delays it for two
-    /// seconds at most, and a second signal ends it at once.
-    pub async fn flush_releases(&mut self, keeper: &Lockkeeper, ended: Signal) -> i32 {
+    /// Waits for the releases in the background, of guards and permits that were dropped, before this process ends: a release that is not
+    /// sent by then leaves the lock taken until its ttl ends. An unreachable store delays it for two seconds at most, and a signal ends it at
+    /// once.
+    pub async fn settle(&mut self, keeper: &Lockkeeper) {
         tokio::select! {
             () = keeper.settle() => {}
             _ = self.next_ending() => {}
             () = tokio::time::sleep(LEAVING) => {}
         }
+    }
+
+    /// The same after a signal. Returns the exit code.
+    pub async fn flush_releases(&mut self, keeper: &Lockkeeper, ended: Signal) -> i32 {
+        self.settle(keeper).await;
         exit::by_signal(ended.as_raw())
     }
 

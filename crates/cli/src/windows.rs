@@ -1,20 +1,23 @@
 //! One run per window of time, for `run --window` and `cron`.
 
-use lockkeeper::windows::{Window, WindowRecord};
+use std::time::Duration;
 
-use lockkeeper::{Error, Guard, Lockkeeper, Outcome};
+use lockkeeper::windows::{Window, WindowRecord, Windows};
+use lockkeeper::{BootInstant, Clock, Error, Guard, Lockkeeper, Outcome, SystemClock};
 use rustix::process::Signal;
 use serde_json::json;
 
 use crate::child::supervisor::CommandEnd;
 use crate::exit::{self, ExitFailure};
+use crate::missed_windows::MissedWindows;
 use crate::report::Report;
 use crate::signals::SignalStream;
+use crate::store;
 use crate::text::{plain, rfc3339};
 
 /// The outcome if a signal arrived during a call to the store.
 fn ended(signal: Signal) -> WindowsOutcome {
-    WindowsOutcome {
+    WindowsOutcome::Ended {
         end: CommandEnd::Itself { code: exit::by_signal(signal.as_raw()), asked: Some(signal) },
         again: false,
     }
@@ -25,44 +28,34 @@ pub fn shown(at_ms: u64) -> String {
     rfc3339(lockkeeper::WallTime::from_micros(at_ms.saturating_mul(1000)))
 }
 
-/// The windows between two others.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct MissedWindows {
-    /// Their number, which may be huge.
-    pub count: u64,
-    /// When the first of them begins.
-    pub first_ms: u64,
-    /// The newest of them, as many as are to be run, the oldest first.
-    pub newest: Vec<u64>,
-}
-
-impl MissedWindows {
-    /// Of windows that are all known: `most` are to be run.
-    pub fn of(all: &[u64], most: usize) -> MissedWindows {
-        let newest = all[all.len().saturating_sub(most.max(1))..].to_vec();
-        MissedWindows { count: all.len() as u64, first_ms: all.first().copied().unwrap_or_default(), newest }
-    }
-
-    /// Of windows of one size: those after `newest` and before `at`. They are counted, and not made: a window of a second
-    /// after a run in 1970 has 1.7 billion before it.
-    pub fn of_size(size: u64, newest: u64, at: u64, most: usize) -> MissedWindows {
-        let count = at.saturating_sub(newest).div_ceil(size).saturating_sub(1);
-        let listed = count.min(most.max(1) as u64);
-        MissedWindows {
-            count,
-            first_ms: at.saturating_sub(count.saturating_mul(size)),
-            newest: (1..=listed).rev().map(|n| at - n * size).collect(),
-        }
-    }
-}
-
 /// How the runs of the due windows ended.
 #[derive(Debug)]
-pub struct WindowsOutcome {
-    pub end: CommandEnd,
-    /// The newest window failed, and is to be run again by the next holder of the lock.
-    pub again: bool,
+pub enum WindowsOutcome {
+    Ended {
+        end: CommandEnd,
+        /// The newest window failed, and is to be run again by the next holder of the lock.
+        again: bool,
+    },
+    /// The store was unreachable, or the lock was lost, before the first window had begun. Nothing has run.
+    NotBegun(Error),
 }
+
+impl WindowsOutcome {
+    /// Whether everything is gone that the command has started.
+    pub fn is_all_gone(&self) -> bool {
+        !matches!(self, WindowsOutcome::Ended { end: CommandEnd::Lost { all_gone: false, .. }, .. })
+    }
+}
+
+/// Why a window has not begun.
+enum BeginFailure {
+    /// The store did not answer, or answered too late. The next request may succeed.
+    Outage(Error),
+    Refused(Error),
+}
+
+/// The pause before an unreachable store is asked again.
+pub const PAUSE: Duration = Duration::from_secs(1);
 
 /// The windows of one job, under its lock.
 pub struct WindowRunner<'a> {
@@ -75,6 +68,8 @@ pub struct WindowRunner<'a> {
     pub catch_up: usize,
     /// How often to run a failed window again.
     pub retries: u32,
+    /// Until when an outage is waited for before the first window begins; `None`: for as long as the lock is held.
+    pub give_up: Option<BootInstant>,
 }
 
 impl WindowRunner<'_> {
@@ -90,8 +85,10 @@ impl WindowRunner<'_> {
     ) -> Result<WindowsOutcome, ExitFailure> {
         let windows = self.keeper.windows(self.name).zone(self.zone).retry_failed(self.retries);
         let mut due = Vec::new();
-        let newest = match signals.race(windows.record()).await {
-            Ok(newest) => newest?,
+        let newest = match signals.race(self.ask(&windows, guard, async || windows.record().await)).await {
+            Ok(Ok(newest)) => newest,
+            Ok(Err(BeginFailure::Outage(error))) => return Ok(WindowsOutcome::NotBegun(error)),
+            Ok(Err(BeginFailure::Refused(error))) => return Err(error.into()),
             Err(signal) => return Ok(ended(signal)),
         };
         if let Some(newest) = newest.filter(|newest| newest.at_ms < at_ms) {
@@ -104,13 +101,20 @@ impl WindowRunner<'_> {
             }
         }
         due.push(at_ms);
-        let (mut code, mut again) = (0, false);
+        let (mut code, mut again, mut has_run) = (0, false, false);
         for at in due {
             // A window before the newest is run again here: no other host comes for it.
             loop {
-                let run = match signals.race(windows.begin(guard, at)).await {
+                let begin = self.ask(&windows, guard, async || windows.begin(guard, at).await);
+                let run = match signals.race(begin).await {
                     Err(signal) => return Ok(ended(signal)),
-                    Ok(window) => window?,
+                    Ok(Ok(window)) => window,
+                    Ok(Err(BeginFailure::Outage(error))) if !has_run => {
+                        return Ok(WindowsOutcome::NotBegun(error));
+                    }
+                    Ok(Err(BeginFailure::Outage(error) | BeginFailure::Refused(error))) => {
+                        return Err(error.into());
+                    }
                 };
                 let run = match run {
                     Window::Ours(run) => run,
@@ -122,9 +126,10 @@ impl WindowRunner<'_> {
                     }
                 };
                 let failures = run.failures();
+                has_run = true;
                 let (end, asked) = match work(at, signals).await? {
                     CommandEnd::Itself { code, asked } => (code, asked),
-                    lost => return Ok(WindowsOutcome { end: lost, again: false }),
+                    lost => return Ok(WindowsOutcome::Ended { end: lost, again: false }),
                 };
                 let finished = match signals.race(run.finish(guard, end)).await {
                     Err(signal) => {
@@ -144,7 +149,10 @@ impl WindowRunner<'_> {
                     let code = if code == 0 { end } else { code };
                     let all_done = at == at_ms;
                     let code = if code == 0 && !all_done { exit::by_signal(signal.as_raw()) } else { code };
-                    return Ok(WindowsOutcome { end: CommandEnd::Itself { code, asked }, again: false });
+                    return Ok(WindowsOutcome::Ended {
+                        end: CommandEnd::Itself { code, asked },
+                        again: false,
+                    });
                 }
                 let retry = end != 0 && failures < self.retries;
                 if !retry || at == at_ms {
@@ -154,7 +162,44 @@ impl WindowRunner<'_> {
                 }
             }
         }
-        Ok(WindowsOutcome { end: CommandEnd::Itself { code, asked: None }, again })
+        Ok(WindowsOutcome::Ended { end: CommandEnd::Itself { code, asked: None }, again })
+    }
+
+    /// The answer of the store to a call before a run. An outage is waited for while the lock is held: no other host runs the window then.
+    async fn ask<T>(
+        &self,
+        windows: &Windows,
+        guard: &Guard,
+        call: impl AsyncFn() -> lockkeeper::Result<T>,
+    ) -> Result<T, BeginFailure> {
+        let mut reported = false;
+        loop {
+            let error = match call().await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            let is_over = !guard.is_held() || self.give_up.is_some_and(|end| SystemClock.now() >= end);
+            match error.outcome() {
+                Outcome::Lost | Outcome::Stale => return Err(BeginFailure::Outage(error)),
+                Outcome::Unavailable | Outcome::Unknown => {}
+                _ => return Err(BeginFailure::Refused(error)),
+            }
+            // A clock that is wrong is reported in the same way, and is no outage.
+            if let Ok(Some(newest)) = windows.record().await
+                && let Err(error) = windows.check_clocks(&newest)
+            {
+                return Err(BeginFailure::Refused(error));
+            }
+            if is_over {
+                return Err(BeginFailure::Outage(error));
+            }
+            if !reported {
+                self.report.say(&format!("{error}; asking again"));
+                reported = true;
+            }
+            self.report.event("retry", json!({ "why": error.to_string() }));
+            tokio::time::sleep(PAUSE.min(self.give_up.map_or(PAUSE, store::left))).await;
+        }
     }
 
     fn tell_missed(&self, newest: &WindowRecord, missed: &MissedWindows) {
@@ -203,32 +248,8 @@ fn not_written_down(code: i32, error: &Error) -> ExitFailure {
         .next("another host may have run it at the same time: check the result"),
         outcome => ExitFailure::new(
             outcome,
-            format!(
-                "the command ended with {code}, but the store did not take that down before the lease ended: {error}"
-            ),
+            format!("the command ended with {code}, but the store did not take that down: {error}"),
         )
         .next("the next host may run the window again: check the result"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn windows_are_counted_and_not_made() {
-        let after_1970 = MissedWindows::of_size(1000, 0, 1_700_000_000_000, 2);
-        assert_eq!(after_1970.count, 1_699_999_999);
-        assert_eq!(
-            (after_1970.first_ms, after_1970.newest),
-            (1000, vec![1_699_999_998_000, 1_699_999_999_000])
-        );
-        assert_eq!(
-            MissedWindows::of_size(1000, 5000, 6000, 9),
-            MissedWindows { count: 0, first_ms: 6000, newest: vec![] }
-        );
-        // A newest window that is not one of this size: the size was changed.
-        let changed = MissedWindows::of_size(1000, 5500, 8000, 9);
-        assert_eq!((changed.count, changed.newest), (2, vec![6000, 7000]));
     }
 }

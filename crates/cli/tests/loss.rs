@@ -303,3 +303,76 @@ fn what_goes_wrong_on_the_way_is_told() {
         }
     }
 }
+
+/// After `kill -9` the `sqlite:` store frees the lock at once, and the watchdog needs a moment to kill what has left the command's group. A
+/// lock-delay covers that moment.
+#[test]
+fn with_a_lock_delay_nothing_runs_beside_the_next_one_after_kill_9() {
+    let place = Place::new("kill9_delay");
+    let mut running = place.start("x --lock-delay 5s", &stubborn());
+    assert_eq!(running.line(), "up");
+    let next = place.start("x", ENTER);
+    place.until("x", |seen| seen["lock"]["waiting"] == 1);
+    running.signal(Signal::KILL);
+    running.child.wait().unwrap();
+    assert_eq!(next.end().0, 0);
+    nobody_runs(&place);
+    none_ran_beside_the_next(&place);
+}
+
+/// A process that has become another user cannot be killed by a `run` without root's rights. The lock was released beside it.
+#[test]
+fn a_lock_is_not_released_beside_a_process_that_cannot_be_killed() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::new("unkillable");
+    let mode = |file: &std::path::Path, mode| {
+        std::fs::set_permissions(file, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    // A copy of setpriv(1) with which any process may become another user.
+    let raise = place.dir.join("raise");
+    let found = std::process::Command::new("sh").args(["-c", "command -v setpriv"]).output().unwrap();
+    if !rustix::process::geteuid().is_root() || std::fs::copy(text(&found).trim(), &raise).is_err() {
+        return eprintln!("SKIPPED: needs root and setpriv(1)");
+    }
+    mode(&raise, 0o4755);
+    mode(&place.dir, 0o777);
+    let unprivileged = |words: &[&str]| {
+        let mut command = with_default_signals("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups", PROGRAM]).args(words);
+        command.current_dir(&place.dir).env("LOCKKEEPER_STORE", place.url());
+        command
+    };
+    let script = "setsid ./raise --reuid=61001 --regid=61001 --clear-groups sleep 600 & echo $! >pid
+         while ! grep -qs '^Uid:.61001' /proc/$!/status; do test -d /proc/$! || { echo no; exit 1; }; sleep 0.01; done
+         echo up; exec sleep 600";
+    let mut running =
+        Running::new(unprivileged(&["run", "x", "--ttl", "12s", "--grace", "0s", "--", "sh", "-c", script]));
+    if running.line() != "up" {
+        return eprintln!("SKIPPED: no process can run or take another user here: {}", running.end().2);
+    }
+    let next = Running::new(unprivileged(&["run", "x", "--", "sh", "-c", ENTER]));
+    let show = || json(&unprivileged(&["show", "x", "--json"]).output().unwrap());
+    let started = std::time::Instant::now();
+    while show()["lock"]["waiting"] != 1 {
+        assert!(started.elapsed() < LONG, "{}", show());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(code(unprivileged(&["break", "x", "--reason", "test", "--yes"]).output().unwrap().status), 0);
+    // The store renews it no more.
+    let before = uptime();
+    let expiry = before + show()["lock"]["held"][0]["expires_in_ms"].as_f64().expect("it is held") / 1000.0;
+    assert_eq!(code(running.child.wait().unwrap()), 76);
+    assert_eq!(next.end().0, 0);
+    let pid = place.read("pid");
+    assert!(runs(&pid), "it was killed: the test shows nothing");
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(pid.trim().parse().unwrap()).unwrap(),
+        Signal::KILL,
+    )
+    .unwrap();
+    let entered = seconds(&place.read("entered"));
+    // /proc/uptime has hundredths of a second.
+    assert!(entered + 0.02 >= expiry, "the next one entered at {entered}, and the lease ended at {expiry}");
+    let (_, _, err) = running.end();
+    assert!(err.contains("could not be killed"), "{err}");
+}

@@ -4,6 +4,7 @@ mod common;
 use std::process::{Command, Output};
 
 use common::*;
+use lockkeeper_testkit::proxy::{Fault, Framing, Proxy};
 use rustix::process::Signal;
 
 fn once(place: &Place, options: &[&str], script: &str) -> Command {
@@ -177,4 +178,114 @@ fn a_command_that_waits_for_its_own_key_is_a_deadlock() {
     // Another key is fine, and so is the same one when it is done.
     let other = format!("{PROGRAM} once other -- echo inner");
     assert_eq!(text(&run(&place, &["outer"], &other)), "inner\n");
+}
+
+/// The exit code said that nothing was done and that a retry is safe. The card had been charged, and the retry charged it again.
+#[test]
+fn a_result_that_the_store_did_not_take_is_unknown() {
+    let place = Place::new("once_not_taken");
+    let mut first =
+        Running::new(once(&place, &["k", "--ttl", "10s"], "echo up; read -r _; echo x >>runs; echo charged"));
+    assert_eq!(first.line(), "up");
+    let outage = StoreOutage::begin(&place);
+    first.say("\n");
+    assert_eq!(first.line(), "charged");
+    let began = std::time::Instant::now();
+    while first.child.try_wait().unwrap().is_none() {
+        assert!(began.elapsed() < LONG, "it waits beyond its lease");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    drop(outage);
+    let (code, _, err) = first.end();
+    assert_eq!(code, 74, "{err}");
+    assert!(err.contains("ended with 0") && err.contains("was done with fence"), "{err}");
+    assert!(err.contains("look what was done"), "{err}");
+}
+
+/// `run --skip --quiet` printed nothing when the lock was busy, and these two did.
+#[test]
+fn a_skipped_call_that_is_quiet_prints_nothing() {
+    let place = Place::new("once_skip_quiet");
+    let holder = |words: &[&str]| {
+        let mut command = place.lk(words);
+        command.args(["--", "sh", "-c", "echo up >>begun; read -r _"]);
+        Running::new(command)
+    };
+    let holders = [holder(&["once", "k"]), holder(&["cached", "k", "--ttl", "1h"])];
+    let began = std::time::Instant::now();
+    while place.read("begun").lines().count() < 2 {
+        assert!(began.elapsed() < LONG);
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    for words in [&["once", "k"][..], &["cached", "k", "--ttl", "1h"]] {
+        let skip = |options: &[&str]| {
+            let mut command = place.lk(words);
+            command.args(options).args(["--", "sh", "-c", "echo up >>begun; read -r _"]).output().unwrap()
+        };
+        let told = skip(&["--skip"]);
+        assert_eq!(code(told.status), 75, "{words:?}: {}", errors(&told));
+        assert!(errors(&told).contains("held by"), "{words:?}: {}", errors(&told));
+        let quiet = skip(&["--skip", "--quiet"]);
+        assert_eq!(
+            (code(quiet.status), text(&quiet), errors(&quiet)),
+            (75, String::new(), String::new()),
+            "{words:?}"
+        );
+        // With a time to wait, a busy lock is an error.
+        let waited = skip(&["--wait", "1ms", "--quiet"]);
+        assert_eq!(code(waited.status), 75);
+        assert!(!errors(&waited).is_empty(), "{words:?}");
+    }
+    holders.into_iter().for_each(|holder| drop(holder.end()));
+}
+
+/// The process ended before its driver had sent the release of the broken lock: the next caller waited for the rest of the lease.
+#[test]
+fn a_broken_run_lets_the_next_caller_in_when_it_has_stopped() {
+    let Ok(redis) = lockkeeper_testkit::servers::redis(Default::default()) else { return };
+    let (place, url) = (Place::new("once_broken"), format!("redis://{}", redis.addr()));
+    std::thread::scope(|scope| {
+        for words in [&["once", "k", "--ttl", "60s"][..], &["cached", "k", "--ttl", "1h", "--lease", "60s"]] {
+            let (place, url) = (&place, &url);
+            let proxy = Proxy::start(redis.addr(), Framing::Resp);
+            scope.spawn(move || {
+                let file = format!("{}-ran", words[0]);
+                let script =
+                    format!("if test -e {file}; then echo second; else touch {file}; exec sleep 600; fi");
+                let start = |url: &str| {
+                    let mut command = place.lk(words);
+                    command.args(["--store", url, "--", "sh", "-c", &script]);
+                    Running::new(command)
+                };
+                let show = || {
+                    let name = format!("{}/k", words[0]);
+                    json(&place.lk(["show", &name, "--json", "--store", url]).output().unwrap())
+                };
+                let until = |wanted: &dyn Fn(&serde_json::Value) -> bool| {
+                    let began = std::time::Instant::now();
+                    while !wanted(&show()) {
+                        assert!(began.elapsed() < LONG, "{words:?}: still {}", show());
+                        std::thread::sleep(std::time::Duration::from_millis(20));
+                    }
+                };
+                let mut first = start(&format!("redis://{}", proxy.addr()));
+                until(&|_| place.dir.join(&file).exists());
+                let second = start(url);
+                until(&|seen| seen["lock"]["waiting"] == 1);
+                // The first request is the renewal that is refused. The second is the release (`cached` reads the old output as well): the
+                // driver has to send it again.
+                proxy.inject(Fault::at_request(2).cut());
+                let name = format!("{}/k", words[0]);
+                let told =
+                    place.lk(["break", &name, "--reason", "test", "--yes", "--store", url]).output().unwrap();
+                assert_eq!(code(told.status), 0, "{}", errors(&told));
+                let (fence, ended) =
+                    (show()["lock"]["held"][0]["fence"].clone(), code(first.child.wait().unwrap()));
+                assert_eq!(ended, 76);
+                // Long before the lease of the first is over.
+                until(&|seen| seen["lock"]["held"][0]["fence"] != fence);
+                assert_eq!((second.end().0, first.end().0), (0, 76));
+            });
+        }
+    });
 }

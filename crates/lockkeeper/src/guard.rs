@@ -278,6 +278,18 @@ impl Guard {
         self.released = answer.is_ok();
         answer
     }
+
+    /// Ends the hold without a release: the driver renews the lock no more, and the store grants it to no other client before the lease ends.
+    /// For a holder that could not stop all of its work: the next holder must not begin beside it.
+    ///
+    /// The `sqlite:` store frees the locks of a process that has ended, so there the process has to stay until then.
+    pub fn let_expire(mut self) {
+        if let Ok(driver) = self.keeper.0.driver() {
+            driver.remove(self.id);
+        }
+        // Dropping it releases nothing.
+        self.released = true;
+    }
 }
 
 /// The means to end a hold whose guard belongs to another task. The lock itself stays taken until that task drops the guard, or until

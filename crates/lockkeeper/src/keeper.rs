@@ -200,9 +200,9 @@ impl Lockkeeper {
         self.0.store.break_lock(&LockName::new(name)?, reason).await
     }
 
-    /// Waits until the releases that run in the background are done, such as those of dropped guards, or
-    /// have failed for a ttl. Call it before the process ends: a lock that was not released then is held
-    /// until its ttl ends.
+    /// Waits until the releases that run in the background at the time of the call are done, such as those of
+    /// dropped guards, or have failed for a ttl. It does not wait for releases that begin later. Call it before
+    /// the process ends: a lock that was not released then is held until its ttl ends.
     pub async fn settle(&self) {
         if let Ok(driver) = self.0.driver() {
             driver.flush_releases().await;

@@ -101,6 +101,7 @@
 //! - Dropping a [`Guard`] ends the hold at once and releases the lock in the background; if that fails, the ttl ends it.
 #![deny(missing_docs)]
 
+mod background_releases;
 mod builder;
 mod guard;
 #[cfg(feature = "tower")]

@@ -17,6 +17,9 @@ use lockkeeper_core::{BootInstant, Grant, RenewOutcome, RequestKey, Store};
 use lockkeeper_host::{Clock, Timer, log_elsewhere, sleep_until};
 use tokio::sync::{Notify, mpsc, oneshot};
 
+use crate::background_releases::{
+    BackgroundRelease, BackgroundReleases, release_for_ttl, release_until_done,
+};
 use crate::guard::GuardState;
 
 /// The handle to the driver's thread. The thread ends when the handle is dropped and the background
@@ -48,14 +51,6 @@ enum DriverCommand {
     Quiesce(oneshot::Sender<()>),
 }
 
-/// A release that the driver sends in the background.
-struct BackgroundRelease {
-    key: RequestKey,
-    ttl: Duration,
-    /// Whether the request may still be queued.
-    queued: bool,
-}
-
 /// A guard that the driver renews.
 struct TrackedGuard {
     grant: Grant,
@@ -83,9 +78,8 @@ impl RenewalDriver {
             guards: HashMap::new(),
             due_times: BTreeSet::new(),
             renewals: FuturesUnordered::new(),
-            releases: FuturesUnordered::new(),
+            releases: BackgroundReleases::default(),
             withdrawals: FuturesUnordered::new(),
-            flushing: Vec::new(),
             timer: None,
             wake: Arc::new(Notify::new()),
         };
@@ -150,7 +144,7 @@ impl RenewalDriver {
         outcome
     }
 
-    /// Waits until every background release is done, or has failed for a ttl.
+    /// Waits until every background release of before this call is done, or has failed for a ttl.
     pub async fn flush_releases(&self) {
         let (done, flushed) = oneshot::channel();
         self.command(DriverCommand::FlushReleases(done));
@@ -176,11 +170,10 @@ struct RenewalLoop {
     due_times: BTreeSet<(BootInstant, u64)>,
     renewals: FuturesUnordered<Pin<Box<dyn Future<Output = RenewedBatch> + Send>>>,
     /// Releases that are retried for a ttl.
-    releases: FuturesUnordered<Pin<Box<dyn Future<Output = Option<BackgroundRelease>> + Send>>>,
+    releases: BackgroundReleases,
     /// Releases of requests that may be queued, after that ttl. Neither [`RenewalDriver::flush_releases`]
     /// nor the end of the thread waits for them.
     withdrawals: FuturesUnordered<Pin<Box<dyn Future<Output = ()> + Send>>>,
-    flushing: Vec<oneshot::Sender<()>>,
     timer: Option<(BootInstant, Timer)>,
     wake: Arc<Notify>,
 }
@@ -208,9 +201,6 @@ impl RenewalLoop {
                 },
             }
             self.renew_due();
-            if self.releases.is_empty() {
-                self.flushing.drain(..).for_each(|reply| _ = reply.send(()));
-            }
         }
     }
 
@@ -243,16 +233,16 @@ impl RenewalLoop {
             }
             DriverCommand::Release(release) => {
                 let (store, clock) = (self.store.clone(), self.clock.clone());
-                self.releases.push(Box::pin(release_for_ttl(store, clock, release)));
+                self.releases.push(release_for_ttl(store, clock, release));
             }
             DriverCommand::Refund(request) => {
                 let store = self.store.clone();
                 // Once: a refund that may have happened must not happen twice.
-                self.releases.push(Box::pin(async move { store.limit(&request).await.err().and(None) }));
+                self.releases.push(async move { store.limit(&request).await.err().and(None) });
             }
             DriverCommand::Reserve(request, reply) => {
                 let store = self.store.clone();
-                self.releases.push(Box::pin(async move {
+                self.releases.push(async move {
                     // A caller that is gone before the request is sent needs nothing.
                     if !reply.is_closed()
                         && let Err(Ok(outcome)) = reply.send(store.limit(&request).await)
@@ -261,9 +251,9 @@ impl RenewalLoop {
                         let _ = store.limit(&request.refund(&outcome)).await;
                     }
                     None
-                }));
+                });
             }
-            DriverCommand::FlushReleases(reply) => self.flushing.push(reply),
+            DriverCommand::FlushReleases(reply) => self.releases.flush(reply),
             // Commands come last, so all that could be done at this moment is done.
             DriverCommand::Quiesce(reply) => _ = reply.send(()),
         }
@@ -349,54 +339,5 @@ impl RenewalLoop {
                 Err(None) => lease.handle_renewal(sent_at, now, None),
             });
         }
-    }
-}
-
-/// The longest pause between two attempts to release.
-const PAUSE_MAX: Duration = Duration::from_secs(5);
-
-/// Releases, and retries for a ttl. If that fails it returns a request that may be queued; the lease of a
-/// grant has ended by then.
-async fn release_for_ttl(
-    store: Arc<dyn Store>,
-    clock: Arc<dyn Clock>,
-    release: BackgroundRelease,
-) -> Option<BackgroundRelease> {
-    let give_up = clock.now() + release.ttl;
-    let released = release_until(&*store, &*clock, &release, give_up).await;
-    if released {
-        return None;
-    }
-    let (names, queued) = (&release.key.names, release.queued);
-    tracing::warn!(%names, queued, "the release failed for a ttl; a grant has expired, and the release of a queued request is retried");
-    release.queued.then_some(release)
-}
-
-/// Releases, and retries without a limit.
-async fn release_until_done(store: Arc<dyn Store>, clock: Arc<dyn Clock>, release: BackgroundRelease) {
-    release_until(&*store, &*clock, &release, BootInstant::NEVER).await;
-}
-
-async fn release_until(
-    store: &dyn Store,
-    clock: &dyn Clock,
-    release: &BackgroundRelease,
-    give_up: BootInstant,
-) -> bool {
-    let mut pause = Duration::from_millis(10);
-    loop {
-        let answer = tokio::select! {
-            answer = store.release(&release.key) => answer,
-            () = sleep_until(clock, give_up) => return false,
-        };
-        match answer {
-            Ok(_) => return true,
-            Err(error) => tracing::debug!(%error, names = %release.key.names, "release failed; retrying"),
-        }
-        if clock.now() >= give_up {
-            return false;
-        }
-        sleep_until(clock, (clock.now() + pause).min(give_up)).await;
-        pause = (pause * 2).min(release.ttl / 10).min(PAUSE_MAX);
     }
 }

@@ -4,11 +4,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use lockkeeper::{Clock, Error, LeaseState, Lockkeeper, LossReason, ReleaseOutcome, Result, Store};
 use lockkeeper_core::{AcquireOutcome, Attempt, Grant, LockRequest, RenewOutcome, RequestKey};
 use lockkeeper_host::VirtualClock;
 use lockkeeper_memory::MemoryStore;
 use lockkeeper_testkit::SimulatedKeeper;
+use tokio::sync::Semaphore;
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -342,4 +344,64 @@ async fn half_given_and_absurd_options_are_refused() {
         let answer = Lockkeeper::open(url).await;
         assert!(matches!(answer, Err(Error::Invalid(_))), "{url:?}: {answer:?}");
     }
+}
+
+/// The lock of a holder that could not stop its work was released at once, and the next one worked beside it.
+#[tokio::test]
+async fn a_guard_that_is_left_to_expire_keeps_its_lock_until_the_lease_ends() {
+    let (clock, faulty, keeper) = faulty();
+    let guard = keeper.lock("x").ttl(TTL).acquire().await.unwrap();
+    guard.let_expire();
+    keeper.settle().await;
+    assert!(keeper.lock("x").try_acquire().await.unwrap().is_none(), "it was released");
+    pass(&clock, &keeper, TTL - Duration::from_secs(1)).await;
+    assert!(keeper.lock("x").try_acquire().await.unwrap().is_none(), "the lease was cut short");
+    pass(&clock, &keeper, Duration::from_secs(2)).await;
+    assert!(keeper.lock("x").try_acquire().await.unwrap().is_some(), "it was renewed");
+    assert!(faulty.renewals.lock().unwrap().is_empty());
+}
+
+/// A store whose releases wait until the test lets them pass, each name for itself.
+struct HeldReleases {
+    store: Arc<dyn Store>,
+    passes: [Semaphore; 2],
+}
+
+lockkeeper_testkit::forward!(HeldReleases, {
+    async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
+        self.store.acquire(request).await
+    }
+    async fn renew(&self, grants: &[Grant]) -> Result<Vec<RenewOutcome>> {
+        self.store.renew(grants).await
+    }
+    async fn release(&self, key: &RequestKey) -> Result<ReleaseOutcome> {
+        let pass = &self.passes[usize::from(key.names.first().as_str() == "later")];
+        drop(pass.acquire().await.unwrap());
+        self.store.release(key).await
+    }
+});
+
+/// `settle` waited for a moment in which no release at all was in flight. On a busy keeper there is none.
+#[tokio::test]
+async fn settle_waits_for_the_releases_of_before_and_for_no_later_one() {
+    let clock = VirtualClock::default();
+    let store = Arc::new(MemoryStore::new(Arc::new(clock.clone())));
+    let store = Arc::new(HeldReleases { store, passes: [0, 0].map(Semaphore::new) });
+    let keeper = Lockkeeper::with_store(store.clone(), Arc::new(clock.clone()));
+    let guard = async |name: &str| keeper.lock(name).ttl(TTL).acquire().await.unwrap();
+    let (before, later) = (guard("before").await, guard("later").await);
+    drop(before);
+    let mut settles = std::pin::pin!(keeper.settle());
+    assert!(settles.as_mut().now_or_never().is_none());
+    drop(later);
+    keeper.quiesce().await;
+    assert!(settles.as_mut().now_or_never().is_none(), "a release of before is in flight");
+    store.passes[0].add_permits(1);
+    soon(settles).await;
+    assert!(
+        keeper.inspect("before").await.unwrap().is_none() && keeper.inspect("later").await.unwrap().is_some()
+    );
+    store.passes[1].add_permits(1);
+    soon(keeper.settle()).await;
+    assert!(keeper.inspect("later").await.unwrap().is_none());
 }

@@ -1,4 +1,4 @@
-//! What `once` does if the store is unreachable when the result is to be stored.
+//! What the recipes do if the work is done and the store does not take its result.
 #![cfg(feature = "memory")]
 
 use std::sync::Arc;
@@ -8,7 +8,8 @@ use std::time::Duration;
 use lockkeeper::once::{OnceStart, RunPermit, Stored};
 
 use lockkeeper::store::VirtualClock;
-use lockkeeper::{Error, Lockkeeper, Result, Store, SystemClock};
+use lockkeeper::windows::Window;
+use lockkeeper::{Error, Fence, Lockkeeper, Result, Store, SystemClock};
 use lockkeeper_core::{
     AcquireOutcome, Expect, Grant, LockName, LockRequest, ReleaseOutcome, RenewOutcome, RequestKey as Names,
     WriteOutcome,
@@ -16,10 +17,12 @@ use lockkeeper_core::{
 use lockkeeper_memory::MemoryStore;
 use lockkeeper_testkit::laws::interposed::{Fate, Interposed};
 
-/// A store that refuses the next few writes.
+/// A store that refuses the next few writes of records whose names begin so.
 struct FailingWrites {
     store: Arc<dyn Store>,
     refuses: AtomicU32,
+    names: &'static str,
+    error: Error,
 }
 
 lockkeeper_testkit::forward_locks!(FailingWrites, {
@@ -42,23 +45,49 @@ lockkeeper_testkit::forward_records!(FailingWrites, {
         expect: Expect,
         ttl: Option<Duration>,
     ) -> Result<WriteOutcome> {
-        let refused =
-            self.refuses.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        let less = |left: u32| left.checked_sub(1);
+        let refused = key.as_str().starts_with(self.names)
+            && self.refuses.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_ok();
         match refused {
-            Ok(_) => Err(Error::Unavailable("unreachable".into())),
-            Err(_) => self.store.write(key, value, expect, ttl).await,
+            true => Err(self.error.clone()),
+            false => self.store.write(key, value, expect, ttl).await,
         }
     }
 });
 
-async fn begun(ttl: Duration) -> (Lockkeeper, Arc<FailingWrites>, Box<RunPermit>) {
-    let store = Lockkeeper::open("memory:").await.unwrap().store().clone();
-    let failing = Arc::new(FailingWrites { store, refuses: AtomicU32::new(0) });
-    let keeper = Lockkeeper::with_store(failing.clone(), Arc::new(SystemClock));
-    let OnceStart::Run(turn) = keeper.once("k").ttl(ttl).claim().await.unwrap() else {
-        panic!("no other caller runs")
-    };
-    (keeper, failing, turn)
+impl FailingWrites {
+    async fn open(names: &'static str, error: Error) -> (Lockkeeper, Arc<FailingWrites>) {
+        let store = Lockkeeper::open("memory:").await.unwrap().store().clone();
+        let failing = Arc::new(FailingWrites { store, refuses: AtomicU32::new(0), names, error });
+        (Lockkeeper::with_store(failing.clone(), Arc::new(SystemClock)), failing)
+    }
+
+    fn fail(&self, writes: u32) {
+        self.refuses.store(writes, Ordering::SeqCst);
+    }
+}
+
+fn unreachable() -> Error {
+    Error::Unavailable("unreachable".into())
+}
+
+/// The errors that a retry does not pass.
+fn refusals() -> [Error; 3] {
+    [Error::Denied("no".into()), Error::Invalid("no".into()), Error::Unsupported("no".into())]
+}
+
+/// It must be this caller's turn.
+async fn turn(keeper: &Lockkeeper, ttl: Duration) -> Box<RunPermit> {
+    match keeper.once("k").ttl(ttl).claim().await.unwrap() {
+        OnceStart::Run(permit) => permit,
+        OnceStart::Done(done) => panic!("it was to be this caller's turn: {done:?}"),
+    }
+}
+
+/// The answer must say that the work was done, and with which fence.
+fn was_done(told: &Result<()>, fence: Fence) {
+    let says = matches!(told, Err(Error::Unknown(why)) if why.contains(&format!("fence {fence}")));
+    assert!(says, "work that was done with fence {fence} is reported as {told:?}");
 }
 
 fn result() -> Stored {
@@ -67,26 +96,72 @@ fn result() -> Stored {
 
 #[tokio::test]
 async fn a_result_is_stored_although_the_store_was_unreachable_for_a_moment() {
-    let (keeper, failing, turn) = begun(Duration::from_secs(600)).await;
-    failing.refuses.store(5, Ordering::SeqCst);
+    let (keeper, failing) = FailingWrites::open("once/", unreachable()).await;
+    let turn = turn(&keeper, Duration::from_secs(600)).await;
+    failing.fail(5);
     turn.finish(result()).await.unwrap();
     assert_eq!(failing.refuses.load(Ordering::SeqCst), 0);
     assert_eq!(keeper.once("k").result().await.unwrap().unwrap().result, result());
 }
 
+/// Each of these errors says that the store did nothing, and so the caller learned that nothing was done: a retry charged the card twice.
 #[tokio::test]
-async fn a_store_that_stays_unreachable_is_reported_and_the_next_caller_runs() {
-    // Longer than a slow machine stalls: a lost lease is reported as lost.
-    let (keeper, failing, turn) = begun(Duration::from_secs(5)).await;
-    let old = turn.fence();
-    // Renewals still work, so the lease would last for ever: it is given up after a ttl all the same.
-    failing.refuses.store(u32::MAX, Ordering::SeqCst);
-    let told = turn.finish(result()).await;
-    assert!(matches!(told, Err(Error::Unavailable(_))), "{told:?}");
-    failing.refuses.store(0, Ordering::SeqCst);
-    assert_eq!(keeper.once("k").result().await.unwrap(), None);
-    let OnceStart::Run(next) = keeper.once("k").claim().await.unwrap() else { panic!("nothing was kept") };
-    assert!(next.fence() > old);
+async fn work_that_was_done_is_not_reported_as_not_done() {
+    for error in refusals().into_iter().chain([unreachable()]) {
+        let (keeper, failing) = FailingWrites::open("once/", error).await;
+        // Longer than a slow machine stalls: a lost lease is reported as lost.
+        let permit = turn(&keeper, Duration::from_secs(5)).await;
+        let old = permit.fence();
+        // Renewals still work, so the lease would last for ever: it is given up after a ttl all the same.
+        failing.fail(u32::MAX);
+        was_done(&permit.finish(result()).await, old);
+        failing.fail(0);
+        assert_eq!(keeper.once("k").result().await.unwrap(), None);
+        let next = turn(&keeper, Duration::from_secs(30)).await;
+        assert!(next.fence() > old, "the next caller runs with a higher fence");
+    }
+}
+
+/// The store refuses the records with the parts of a large result, and no other.
+#[tokio::test]
+async fn a_result_whose_parts_are_refused_is_not_done_again() {
+    for error in refusals() {
+        let (keeper, failing) = FailingWrites::open("once-part/", error).await;
+        let permit = turn(&keeper, Duration::from_secs(30)).await;
+        let fence = permit.fence();
+        failing.fail(u32::MAX);
+        was_done(&permit.finish(Stored { ok: true, bytes: vec![7; 100_000] }).await, fence);
+        let again = keeper.once("k").claim().await;
+        assert!(
+            matches!(&again, Err(Error::Unknown(why)) if why.contains("not done again")),
+            "what was done is done again: {again:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_window_that_was_run_is_not_reported_as_not_run() {
+    for error in refusals().into_iter().chain([unreachable()]) {
+        let (keeper, failing) = FailingWrites::open("window/", error).await;
+        let guard = keeper.lock("nightly").ttl(Duration::from_secs(5)).acquire().await.unwrap();
+        let Window::Ours(run) = keeper.windows("nightly").begin(&guard, 86_400_000).await.unwrap() else {
+            panic!("no other host runs it")
+        };
+        failing.fail(u32::MAX);
+        was_done(&run.finish(&guard, 0).await, guard.fence());
+    }
+}
+
+#[tokio::test]
+async fn an_item_that_was_done_is_not_reported_as_not_done() {
+    for error in refusals().into_iter().chain([unreachable()]) {
+        let (keeper, failing) = FailingWrites::open("claim/", error).await;
+        let group = keeper.claim("mail").unwrap().lease(Duration::from_secs(5));
+        let item = group.from(["a"]).unwrap().try_take(1).await.unwrap().remove(0);
+        let fence = item.fence();
+        failing.fail(u32::MAX);
+        was_done(&item.complete().await, fence);
+    }
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lockkeeper::partitions::{PartitionChange, PartitionMember};
-use lockkeeper::{Clock, Error, Lockkeeper, Result, Store};
+use lockkeeper::{Clock, Error, Lockkeeper, Result, Store, SystemClock};
 use lockkeeper_core::{
     AcquireOutcome, DeleteOutcome, Expect, Grant, LockName, LockRequest, Page, Record, RecordPage, Records,
     ReleaseOutcome, RenewOutcome, RequestKey, WriteOutcome,
@@ -25,9 +25,18 @@ struct FailingClient {
     store: Arc<dyn Store>,
     unreachable: AtomicBool,
     read_only: AtomicBool,
+    /// The lock that it cannot acquire.
+    refused: Option<LockName>,
+    /// No release is answered with success.
+    keeps_locks: AtomicBool,
 }
 
 impl FailingClient {
+    fn new(store: Arc<dyn Store>) -> FailingClient {
+        let [unreachable, read_only, keeps_locks] = std::array::from_fn(|_| AtomicBool::new(false));
+        FailingClient { store, unreachable, read_only, refused: None, keeps_locks }
+    }
+
     fn reach(&self, writes: bool) -> Result<()> {
         if self.unreachable.load(SeqCst) || writes && self.read_only.load(SeqCst) {
             return Err(Error::Unavailable("an outage".into()));
@@ -39,6 +48,9 @@ impl FailingClient {
 lockkeeper_testkit::forward_locks!(FailingClient, {
     async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
         self.reach(true)?;
+        if self.refused.as_ref().is_some_and(|name| request.key.names.iter().any(|other| other == name)) {
+            return Err(Error::Unavailable("its node is unreachable".into()));
+        }
         self.store.acquire(request).await
     }
     async fn renew(&self, grants: &[Grant]) -> Result<Vec<RenewOutcome>> {
@@ -47,6 +59,9 @@ lockkeeper_testkit::forward_locks!(FailingClient, {
     }
     async fn release(&self, key: &RequestKey) -> Result<ReleaseOutcome> {
         self.reach(true)?;
+        if self.keeps_locks.load(SeqCst) {
+            return Err(Error::Unavailable("a release fails".into()));
+        }
         self.store.release(key).await
     }
 });
@@ -91,10 +106,7 @@ impl Group {
     async fn start(ttl: Duration, poll: Duration) -> Group {
         let clock = VirtualClock::default();
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new(Arc::new(clock.clone())));
-        let client = || {
-            let (unreachable, read_only) = (AtomicBool::new(false), AtomicBool::new(false));
-            Arc::new(FailingClient { store: store.clone(), unreachable, read_only })
-        };
+        let client = || Arc::new(FailingClient::new(store.clone()));
         let clients = [client(), client()];
         let keeper = |client: &Arc<FailingClient>| {
             Lockkeeper::with_store(client.clone(), Arc::new(clock.clone()) as Arc<dyn Clock>)
@@ -216,4 +228,66 @@ async fn a_ttl_far_below_the_poll_keeps_the_living() {
         group.pass(Duration::from_secs(1)).await;
         assert_eq!(group.assignment().await, before, "a living member was removed");
     }
+}
+
+/// The request for one partition had failed when another process took the member's name. The owner's task asked for the time of the next
+/// request again and again, and never gave the thread back: on a runtime with one thread no task ran until the grace was over, so no work ended.
+#[test]
+fn a_member_that_ends_lets_its_users_finish() {
+    let (send, finished) = std::sync::mpsc::channel();
+    let work = async move {
+        let store = Lockkeeper::open("memory:").await.unwrap().store().clone();
+        let refused = Some(LockName::new("partition/g/0").unwrap());
+        let client = Arc::new(FailingClient { refused, ..FailingClient::new(store.clone()) });
+        let keeper = Lockkeeper::with_store(client, Arc::new(SystemClock));
+        let options = |keeper: &Lockkeeper| {
+            keeper
+                .partitions("g", 2)
+                .member("a")
+                .poll(Duration::from_millis(200))
+                .grace(Duration::from_secs(600))
+        };
+        let mut member = options(&keeper).join().await.unwrap();
+        let Some(Ok(PartitionChange::Owned(partition))) = member.next().await else { panic!("it owns one") };
+        // Another process takes its name.
+        let other = Lockkeeper::with_store(store, Arc::new(SystemClock));
+        let second = options(&other).join().await.unwrap();
+        partition.revoked().await;
+        // The pause after the failed request passes.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        drop(partition);
+        while let Some(change) = member.next().await {
+            drop(change);
+        }
+        drop(second);
+        send.send(()).unwrap();
+    };
+    std::thread::spawn(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(work);
+    });
+    finished.recv_timeout(Duration::from_secs(60)).expect("its users end their work, and the member ends");
+}
+
+/// A member that leaves waited for every release of its keeper, also for that of another lock, whose ttl may be a day.
+#[tokio::test]
+async fn a_member_leaves_although_the_release_of_another_lock_fails() {
+    let clock = VirtualClock::default();
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new(Arc::new(clock.clone())));
+    let client = Arc::new(FailingClient::new(store));
+    let keeper = Lockkeeper::with_store(client.clone(), Arc::new(clock.clone()));
+    let member = keeper.partitions("g", 1).member("a").ttl(TTL).poll(POLL).join().await.unwrap();
+    let other = keeper.lock("other").ttl(Duration::from_secs(24 * 60 * 60)).acquire().await.unwrap();
+    client.keeps_locks.store(true, SeqCst);
+    drop(other);
+    let left = tokio::spawn(member.leave());
+    for _ in 0..TTL.as_secs() * 20 {
+        clock.advance(Duration::from_millis(100));
+        keeper.quiesce().await;
+        for _ in 0..32 {
+            tokio::task::yield_now().await;
+        }
+    }
+    assert!(left.is_finished(), "it waits for the release of another lock");
+    assert!(keeper.partition_status("g").await.unwrap().is_none_or(|status| status.members.is_empty()));
 }

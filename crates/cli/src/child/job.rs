@@ -3,7 +3,8 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use lockkeeper::{Guard, LockName, Outcome};
+use lockkeeper::{BootInstant, Guard, LockName, Lockkeeper, Outcome, SystemClock};
+use lockkeeper_host::sleep_until;
 use serde_json::json;
 
 use super::capture::CommandPipes;
@@ -90,6 +91,26 @@ pub fn lost(what: &str, why: &str, code: Option<i32>, all_gone: bool) -> ExitFai
     let left = if all_gone { "" } else { "; some of its processes could not be killed" };
     ExitFailure::new(Outcome::Lost, format!("the lock on {what} is lost: {why}. The command {end}{left}"))
         .next("its work may be half done: check before you run it again")
+}
+
+/// Waits until the lease is over of a lock that was left to expire, because some processes of its command could not be killed. Only for the
+/// `sqlite:` store, which frees the locks of a process that has ended. A signal ends the wait.
+pub async fn outlast_lease(
+    keeper: &Lockkeeper,
+    deadline: BootInstant,
+    ttl: Duration,
+    signals: &mut SignalStream,
+    report: &Report,
+) {
+    let what = report.what();
+    report.say(&format!(
+        "warning: some processes of the command could not be killed: {what} is not released, and is free when its lease is over"
+    ));
+    if keeper.profile().store == "sqlite" {
+        // In the store the lease ends later than for its holder, by this margin.
+        let end = deadline + ttl / 100 + Duration::from_millis(50);
+        let _ = signals.race(sleep_until(&SystemClock, end)).await;
+    }
 }
 
 /// Fails if the command cannot be started. Called before anything is locked.

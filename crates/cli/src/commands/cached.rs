@@ -13,7 +13,7 @@ use crate::child::job::{self, CommandJob};
 use crate::child::supervisor::CommandEnd;
 use crate::duration;
 use crate::exit::{self, ExitFailure};
-use crate::replay::{check_nested, print_streams};
+use crate::replay::{check_nested, claim_failure, print_streams};
 use crate::report::Report;
 use crate::signals::SignalStream;
 use crate::store::{self, StoreSource};
@@ -109,7 +109,7 @@ impl CachedArgs {
         let cached = self.cached(&keeper, wait);
         let start = tokio::select! {
             biased;
-            start = cached.clone().claim() => start?,
+            start = cached.clone().claim() => start.map_err(|error| claim_failure(error, self.skip, &report))?,
             signal = signals.next_ending() => {
                 return Ok(signals.flush_releases(&keeper, signal).await);
             }
@@ -118,7 +118,9 @@ impl CachedArgs {
             CachedStart::Value(value) => print_value(value, &mut signals, &report).await,
             CachedStart::Failed(failed) => Err(self.failed_before(&failed)),
             CachedStart::Refresh(permit) => {
-                self.refresh(*permit, &cached, &source, &mut signals, &report).await
+                let ended = self.refresh(*permit, &keeper, &cached, &source, &mut signals, &report).await;
+                signals.settle(&keeper).await;
+                ended
             }
         }
     }
@@ -145,6 +147,7 @@ impl CachedArgs {
     async fn refresh(
         &self,
         permit: RefreshPermit,
+        keeper: &Lockkeeper,
         cached: &Cached,
         source: &StoreSource,
         signals: &mut SignalStream,
@@ -161,14 +164,23 @@ impl CachedArgs {
             CommandEnd::Itself { code, asked } => (code, asked),
             CommandEnd::Lost { why, code, all_gone, .. } => {
                 report.event("ended", json!({ "outcome": "lost", "fence": permit.fence() }));
-                drop(permit);
-                return match cached.current().await {
+                let (deadline, ttl) = (permit.guard().deadline(), permit.guard().ttl());
+                if all_gone {
+                    drop(permit)
+                } else {
+                    permit.let_expire()
+                }
+                let answer = match cached.current().await {
                     Ok(Some(old)) => {
                         report.say(&format!("the lock on {} was lost: {why}", report.what()));
                         print_value(old, signals, report).await
                     }
                     _ => Err(job::lost(&report.what(), &why, code, all_gone)),
                 };
+                if !all_gone {
+                    job::outlast_lease(keeper, deadline, ttl, signals, report).await;
+                }
+                return answer;
             }
         };
         let captured = capture.finish(asked, signals).await.map_err(|e| {

@@ -11,11 +11,12 @@ use crate::args::{JobArgs, LeaseArgs, NameArgs, utf8};
 use crate::child::job;
 use crate::child::supervisor::CommandEnd;
 use crate::exit::{self, ExitFailure};
+use crate::missed_windows::MissedWindows;
 use crate::report::Report;
 use crate::schedule::{self, Schedule};
 use crate::signals::SignalStream;
 use crate::store::{self, StoreSource};
-use crate::windows::{self, MissedWindows, WindowRunner, WindowsOutcome};
+use crate::windows::{self, WindowRunner, WindowsOutcome};
 
 /// Run a command on a schedule, each time on one of many hosts.
 ///
@@ -107,12 +108,19 @@ impl CronArgs {
                 guard = next_run => guard?,
             };
             if let Some(guard) = guard {
-                let next = self.run(&keeper, &source, &guard, due, &schedule, &mut signals, &report).await?;
+                let (next, all_gone) =
+                    self.run(&keeper, &source, &guard, due, &schedule, &mut signals, &report).await?;
+                if !all_gone {
+                    let (deadline, ttl) = (guard.deadline(), guard.ttl());
+                    guard.let_expire();
+                    job::outlast_lease(&keeper, deadline, ttl, &mut signals, &report).await;
+                } else if let AfterRun::End(_) = next {
+                    let _ = signals.race(tokio::time::timeout(RELEASE, guard.release())).await;
+                } else {
+                    drop(guard);
+                }
                 match next {
-                    AfterRun::End(code) => {
-                        let _ = signals.race(tokio::time::timeout(RELEASE, guard.release())).await;
-                        return Ok(code);
-                    }
+                    AfterRun::End(code) => return Ok(code),
                     // This host queues behind the waiting hosts: the next one to run it is another host.
                     AfterRun::Again if schedule.after(due).is_none_or(|next| next > now()) => continue,
                     _ => {}
@@ -161,7 +169,7 @@ impl CronArgs {
         }
     }
 
-    /// Runs the time `due`, and the missed times before it.
+    /// Runs the time `due`, and the missed times before it. Also returns whether everything is gone that the commands have started.
     #[allow(clippy::too_many_arguments, reason = "each is a separate part of one run")]
     async fn run(
         &self,
@@ -172,11 +180,15 @@ impl CronArgs {
         schedule: &Schedule,
         signals: &mut SignalStream,
         report: &Report,
-    ) -> Result<AfterRun, ExitFailure> {
+    ) -> Result<(AfterRun, bool), ExitFailure> {
         let catch_up = self.catch_up.unwrap_or(0).into();
         let zone = schedule.zone_name().unwrap_or(&self.zone);
         let retries = self.retry_failed.unwrap_or(0);
-        let windows = WindowRunner { keeper, name: self.name().as_str(), report, zone, catch_up, retries };
+        let name = self.name().as_str();
+        let next_due =
+            schedule.after(due).and_then(|next| Duration::try_from(next.duration_since(now())).ok());
+        let give_up = next_due.map(|left| SystemClock.now() + left);
+        let windows = WindowRunner { keeper, name, report, zone, catch_up, retries, give_up };
         let between = |newest: u64, at: u64| {
             let all: Vec<u64> = schedule.between(of_ms(newest), of_ms(at)).into_iter().map(ms).collect();
             MissedWindows::of(&all, catch_up)
@@ -193,16 +205,26 @@ impl CronArgs {
             }
             end
         };
-        let next = match windows.run(guard, ms(due), between, signals, work).await {
-            Ok(WindowsOutcome { end: CommandEnd::Itself { asked: Some(signal), .. }, .. }) => {
+        let ran = windows.run(guard, ms(due), between, signals, work).await;
+        let all_gone = ran.as_ref().map_or(true, WindowsOutcome::is_all_gone);
+        let next = match ran {
+            Ok(WindowsOutcome::NotBegun(error)) => {
+                report.say(&format!("{error}; trying again"));
+                report.event("retry", json!({ "why": error.to_string() }));
+                match signals.race(tokio::time::sleep(windows::PAUSE)).await {
+                    Ok(()) => AfterRun::Again,
+                    Err(signal) => AfterRun::End(exit::by_signal(signal.as_raw())),
+                }
+            }
+            Ok(WindowsOutcome::Ended { end: CommandEnd::Itself { asked: Some(signal), .. }, .. }) => {
                 AfterRun::End(exit::by_signal(signal.as_raw()))
             }
-            Ok(WindowsOutcome { end: CommandEnd::Itself { code: 0, .. }, .. }) => AfterRun::Time,
-            Ok(WindowsOutcome { end: CommandEnd::Itself { code, .. }, again }) => {
+            Ok(WindowsOutcome::Ended { end: CommandEnd::Itself { code: 0, .. }, .. }) => AfterRun::Time,
+            Ok(WindowsOutcome::Ended { end: CommandEnd::Itself { code, .. }, again }) => {
                 report.say(&format!("{}: the command ended with {code}", report.what()));
                 if again { AfterRun::Again } else { AfterRun::Time }
             }
-            Ok(WindowsOutcome { end: CommandEnd::Lost { why, code, all_gone, .. }, .. }) => {
+            Ok(WindowsOutcome::Ended { end: CommandEnd::Lost { why, code, all_gone, .. }, .. }) => {
                 job::lost(&report.what(), &why, code, all_gone).print(self.job.common.json);
                 AfterRun::Time
             }
@@ -213,7 +235,8 @@ impl CronArgs {
             }
         };
         // A signal that was passed on to the command also ends this process, whatever the command did with it.
-        Ok(asked.map_or(next, |signal| AfterRun::End(exit::by_signal(signal.as_raw()))))
+        let next = asked.map_or(next, |signal| AfterRun::End(exit::by_signal(signal.as_raw())));
+        Ok((next, all_gone))
     }
 }
 
@@ -221,7 +244,7 @@ impl CronArgs {
 enum AfterRun {
     /// Wait for the next time of the schedule.
     Time,
-    /// Run the same time again, because it failed.
+    /// Run the same time again, because it failed, or could not begin.
     Again,
     /// End this process with this exit code, because of a signal.
     End(i32),

@@ -12,6 +12,7 @@ use serde_json::json;
 
 use crate::args::{JobArgs, LeaseArgs, NameArgs, utf8};
 use crate::attempt_file::AttemptFile;
+use crate::child::job;
 use crate::child::supervisor::CommandEnd;
 use crate::exit::{self, ExitFailure, OK};
 use crate::output;
@@ -80,21 +81,31 @@ impl ElectArgs {
             let leader = self.campaign(&keeper, resume.as_mut(), &mut signals, &report).await?;
             report.event("elected", json!({ "term": leader.term() }));
             report.say(&format!("elected for {}, term {}", report.what(), leader.term()));
-            match self.lead(&leader, &source, &mut signals, &report).await? {
-                CommandEnd::Itself { code, .. } => {
+            let led = self.lead(&leader, &source, &mut signals, &report).await;
+            match led {
+                Err(failure) => {
+                    drop(leader);
+                    signals.settle(&keeper).await;
+                    return Err(failure);
+                }
+                Ok(CommandEnd::Itself { code, .. }) => {
                     resign(leader, &mut signals, &report).await;
+                    signals.settle(&keeper).await;
                     if let Some(resume) = resume {
                         resume.remove();
                     }
                     report.event("ended", json!({ "outcome": "done", "exit_code": code }));
                     return Ok(code);
                 }
-                CommandEnd::Lost { why, all_gone, asked, .. } => {
-                    if !all_gone {
-                        report.say("warning: some of its processes could not be killed");
+                Ok(CommandEnd::Lost { why, all_gone, asked, .. }) => {
+                    if all_gone {
+                        // The old term is released in the background; that must not release the new one.
+                        drop(leader);
+                    } else {
+                        let (deadline, ttl) = (leader.guard().deadline(), leader.guard().ttl());
+                        leader.let_expire();
+                        job::outlast_lease(&keeper, deadline, ttl, &mut signals, &report).await;
                     }
-                    // The old term is released in the background; that must not release the new one.
-                    drop(leader);
                     // The signal also ends this process, even if the term was lost meanwhile.
                     if let Some(signal) = asked {
                         report

@@ -71,6 +71,7 @@ impl HoldArgs {
             &self.request,
             Some("lockkeeper hold".into()),
             wait,
+            false,
             &report,
             &mut signals,
         )

@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use clap::Args;
-use lockkeeper::{Clock, Guard, Lockkeeper, Outcome, ReleaseOutcome, SystemClock};
+use lockkeeper::{BootInstant, Clock, Guard, Lockkeeper, Outcome, ReleaseOutcome, SystemClock};
 use serde_json::json;
 
 use crate::args::{JobArgs, LockArgs, utf8};
@@ -13,11 +13,12 @@ use crate::child::supervisor::CommandEnd;
 use crate::child::watchdog::Watchdog;
 use crate::commands::cron::{ms, now, of_ms};
 use crate::exit::ExitFailure;
+use crate::missed_windows::MissedWindows;
 use crate::report::{Report, millis};
 use crate::schedule::{self, DayWindows};
 use crate::signals::SignalStream;
 use crate::store::{self, StoreSource};
-use crate::windows::{self, MissedWindows, WindowRunner, WindowsOutcome};
+use crate::windows::{self, WindowRunner, WindowsOutcome};
 use crate::{acquire, duration};
 
 /// Run a command under a lock, and exit with its exit code.
@@ -97,13 +98,20 @@ impl RunArgs {
             );
         }
         let mut signals = SignalStream::forwarded()?;
-        let (mut failed, label) = (None, self.job.label());
+        let (mut failed, mut is_repeated, label) = (None, false, self.job.label());
         loop {
             let began = SystemClock.now();
             let asked = {
                 let request = &self.request;
-                let mut acquire =
-                    pin!(acquire::acquire_lock(&keeper, request, label.clone(), wait, &report, &mut signals));
+                let mut acquire = pin!(acquire::acquire_lock(
+                    &keeper,
+                    request,
+                    label.clone(),
+                    wait,
+                    is_repeated,
+                    &report,
+                    &mut signals
+                ));
                 tokio::select! {
                     biased;
                     asked = &mut acquire => asked,
@@ -120,8 +128,9 @@ impl RunArgs {
                 Err(failure) => return failed.ok_or(failure),
             };
             report.granted(&guard);
+            let end_of_wait = wait.map(|wait| began + wait);
             // A later request waits for what is left: the time in which the command runs does not count.
-            wait = wait.map(|wait| store::left(began + wait));
+            wait = end_of_wait.map(store::left);
             let ran = self
                 .run_under(
                     &keeper,
@@ -129,14 +138,36 @@ impl RunArgs {
                     &guard,
                     at_ms,
                     days.as_ref(),
+                    end_of_wait,
                     early.take(),
                     &mut signals,
                     &report,
                 )
                 .await;
-            let released = release(&keeper, guard, &mut signals, &report).await;
+            let released = match &ran {
+                Ok(ran) if !ran.is_all_gone() => {
+                    let (deadline, ttl) = (guard.deadline(), guard.ttl());
+                    guard.let_expire();
+                    job::outlast_lease(&keeper, deadline, ttl, &mut signals, &report).await;
+                    None
+                }
+                _ => release(&keeper, guard, &mut signals, &report).await,
+            };
             match ran? {
-                WindowsOutcome { end: CommandEnd::Itself { code, .. }, again: true }
+                WindowsOutcome::NotBegun(error) => {
+                    let is_over = end_of_wait.is_some_and(|end| SystemClock.now() >= end);
+                    if self.request.skip || is_over {
+                        return failed.ok_or(error.into());
+                    }
+                    report.say(&format!("{error}; asking for the lock again"));
+                    report.event("retry", json!({ "why": error.to_string() }));
+                    if let Err(signal) = signals.race(tokio::time::sleep(windows::PAUSE)).await {
+                        return Ok(signals.flush_releases(&keeper, signal).await);
+                    }
+                    wait = end_of_wait.map(store::left);
+                    is_repeated = true;
+                }
+                WindowsOutcome::Ended { end: CommandEnd::Itself { code, .. }, again: true }
                     if released == Some(ReleaseOutcome::Released) =>
                 {
                     report
@@ -144,7 +175,7 @@ impl RunArgs {
                     report.event("again", json!({ "exit_code": code }));
                     failed = Some(code);
                 }
-                WindowsOutcome { end, .. } => return ended(end, released, &report),
+                WindowsOutcome::Ended { end, .. } => return ended(end, released, &report),
             }
         }
     }
@@ -171,18 +202,20 @@ impl RunArgs {
         guard: &Guard,
         at_ms: u64,
         days: Option<&DayWindows>,
+        end_of_wait: Option<BootInstant>,
         watchdog: Option<Watchdog>,
         signals: &mut SignalStream,
         report: &Report,
     ) -> Result<WindowsOutcome, ExitFailure> {
         let Some(size) = self.window.map(millis) else {
             let end = self.supervise(source, guard, None, watchdog, signals, report).await?;
-            return Ok(WindowsOutcome { end, again: false });
+            return Ok(WindowsOutcome::Ended { end, again: false });
         };
         let (catch_up, retries) = (self.catch_up.unwrap_or(0).into(), self.retry_failed.unwrap_or(0));
         let zone = days.and_then(DayWindows::zone_name).or(self.zone.as_deref()).unwrap_or("UTC");
-        let windows =
-            WindowRunner { keeper, name: self.request.name().as_str(), report, zone, catch_up, retries };
+        let (name, give_up) =
+            (self.request.name().as_str(), end_of_wait.or(self.request.skip.then(|| SystemClock.now())));
+        let windows = WindowRunner { keeper, name, report, zone, catch_up, retries, give_up };
         let between = |newest: u64, at: u64| match days {
             Some(days) => {
                 let all: Vec<u64> = days.between(of_ms(newest), of_ms(at)).into_iter().map(ms).collect();

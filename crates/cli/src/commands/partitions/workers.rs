@@ -89,10 +89,14 @@ async fn run(
             if revoked { WorkerEnd::GivenUp } else { WorkerEnd::Itself(code) }
         }
         CommandEnd::Lost { why, all_gone, .. } => {
-            if !all_gone {
-                group.say("warning: some of its processes could not be killed");
-            }
             group.event("lost", json!({ "partition": number, "fence": fence, "why": why }));
+            if !all_gone {
+                group.say(&format!(
+                    "warning: some processes of the command could not be killed: partition {number} is not released, and is free when its \
+                     lease is over"
+                ));
+                partition.let_expire();
+            }
             WorkerEnd::GivenUp
         }
     }

@@ -78,6 +78,11 @@ impl RefreshPermit {
         Ok(old?.map(|old| CachedValue { refresh_error: Some(error.to_owned()), ..old }))
     }
 
+    /// Gives the permit back when the lease ends, and not at once as when it is dropped: see [`Guard::let_expire`].
+    pub fn let_expire(self) {
+        self.guard.let_expire();
+    }
+
     /// The value that is there now, if this caller may use it.
     async fn old_value(&self) -> Result<Option<CachedValue<Vec<u8>>>> {
         self.cached.usable(&self.records, &self.records.look().await?).await

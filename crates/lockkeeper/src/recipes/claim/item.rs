@@ -90,11 +90,12 @@ impl ClaimedItem {
     ///
     /// The record decides, not the lease: a late completion counts if no other worker has taken the item since. If one
     /// has, the answer is [`Error::Stale`] and nothing changes. While the store is unreachable the write is retried
-    /// until the lease is over.
+    /// until the lease is over. [`Error::Unknown`] if the store did not record it: the item was done, and may be done
+    /// again by the next worker.
     pub async fn complete(self) -> Result<()> {
         let record = self.next(ItemState::Done);
         let keep = self.group.keep;
-        self.write(&record, Some(keep)).await?;
+        self.write(&record, Some(keep)).await.map_err(|error| self.unrecorded_error(error))?;
         self.lease.into_inner().end().await;
         Ok(())
     }
@@ -131,6 +132,19 @@ impl ClaimedItem {
 
     fn next(&self, state: ItemState) -> ItemRecord {
         self.record.next(state, self.group.keeper.0.clock.wall())
+    }
+
+    /// The error of a worker whose item is done, and whose record does not say so. The store's own error may say that
+    /// nothing was done, which is true for the write only.
+    fn unrecorded_error(&self, error: Error) -> Error {
+        match error {
+            Error::Stale { .. } | Error::Lost(_) => error,
+            error => Error::Unknown(format!(
+                "the item {:?} was done with fence {}, and that is not recorded: {error}",
+                self.id,
+                self.fence()
+            )),
+        }
     }
 
     async fn write(&self, record: &ItemRecord, ttl: Option<Duration>) -> Result<()> {

@@ -55,6 +55,11 @@ impl Leader {
         self.guard.release().await
     }
 
+    /// Lets the next candidate be elected when the lease ends, and not at once as when the leader is dropped: see [`Guard::let_expire`].
+    pub fn let_expire(self) {
+        self.guard.let_expire();
+    }
+
     async fn publish(&self, value: Option<String>, unless_published: bool) -> Result<()> {
         let clock = &*self.cas_record.keeper.0.clock;
         let mut backoff = JitteredBackoff::new(clock);

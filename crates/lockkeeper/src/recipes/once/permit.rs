@@ -19,6 +19,11 @@ pub(super) fn running_record_ttl(keep: Duration) -> Duration {
 /// that has read the record finds them.
 const LONGER: Duration = Duration::from_secs(60);
 
+/// Whether the store refuses this result, and may take a record without it.
+fn is_refusal(error: &Error) -> bool {
+    matches!(error, Error::Limited(_) | Error::Denied(_) | Error::Invalid(_) | Error::Unsupported(_))
+}
+
 /// The right to do the work, with a fence. Dropping it lets the next caller run.
 #[must_use = "dropping a permit lets the next caller run"]
 #[derive(Debug)]
@@ -55,28 +60,41 @@ impl RunPermit {
     /// the answer is [`Error::Stale`]. While the store is unreachable the write is retried for as long as
     /// the lease lasts, a ttl at most: giving up would make the next caller do the work again.
     ///
-    /// A result that cannot be stored (above 64 MiB, or above a limit of the store) is [`Error::Unknown`]
-    /// for this and every later caller: the work was done, and is not done again under this key.
+    /// A result that cannot be stored (above 64 MiB, above a limit of the store, or refused by the store) is
+    /// [`Error::Unknown`] for this and every later caller: the work was done, and is not done again under this
+    /// key. It is [`Error::Unknown`] too if the store did not record the end of the work: the next caller does it
+    /// again. The error of a failed run that is to be retried may also be another one; the next caller does it
+    /// again in any case.
     pub async fn finish(self, result: Stored) -> Result<()> {
         let stored = match self.on_failure {
             OnFailure::Retry if !result.ok => self.forget().await,
             _ => match self.store(&result).await {
-                Err(Error::Limited(why)) => self.store_without_result(result.ok, &why).await,
-                stored => stored,
+                Err(error) if is_refusal(&error) => {
+                    self.store_without_result(result.ok, &error.to_string()).await
+                }
+                stored => stored.map_err(|error| self.unrecorded_error(error)),
             },
         };
         self.release_lock().await;
         stored
     }
 
-    /// Records that the work was done and that its result cannot be stored. Then releases the lock.
-    pub(super) async fn finish_without_result(self, ok: bool, why: &str) -> Result<()> {
+    /// Records that the work was done and that there is no result to store, and why. Then releases the lock.
+    ///
+    /// The answer is [`Error::Unknown`] for this and every later caller, as for a result that
+    /// [cannot be stored](RunPermit::finish); `Ok` for a failed run that is to be retried.
+    pub async fn finish_without_result(self, ok: bool, why: &str) -> Result<()> {
         let stored = match self.on_failure {
             OnFailure::Retry if !ok => self.forget().await,
             _ => self.store_without_result(ok, why).await,
         };
         self.release_lock().await;
         stored
+    }
+
+    /// Gives the permit back when the lease ends, and not at once as when it is dropped: see [`Guard::let_expire`].
+    pub fn let_expire(self) {
+        self.guard.let_expire();
     }
 
     async fn release_lock(self) {
@@ -114,8 +132,25 @@ impl RunPermit {
 
     async fn store_without_result(&self, ok: bool, why: &str) -> Result<()> {
         let record = OnceRecord::unkept(self.fence(), self.print.clone(), ok, why);
-        self.write(&record, &[]).await?;
-        Err(not_kept_error(&self.key, self.fence(), why))
+        Err(match self.write(&record, &[]).await {
+            Ok(()) => not_kept_error(&self.key, self.fence(), why),
+            Err(error) => self.unrecorded_error(error),
+        })
+    }
+
+    /// The error of a caller whose work is done, and whose record does not say so. The store's own error may say
+    /// that nothing was done, which is true for the write only.
+    fn unrecorded_error(&self, error: Error) -> Error {
+        let (key, fence) = (&self.key, self.fence());
+        match error {
+            Error::Stale { .. } | Error::Lost(_) => error,
+            Error::Unknown(why) => Error::Unknown(format!(
+                "{key:?} was done with fence {fence}, and it is not known whether its result is stored: {why}"
+            )),
+            error => Error::Unknown(format!(
+                "{key:?} was done with fence {fence}, and its result is not stored: {error}. The next caller does it again"
+            )),
+        }
     }
 
     async fn write(&self, record: &OnceRecord, body: &[u8]) -> Result<()> {

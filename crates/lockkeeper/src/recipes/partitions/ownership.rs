@@ -122,8 +122,13 @@ impl PartitionOwnership {
             }
         }
         self.tasks.shutdown().await;
-        // The releases of dropped partitions run in the background: the member leaves when they are done.
-        self.options.keeper.settle().await;
+        // The releases of dropped partitions run in the background: the member leaves when they are done, or have failed for a ttl. Those
+        // of other locks of this keeper may take longer.
+        let give_up = self.clock.now() + self.options.ttl;
+        tokio::select! {
+            () = self.options.keeper.settle() => {}
+            () = sleep_until(&*self.clock, give_up) => {}
+        }
         presence.send_replace(Presence::Gone);
     }
 
@@ -193,6 +198,8 @@ impl PartitionOwnership {
         if std::mem::replace(&mut self.leaving, true) {
             return;
         }
+        // No request is sent again. A time that has passed would wake this task at once, again and again.
+        self.paused.clear();
         let requested: Vec<u32> = self.requested.keys().copied().collect();
         requested.into_iter().for_each(|number| self.withdraw(number));
         let owned: Vec<u32> = self.owned.keys().copied().collect();

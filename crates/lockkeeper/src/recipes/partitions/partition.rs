@@ -101,6 +101,14 @@ impl Partition {
         self.guard.run(work).await
     }
 
+    /// Gives the partition up, and lets its next owner start when the lease ends, not at once as when it is dropped: see
+    /// [`Guard::let_expire`].
+    pub fn let_expire(self) {
+        let Partition { guard, dropped, .. } = self;
+        guard.let_expire();
+        drop(dropped);
+    }
+
     /// Gives the partition up and returns the store's answer, as [`Guard::release`]. The next owner may start at once.
     pub async fn release(self) -> Result<ReleaseOutcome> {
         let Partition { guard, dropped, .. } = self;

@@ -191,7 +191,8 @@ impl Windows {
         }
     }
 
-    fn check_clocks(&self, newest: &WindowRecord) -> Result<()> {
+    /// Whether the newest window lies too far in the future for [`Windows::begin`]: [`Error::Unavailable`], although the store is reachable.
+    pub fn check_clocks(&self, newest: &WindowRecord) -> Result<()> {
         let ahead = Duration::from_millis(newest.at_ms.saturating_sub(now_ms(&self.keeper)));
         if ahead <= CLOCK_ERROR {
             return Ok(());
@@ -231,7 +232,8 @@ impl WindowRun {
     ///
     /// While the store is unreachable the write is retried for as long as the guard is held: giving up
     /// would make the next holder run the window again. [`Error::Stale`] if another holder took the window
-    /// over, or began a later one; [`Error::Unknown`] if the lease ended before the store answered.
+    /// over, or began a later one; [`Error::Unknown`] if the store did not record the end: the window was run,
+    /// and the next holder may run it again.
     pub async fn finish(self, guard: &Guard, exit_code: i32) -> Result<()> {
         let mut record = self.record;
         let ended = EndedRun {
@@ -249,13 +251,20 @@ impl WindowRun {
         }
         record.ended = Some(ended);
         let retry = Retry::WhileHeld(guard);
-        match self.cas_record.swap(Some(&self.begun), &record.bytes(), None, retry).await? {
-            Ok(_) => Ok(()),
-            Err(Some(found)) => {
+        match self.cas_record.swap(Some(&self.begun), &record.bytes(), None, retry).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(Some(found))) => {
                 let seen = WindowRecord::parse("", &found.value).map_or(found.fence, |newest| newest.fence);
                 Err(Error::Stale { presented: record.fence, seen })
             }
-            Err(None) => Err(Error::Lost("the record of the window was deleted while it ran".into())),
+            Ok(Err(None)) => Err(Error::Lost("the record of the window was deleted while it ran".into())),
+            // The store's own error may say that nothing was done, which is true for the write only.
+            Err(error) => {
+                let fence = record.fence;
+                Err(Error::Unknown(format!(
+                    "the window was run with fence {fence}, and its end is not recorded: {error}"
+                )))
+            }
         }
     }
 }

@@ -1,5 +1,7 @@
 //! `lockkeeper once`: a command that runs once under a key, and whose result later calls get.
 
+mod stored_output;
+
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
@@ -9,15 +11,16 @@ use lockkeeper::once::{Done, OnFailure, OnceStart, RunPermit, Stored};
 use lockkeeper::{Clock, LockName, Lockkeeper, Outcome, SystemClock};
 use lockkeeper_host::host_name;
 use rustix::process::Signal;
-use serde_json::{Value, json};
+use serde_json::json;
+use stored_output::StoredOutput;
 
 use crate::args::{JobArgs, LeaseArgs, NameArgs, utf8};
-use crate::child::capture::{CapturedStream, OutputCapture};
+use crate::child::capture::OutputCapture;
 use crate::child::job::{self, CommandJob};
 use crate::child::supervisor::CommandEnd;
 use crate::duration;
 use crate::exit::{self, ExitFailure};
-use crate::replay::{check_delivered, check_nested, print_streams};
+use crate::replay::{check_delivered, check_nested, claim_failure, print_streams};
 use crate::report::Report;
 use crate::signals::SignalStream;
 use crate::store::{self, StoreSource};
@@ -88,7 +91,11 @@ impl OnceArgs {
         }
         match self.claim(&keeper, wait, &mut signals, &report).await? {
             OnceStart::Done(done) => self.replay(&done, &mut signals, &report).await,
-            OnceStart::Run(permit) => self.run(*permit, &source, &mut signals, &report).await,
+            OnceStart::Run(permit) => {
+                let ended = self.run(*permit, &keeper, &source, &mut signals, &report).await;
+                signals.settle(&keeper).await;
+                ended
+            }
         }
     }
 
@@ -108,7 +115,9 @@ impl OnceArgs {
                 Ok(Err(error)) if is_outage(&error) && end.is_some_and(|end| SystemClock.now() < end) => {
                     error
                 }
-                Ok(claimed) => return Ok(claimed?),
+                Ok(claimed) => {
+                    return claimed.map_err(|error| claim_failure(error, self.skip, report));
+                }
                 Err(signal) => return Err(ExitFailure::silent(signals.flush_releases(keeper, signal).await)),
             };
             if !reported {
@@ -169,6 +178,7 @@ impl OnceArgs {
     async fn run(
         &self,
         permit: RunPermit,
+        keeper: &Lockkeeper,
         source: &StoreSource,
         signals: &mut SignalStream,
         report: &Report,
@@ -183,29 +193,33 @@ impl OnceArgs {
         let (code, asked) = match job.supervise(permit.guard(), signals, report).await? {
             CommandEnd::Itself { code, asked } => (code, asked),
             CommandEnd::Lost { why, code, all_gone, .. } => {
-                let fence = permit.fence();
-                drop(permit);
-                report.event("ended", json!({ "outcome": "lost", "fence": fence }));
+                report.event("ended", json!({ "outcome": "lost", "fence": permit.fence() }));
+                if all_gone {
+                    drop(permit);
+                } else {
+                    let (deadline, ttl) = (permit.guard().deadline(), permit.guard().ttl());
+                    permit.let_expire();
+                    job::outlast_lease(keeper, deadline, ttl, signals, report).await;
+                }
                 return Err(job::lost(&report.what(), &why, code, all_gone));
             }
         };
-        let captured = capture.finish(asked, signals).await.map_err(|e| {
-            ExitFailure::new(
-                Outcome::Unknown,
-                format!("the command ended with {code}, but {e}; nothing was kept"),
-            )
-        })?;
+        let captured = match capture.finish(asked, signals).await {
+            Ok(captured) => captured,
+            Err(e) => return Err(record_without_output(permit, code, &e, signals).await),
+        };
         let output = StoredOutput { code, out: captured.out, err: captured.err };
         output.report_cut(report);
         let fence = permit.fence();
         let stored = Stored { ok: code == 0, bytes: output.bytes() };
-        let interrupted = |_| Err(lockkeeper::Error::Unknown("a signal came first".into()));
-        let kept = signals.race(permit.finish(stored)).await.unwrap_or_else(interrupted);
-        kept.map_err(|error| {
-            let said = format!("the command ended with {code}, but its result was not kept: {error}");
-            ExitFailure::new(error.outcome(), said)
-                .next("ask again with the same key to get the result that counts")
-        })?;
+        match signals.race(permit.finish(stored)).await.unwrap_or_else(interrupted) {
+            Ok(()) => {}
+            // Nothing is kept of a failure that is to be retried: the next call runs the command again in any case.
+            Err(error) if code != 0 && !self.keep_failures && !is_taken_over(&error) => {
+                report.say(&format!("warning: the record of the failed run was not removed: {error}"));
+            }
+            Err(error) => return Err(not_kept(code, &error)),
+        }
         report.event("ended", json!({ "outcome": "done", "fence": fence, "exit_code": code }));
         check_delivered(captured.undelivered, captured.signal)?;
         Ok(code)
@@ -229,6 +243,39 @@ impl OnceArgs {
     }
 }
 
+fn interrupted<T>(_: Signal) -> lockkeeper::Result<T> {
+    Err(lockkeeper::Error::Unknown("a signal came first".into()))
+}
+
+fn is_taken_over(error: &lockkeeper::Error) -> bool {
+    matches!(error.outcome(), Outcome::Stale | Outcome::Lost)
+}
+
+/// The failure of a call whose command has run, and whose result is not stored.
+fn not_kept(code: i32, error: &lockkeeper::Error) -> ExitFailure {
+    let message = format!("the command ended with {code}, but its result was not kept: {error}");
+    ExitFailure::new(error.outcome(), message).next(match error.outcome() {
+        Outcome::Stale => "ask again with the same key to get the result that counts",
+        _ => "look what was done before you ask again with the same key",
+    })
+}
+
+/// Records that the command has run and that its output could not be read. A command that is done is not run again for that.
+async fn record_without_output(
+    permit: RunPermit,
+    code: i32,
+    e: &std::io::Error,
+    signals: &mut SignalStream,
+) -> ExitFailure {
+    let why = format!("the command ended with {code}, but {e}");
+    let recorded = signals.race(permit.finish_without_result(code == 0, &why)).await;
+    match recorded.unwrap_or_else(interrupted) {
+        // A failure that is to be retried.
+        Ok(()) => ExitFailure::new(Outcome::Unknown, format!("{why}; nothing was kept")),
+        Err(error) => not_kept(code, &error),
+    }
+}
+
 /// Whether the store did not answer, or not in time: the lease ended before the run could begin.
 fn is_outage(error: &lockkeeper::Error) -> bool {
     matches!(error.outcome(), Outcome::Unavailable | Outcome::Unknown | Outcome::Lost | Outcome::Stale)
@@ -242,42 +289,30 @@ fn command_line(command: &[OsString]) -> Vec<u8> {
         .collect()
 }
 
-/// The stored result of a command: one line of JSON, then its stdout and its stderr.
-struct StoredOutput {
-    code: i32,
-    out: CapturedStream,
-    err: CapturedStream,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl StoredOutput {
-    fn bytes(&self) -> Vec<u8> {
-        let head = json!({
-            "exit_code": self.code, "stdout": self.out.bytes.len(), "stdout_cut": self.out.cut,
-            "stderr": self.err.bytes.len(), "stderr_cut": self.err.cut,
-        });
-        [head.to_string().as_bytes(), b"\n", &self.out.bytes, &self.err.bytes].concat()
-    }
-
-    fn parse(bytes: &[u8]) -> Option<StoredOutput> {
-        let end = bytes.iter().position(|b| *b == b'\n')?;
-        let head: Value = serde_json::from_slice(&bytes[..end]).ok()?;
-        let size = |key: &str| head[key].as_u64().and_then(|n| usize::try_from(n).ok());
-        let (out, err) = bytes[end + 1..].split_at_checked(size("stdout")?)?;
-        let kept = |bytes: &[u8], cut: &str| CapturedStream { bytes: bytes.to_vec(), cut: head[cut] == true };
-        let code = i32::try_from(head["exit_code"].as_i64()?).ok()?;
-        (err.len() == size("stderr")?).then(|| StoredOutput {
-            code,
-            out: kept(out, "stdout_cut"),
-            err: kept(err, "stderr_cut"),
-        })
-    }
-
-    fn report_cut(&self, report: &Report) {
-        for (what, kept) in [("stdout", &self.out), ("stderr", &self.err)] {
-            if kept.cut {
-                report.event("cut", json!({ "stream": what, "kept_bytes": kept.bytes.len() }));
-                report.say(&format!("only the first MiB of {what} is kept for later calls"));
-            }
-        }
+    /// The command had run, its output could not be read, and the next call ran it again.
+    #[tokio::test]
+    async fn a_command_whose_output_cannot_be_read_is_not_run_again() {
+        let keeper = Lockkeeper::open("memory:").await.unwrap();
+        let mut signals = SignalStream::forwarded().unwrap();
+        let e = std::io::Error::other("its output could not be read");
+        let permit = async || match keeper.once("k").claim().await {
+            Ok(OnceStart::Run(permit)) => Ok(*permit),
+            Ok(OnceStart::Done(done)) => panic!("there is no result: {done:?}"),
+            Err(error) => Err(error),
+        };
+        // A failure that is to be retried leaves nothing.
+        let failure = record_without_output(permit().await.unwrap(), 3, &e, &mut signals).await;
+        assert_eq!(failure.code, 74, "{failure:?}");
+        let failure = record_without_output(permit().await.unwrap(), 0, &e, &mut signals).await;
+        assert_eq!(failure.code, 74, "{failure:?}");
+        let again = permit().await;
+        assert!(
+            matches!(&again, Err(lockkeeper::Error::Unknown(why)) if why.contains("could not be read")),
+            "it is run again: {again:?}"
+        );
     }
 }
