@@ -46,7 +46,7 @@ pub async fn late_request_takes_nothing(
     arrived
 }
 
-/// What the caller does while its request is on its way.
+/// The steps of the caller while its request is on its way.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Meanwhile {
     /// It releases the attempt.
