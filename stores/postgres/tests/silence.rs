@@ -2,8 +2,11 @@
 
 mod common;
 
+use std::net::SocketAddr;
+use std::time::Duration;
+
 use common::{number, open, sql, url};
-use lockkeeper_testkit::laws::{eventually, give_back, granted, join_queue, request, take};
+use lockkeeper_testkit::laws::{self, eventually, give_back, granted, join_queue, request, take};
 use lockkeeper_testkit::proxy::{Framing, Proxy};
 use lockkeeper_testkit::servers::{self, PostgresOptions};
 
@@ -72,4 +75,31 @@ async fn a_request_of_an_older_connection_is_refused() {
     sql(&server, "UPDATE lockkeeper.lock SET attempt = NULL, expires = 0, free_at = 0");
     assert_eq!(step("1", 3, "x"), stale);
     assert!(step("epoch", 3, "x").parse::<u64>().is_ok(), "the newer connection is granted the lock");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_server_is_noticed_while_callers_come_and_go() {
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    let open = async |addr: SocketAddr| open(&format!("{}?timeout=1s", url(addr))).await;
+    laws::silence::a_silent_server_is_noticed_while_callers_come_and_go(
+        server.addr(),
+        Framing::Postgres,
+        open,
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_short_claim_does_not_shorten_that_of_another_client() {
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    let proxy = Proxy::start(server.addr(), Framing::Postgres);
+    let patient = open(&format!("{}?timeout=30s&poll=5m&claim=10m", url(proxy.addr()))).await;
+    let hasty = open(&format!("{}?poll=50ms&claim=100ms", url(server.addr()))).await;
+    let silence = Duration::from_secs(1);
+    laws::hand_off::a_short_claim_does_not_shorten_that_of_another_client(
+        &proxy,
+        (&patient, &hasty),
+        silence,
+    )
+    .await;
 }
