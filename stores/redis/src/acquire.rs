@@ -49,11 +49,7 @@ impl Acquirer {
         others: &[LockName],
     ) -> Result<AcquireOutcome> {
         let clock = &*self.runner.options.clock;
-        let until = match request.wait {
-            Wait::No => clock.now(),
-            Wait::For(time) => clock.now() + time,
-            Wait::Forever => BootInstant::NEVER,
-        };
+        let until = request.wait.deadline(clock.now());
         let mut waiter =
             (request.wait != Wait::No).then(|| self.waiters.join(request.key.attempt.to_hex(), request.ttl));
         let keys: Vec<String> =

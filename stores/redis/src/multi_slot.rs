@@ -78,11 +78,7 @@ impl MultiSlot<'_> {
         begun: &mut bool,
     ) -> Result<AcquireOutcome> {
         let clock = &*self.acquirer.runner.options.clock;
-        let until = match request.wait {
-            Wait::No => clock.now(),
-            Wait::For(time) => clock.now() + time,
-            Wait::Forever => BootInstant::NEVER,
-        };
+        let until = request.wait.deadline(clock.now());
         loop {
             let sent_at = clock.now();
             let (blocked, busy) = match self.try_all_parts(parts, request, begun).await? {
