@@ -19,6 +19,7 @@ pub type EventStream = Pin<Box<dyn Stream<Item = Result<Event>> + Send>>;
 ///
 /// - *Busy*, *Lost* and *AlreadyGone* are answers, not errors.
 /// - [`crate::Error::Unknown`] means that the store may have carried the call out; a retry with the same attempt gets the same fence.
+/// - *Busy* also answers the earlier requests of the attempt: none of them takes the lock afterwards, so its caller releases nothing.
 /// - The store checks ownership in the same step that changes the lock.
 #[async_trait]
 pub trait Locks: Send + Sync {

@@ -222,3 +222,19 @@ async fn dead_clients_cost_no_more_than_declared() {
     let open = async |addr| try_open(&format!("etcd://{addr}?timeout=2s&poll=2s&claim=4s")).await.unwrap();
     laws::wake::dead_clients_cost_no_more_than_declared(server.addr(), Framing::Http2, open).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_short_claim_does_not_shorten_that_of_another_client() {
+    let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
+    let proxy = Proxy::start(server.addr(), Framing::Http2);
+    let patient = try_open(&format!("etcd://{}?timeout=30s&claim=10m", proxy.addr())).await.unwrap();
+    let hasty = try_open(&format!("etcd://{}?timeout=20s&claim=2s", server.addr())).await.unwrap();
+    // etcd gives no lease below two seconds.
+    let silence = std::time::Duration::from_secs(3);
+    laws::hand_off::a_short_claim_does_not_shorten_that_of_another_client(
+        &proxy,
+        (&patient, &hasty),
+        silence,
+    )
+    .await;
+}

@@ -2,8 +2,11 @@
 
 mod common;
 
+use std::net::SocketAddr;
+use std::time::Duration;
+
 use common::{number, open, sql, url};
-use lockkeeper_testkit::laws::{eventually, give_back, granted, join_queue, request, soon, take};
+use lockkeeper_testkit::laws::{self, eventually, give_back, granted, join_queue, request, soon, take};
 use lockkeeper_testkit::proxy::{Fault, Framing, Pick, Proxy};
 use lockkeeper_testkit::servers::{self, PostgresOptions};
 
@@ -106,4 +109,31 @@ async fn a_process_reports_that_it_is_alive_while_the_server_does_not_reply_to_l
     assert!(!second.is_finished(), "two hold the lock");
     give_back(&store, &grant.key).await;
     give_back(&other, &granted(second).await.key).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_silent_server_is_noticed_while_callers_come_and_go() {
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    let open = async |addr: SocketAddr| open(&format!("{}?timeout=1s", url(addr))).await;
+    laws::silence::a_silent_server_is_noticed_while_callers_come_and_go(
+        server.addr(),
+        Framing::Postgres,
+        open,
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_short_claim_does_not_shorten_that_of_another_client() {
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    let proxy = Proxy::start(server.addr(), Framing::Postgres);
+    let patient = open(&format!("{}?timeout=30s&poll=5m&claim=10m", url(proxy.addr()))).await;
+    let hasty = open(&format!("{}?poll=50ms&claim=100ms", url(server.addr()))).await;
+    let silence = Duration::from_secs(1);
+    laws::hand_off::a_short_claim_does_not_shorten_that_of_another_client(
+        &proxy,
+        (&patient, &hasty),
+        silence,
+    )
+    .await;
 }

@@ -23,6 +23,10 @@ async fn open_with(addr: impl std::fmt::Display, more: &str) -> Result<Arc<dyn S
     Ok(Arc::new(RedisStore::open(Options::from_url(&url)?).await?))
 }
 
+async fn open_at(url: &str) -> Arc<dyn Store> {
+    Arc::new(RedisStore::open(Options::from_url(url).unwrap()).await.unwrap())
+}
+
 /// A client behind a proxy, and one that talks past it. No claim ends within a test: what goes was removed.
 async fn two_clients(server: &Server) -> (Proxy, Arc<dyn Store>, Arc<dyn Store>) {
     let proxy = Proxy::start(server.addr(), Framing::Resp);
@@ -194,4 +198,29 @@ async fn dead_waiters_of_a_short_ttl_cost_a_ttl_and_a_poll() {
     let bound = Duration::from_secs(3);
     laws::wake::dead_waiters_of_a_short_ttl_cost_no_more_than(bound, server.addr(), Framing::Resp, open)
         .await;
+}
+
+/// The same with a replica that has to have each grant.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_clients_cost_no_more_than_declared_with_replicas() {
+    let Ok(pair) = servers::redis_pair(RedisOptions::default()) else { return };
+    let open =
+        async |addr| open_at(&format!("redis://{addr}?timeout=2s&poll=100ms&claim=2s&wait_replicas=1")).await;
+    pair.wait_synced();
+    laws::wake::dead_clients_cost_no_more_than_declared(pair.primary().addr(), Framing::Resp, open).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_short_claim_does_not_shorten_that_of_another_client() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let proxy = Proxy::start(server.addr(), Framing::Resp);
+    let patient = open_at(&format!("redis://{}?timeout=30s&poll=5m&claim=10m", proxy.addr())).await;
+    let hasty = open_at(&format!("redis://{}?poll=50ms&claim=100ms", server.addr())).await;
+    let silence = Duration::from_secs(1);
+    laws::hand_off::a_short_claim_does_not_shorten_that_of_another_client(
+        &proxy,
+        (&patient, &hasty),
+        silence,
+    )
+    .await;
 }

@@ -14,6 +14,7 @@ pub mod exclusion;
 pub mod fault_scenario;
 pub mod fence;
 pub mod guard;
+pub mod hand_off;
 pub mod inspect;
 pub mod interposed;
 pub mod late_writers;

@@ -20,8 +20,18 @@ pub async fn try_open(url: &str) -> Result<Client> {
     Ok(Arc::new(store))
 }
 
+/// A server on a busy machine may need longer than a short `timeout` for its first answer.
 pub async fn open(url: &str) -> Client {
-    try_open(url).await.unwrap_or_else(|e| panic!("{url} was to open: {e:?}"))
+    let opened = async {
+        loop {
+            match try_open(url).await {
+                Ok(store) => return store,
+                Err(Error::Unavailable(_) | Error::Unknown(_)) => {}
+                Err(error) => panic!("{url} was to open: {error:?}"),
+            }
+        }
+    };
+    soon("the store opens", opened).await
 }
 
 /// The error of `open`.
