@@ -324,14 +324,17 @@ fn with_a_lock_delay_nothing_runs_beside_the_next_one_after_kill_9() {
 #[test]
 fn a_lock_is_not_released_beside_a_process_that_cannot_be_killed() {
     std::thread::scope(|scope| {
-        scope.spawn(|| lose_beside_an_unkillable_process("unkillable_broken", &[], true));
+        scope.spawn(|| lose_beside_an_unkillable_process("unkillable_broken", "run", &[], true));
+        let same_work = ["--fingerprint", "f"];
+        scope.spawn(move || lose_beside_an_unkillable_process("unkillable_once", "once", &same_work, true));
         // Its holder loses it long before the lease is over.
-        scope
-            .spawn(|| lose_beside_an_unkillable_process("unkillable_max_hold", &["--max-hold", "5s"], false));
+        scope.spawn(|| {
+            lose_beside_an_unkillable_process("unkillable_max_hold", "run", &["--max-hold", "5s"], false)
+        });
     });
 }
 
-fn lose_beside_an_unkillable_process(test: &str, options: &[&str], breaks: bool) {
+fn lose_beside_an_unkillable_process(test: &str, subcommand: &str, options: &[&str], breaks: bool) {
     use std::os::unix::fs::PermissionsExt;
     let place = Place::new(test);
     let mode = |file: &std::path::Path, mode| {
@@ -354,7 +357,7 @@ fn lose_beside_an_unkillable_process(test: &str, options: &[&str], breaks: bool)
     let script = "setsid ./raise --reuid=61001 --regid=61001 --clear-groups sleep 600 & echo $! >pid
          while ! grep -qs '^Uid:.61001' /proc/$!/status; do test -d /proc/$! || { echo no; exit 1; }; sleep 0.01; done
          echo up; exec sleep 600";
-    let mut run = unprivileged(&["run", "x", "--ttl", "20s", "--grace", "0s"]);
+    let mut run = unprivileged(&[subcommand, "x", "--ttl", "20s", "--grace", "0s"]);
     run.args(options).args(["--", "sh", "-c", script]);
     let mut running = Running::new(run);
     let kill_escaped = || {
@@ -365,15 +368,18 @@ fn lose_beside_an_unkillable_process(test: &str, options: &[&str], breaks: bool)
         kill_escaped();
         return eprintln!("SKIPPED: no process can run or take another user here: {}", running.end().2);
     }
-    let next = Running::new(unprivileged(&["run", "x", "--", "sh", "-c", ENTER]));
-    let show = || json(&unprivileged(&["show", "x", "--json"]).output().unwrap());
+    let mut next = unprivileged(&[subcommand, "x"]);
+    next.args(options).args(["--", "sh", "-c", ENTER]);
+    let next = Running::new(next);
+    let lock = if subcommand == "once" { "once/x" } else { "x" };
+    let show = || json(&unprivileged(&["show", lock, "--json"]).output().unwrap());
     let started = std::time::Instant::now();
     while show()["lock"]["waiting"] != 1 && place.read("entered").is_empty() {
         assert!(started.elapsed() < LONG, "{}", show());
         std::thread::sleep(Duration::from_millis(20));
     }
     if breaks {
-        let broken = unprivileged(&["break", "x", "--reason", "test", "--yes"]).output().unwrap();
+        let broken = unprivileged(&["break", lock, "--reason", "test", "--yes"]).output().unwrap();
         assert_eq!(code(broken.status), 0, "{}", errors(&broken));
     }
     // The store renews it no more.
