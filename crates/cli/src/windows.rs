@@ -112,9 +112,8 @@ impl WindowRunner<'_> {
                     Ok(Err(BeginFailure::Outage(error))) if !has_run => {
                         return Ok(WindowsOutcome::NotBegun(error));
                     }
-                    Ok(Err(BeginFailure::Outage(error) | BeginFailure::Refused(error))) => {
-                        return Err(error.into());
-                    }
+                    Ok(Err(BeginFailure::Outage(error))) => return Err(not_begun_after_others(&error)),
+                    Ok(Err(BeginFailure::Refused(error))) => return Err(error.into()),
                 };
                 let run = match run {
                     Window::Ours(run) => run,
@@ -236,6 +235,16 @@ impl WindowRunner<'_> {
             shown(newest.at_ms)
         ));
     }
+}
+
+/// The failure of a call that has run missed windows, and whose next window could not begin. The store's own error may say that nothing was done.
+fn not_begun_after_others(error: &Error) -> ExitFailure {
+    let outcome = match error.outcome() {
+        Outcome::Unavailable => Outcome::Unknown,
+        outcome => outcome,
+    };
+    ExitFailure::new(outcome, format!("missed windows were run, and the next could not begin: {error}"))
+        .next("call it again: a window that is done is not run again")
 }
 
 /// The failure of a run whose command has ended, but whose record does not say so.

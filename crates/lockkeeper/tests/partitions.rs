@@ -291,3 +291,30 @@ async fn a_member_leaves_although_the_release_of_another_lock_fails() {
     assert!(left.is_finished(), "it waits for the release of another lock");
     assert!(keeper.partition_status("g").await.unwrap().is_none_or(|status| status.members.is_empty()));
 }
+
+/// The owner could not stop all of its work: its partition has no next owner, not even itself, before the lease is over.
+#[tokio::test]
+async fn a_partition_that_is_left_to_expire_is_owned_again_when_its_lease_is_over() {
+    let clock = VirtualClock::default();
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new(Arc::new(clock.clone())));
+    let keeper = Lockkeeper::with_store(store, Arc::new(clock.clone()));
+    let mut member = keeper.partitions("g", 1).member("a").ttl(TTL).poll(POLL).join().await.unwrap();
+    let Some(Ok(PartitionChange::Owned(partition))) = member.next().await else { panic!("it owns it") };
+    let (fence, began) = (partition.fence(), clock.now());
+    partition.let_expire();
+    let mut next = std::pin::pin!(member.next());
+    let again = loop {
+        keeper.quiesce().await;
+        for _ in 0..32 {
+            tokio::task::yield_now().await;
+        }
+        match tokio::time::timeout(Duration::ZERO, next.as_mut()).await {
+            Ok(Some(Ok(PartitionChange::Owned(again)))) => break again,
+            Ok(other) => panic!("it is owned again: {other:?}"),
+            Err(_) => assert!(clock.now().since(began) < TTL * 4, "it has no owner any more"),
+        }
+        clock.advance(Duration::from_millis(100));
+    };
+    assert!(again.fence() > fence);
+    assert!(clock.now().since(began) >= TTL, "it was released after {:?}", clock.now().since(began));
+}

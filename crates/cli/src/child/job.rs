@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use lockkeeper::{BootInstant, Guard, LockName, Lockkeeper, Outcome, SystemClock};
+use lockkeeper::{Clock, Fence, Guard, LockName, Lockkeeper, Outcome, SystemClock};
 use lockkeeper_host::sleep_until;
 use serde_json::json;
 
@@ -17,6 +17,9 @@ use crate::message_writer;
 use crate::report::{Report, millis};
 use crate::signals::SignalStream;
 use crate::text::plain;
+
+/// How often the store is asked whether a lease is over.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// A command, and how to run it.
 pub struct CommandJob<'a> {
@@ -93,23 +96,42 @@ pub fn lost(what: &str, why: &str, code: Option<i32>, all_gone: bool) -> ExitFai
         .next("its work may be half done: check before you run it again")
 }
 
-/// Waits until the lease is over of a lock that was left to expire, because some processes of its command could not be killed. Only for the
-/// `sqlite:` store, which frees the locks of a process that has ended. A signal ends the wait.
-pub async fn outlast_lease(
-    keeper: &Lockkeeper,
-    deadline: BootInstant,
+/// A hold that was given up without a release, because some processes of its command could not be killed.
+pub struct ExpiringHold {
+    name: LockName,
+    fence: Fence,
     ttl: Duration,
-    signals: &mut SignalStream,
-    report: &Report,
-) {
-    let what = report.what();
-    report.say(&format!(
-        "warning: some processes of the command could not be killed: {what} is not released, and is free when its lease is over"
-    ));
-    if keeper.profile().store == "sqlite" {
-        // In the store the lease ends later than for its holder, by this margin.
-        let end = deadline + ttl / 100 + Duration::from_millis(50);
-        let _ = signals.race(sleep_until(&SystemClock, end)).await;
+}
+
+impl ExpiringHold {
+    pub fn of(guard: &Guard) -> Self {
+        ExpiringHold { name: guard.names().first().clone(), fence: guard.fence(), ttl: guard.ttl() }
+    }
+
+    /// Waits until its lease is over, but only on the `sqlite:` store, which frees the locks of a process that has ended. A signal ends the
+    /// wait.
+    pub async fn outlast(self, keeper: &Lockkeeper, signals: &mut SignalStream, report: &Report) {
+        report.say(&format!(
+            "warning: some processes of the command could not be killed: {} is not released, and is free when its lease is over",
+            report.what()
+        ));
+        if keeper.profile().store == "sqlite" {
+            let _ = signals.race(self.until_over(keeper)).await;
+        }
+    }
+
+    async fn until_over(&self, keeper: &Lockkeeper) {
+        // It is not renewed any more, so the store grants the lock by then.
+        let end = SystemClock.now() + self.ttl;
+        while SystemClock.now() < end {
+            let seen = keeper.inspect(&self.name).await;
+            if seen.is_ok_and(|view| {
+                view.is_none_or(|view| view.held.iter().all(|held| held.fence != self.fence))
+            }) {
+                return;
+            }
+            sleep_until(&SystemClock, (SystemClock.now() + LOOK_AGAIN).min(end)).await;
+        }
     }
 }
 

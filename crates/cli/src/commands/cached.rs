@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::args::{JobArgs, NameArgs};
 use crate::child::capture::{CapturedOutput, OutputCapture};
-use crate::child::job::{self, CommandJob};
+use crate::child::job::{self, CommandJob, ExpiringHold};
 use crate::child::supervisor::CommandEnd;
 use crate::duration;
 use crate::exit::{self, ExitFailure};
@@ -164,7 +164,7 @@ impl CachedArgs {
             CommandEnd::Itself { code, asked } => (code, asked),
             CommandEnd::Lost { why, code, all_gone, .. } => {
                 report.event("ended", json!({ "outcome": "lost", "fence": permit.fence() }));
-                let (deadline, ttl) = (permit.guard().deadline(), permit.guard().ttl());
+                let hold = ExpiringHold::of(permit.guard());
                 if all_gone {
                     drop(permit)
                 } else {
@@ -178,7 +178,7 @@ impl CachedArgs {
                     _ => Err(job::lost(&report.what(), &why, code, all_gone)),
                 };
                 if !all_gone {
-                    job::outlast_lease(keeper, deadline, ttl, signals, report).await;
+                    hold.outlast(keeper, signals, report).await;
                 }
                 return answer;
             }

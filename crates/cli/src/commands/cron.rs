@@ -8,7 +8,7 @@ use lockkeeper::{Clock, Guard, LockName, Lockkeeper, Outcome, SystemClock};
 use serde_json::json;
 
 use crate::args::{JobArgs, LeaseArgs, NameArgs, utf8};
-use crate::child::job;
+use crate::child::job::{self, ExpiringHold};
 use crate::child::supervisor::CommandEnd;
 use crate::exit::{self, ExitFailure};
 use crate::missed_windows::MissedWindows;
@@ -111,9 +111,9 @@ impl CronArgs {
                 let (next, all_gone) =
                     self.run(&keeper, &source, &guard, due, &schedule, &mut signals, &report).await?;
                 if !all_gone {
-                    let (deadline, ttl) = (guard.deadline(), guard.ttl());
+                    let hold = ExpiringHold::of(&guard);
                     guard.let_expire();
-                    job::outlast_lease(&keeper, deadline, ttl, &mut signals, &report).await;
+                    hold.outlast(&keeper, &mut signals, &report).await;
                 } else if let AfterRun::End(_) = next {
                     let _ = signals.race(tokio::time::timeout(RELEASE, guard.release())).await;
                 } else {

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::args::{JobArgs, LeaseArgs, NameArgs, utf8};
 use crate::attempt_file::AttemptFile;
-use crate::child::job;
+use crate::child::job::ExpiringHold;
 use crate::child::supervisor::CommandEnd;
 use crate::exit::{self, ExitFailure, OK};
 use crate::output;
@@ -102,9 +102,9 @@ impl ElectArgs {
                         // The old term is released in the background; that must not release the new one.
                         drop(leader);
                     } else {
-                        let (deadline, ttl) = (leader.guard().deadline(), leader.guard().ttl());
+                        let hold = ExpiringHold::of(leader.guard());
                         leader.let_expire();
-                        job::outlast_lease(&keeper, deadline, ttl, &mut signals, &report).await;
+                        hold.outlast(&keeper, &mut signals, &report).await;
                     }
                     // The signal also ends this process, even if the term was lost meanwhile.
                     if let Some(signal) = asked {

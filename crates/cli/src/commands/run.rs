@@ -8,7 +8,7 @@ use lockkeeper::{BootInstant, Clock, Guard, Lockkeeper, Outcome, ReleaseOutcome,
 use serde_json::json;
 
 use crate::args::{JobArgs, LockArgs, utf8};
-use crate::child::job::{self, CommandJob};
+use crate::child::job::{self, CommandJob, ExpiringHold};
 use crate::child::supervisor::CommandEnd;
 use crate::child::watchdog::Watchdog;
 use crate::commands::cron::{ms, now, of_ms};
@@ -146,9 +146,9 @@ impl RunArgs {
                 .await;
             let released = match &ran {
                 Ok(ran) if !ran.is_all_gone() => {
-                    let (deadline, ttl) = (guard.deadline(), guard.ttl());
+                    let hold = ExpiringHold::of(&guard);
                     guard.let_expire();
-                    job::outlast_lease(&keeper, deadline, ttl, &mut signals, &report).await;
+                    hold.outlast(&keeper, &mut signals, &report).await;
                     None
                 }
                 _ => release(&keeper, guard, &mut signals, &report).await,

@@ -123,3 +123,24 @@ async fn a_write_whose_answer_is_lost_is_done_once_and_can_be_repeated() {
 async fn a_write_that_never_arrives_is_told_and_can_be_repeated() {
     break_everywhere("reset", At::reset).await;
 }
+
+/// The client says only in the text of its errors that it has sent a request again. If an upgrade of the client changes that text, a write that
+/// was applied and overtaken would be reported as stale: as one that did not happen.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_write_that_the_client_repeats_after_a_newer_one_is_unknown() {
+    let Some(server) = server().await else { return };
+    let other = open(&s3(&server.addr().to_string()), "repeated").await;
+    let proxy = Proxy::start(server.addr(), Framing::Http1);
+    let slow = open(&s3(&proxy.addr().to_string()), "repeated").await;
+    // The look is the first request. The write is the second: the server applies it, and the reply is lost. The third is the client's retry.
+    let no_reply = proxy.inject(Fault::at_request(2).cut_before_reply());
+    let repeated = proxy.inject(Fault::at_request(3).hold());
+    let write = tokio::spawn(async move { slow.put("x", fence(5), b"five").await });
+    repeated.until_fired().await;
+    assert!(no_reply.fired(), "the first try was answered");
+    assert_eq!(other.read("x").await.unwrap().unwrap().fence, fence(5), "the first try was not applied");
+    other.put("x", fence(7), b"seven").await.unwrap();
+    repeated.release();
+    let told = write.await.unwrap();
+    assert!(matches!(told, Err(Error::Unknown(_))), "it was applied: {told:?}");
+}

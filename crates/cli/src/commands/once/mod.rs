@@ -16,7 +16,7 @@ use stored_output::StoredOutput;
 
 use crate::args::{JobArgs, LeaseArgs, NameArgs, utf8};
 use crate::child::capture::OutputCapture;
-use crate::child::job::{self, CommandJob};
+use crate::child::job::{self, CommandJob, ExpiringHold};
 use crate::child::supervisor::CommandEnd;
 use crate::duration;
 use crate::exit::{self, ExitFailure};
@@ -197,9 +197,9 @@ impl OnceArgs {
                 if all_gone {
                     drop(permit);
                 } else {
-                    let (deadline, ttl) = (permit.guard().deadline(), permit.guard().ttl());
+                    let hold = ExpiringHold::of(permit.guard());
                     permit.let_expire();
-                    job::outlast_lease(keeper, deadline, ttl, signals, report).await;
+                    hold.outlast(keeper, signals, report).await;
                 }
                 return Err(job::lost(&report.what(), &why, code, all_gone));
             }
