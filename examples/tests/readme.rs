@@ -4,6 +4,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
+use lockkeeper_testkit::servers::{self, PostgresOptions};
+
 /// The README starts programs by `cargo run`; the test starts what cargo has built already.
 const CARGO_RUN: &str = "cargo run -p lockkeeper-examples --bin ";
 
@@ -15,6 +17,9 @@ fn shell_blocks() -> Vec<String> {
     let page = include_str!("../README.md");
     page.split("```sh\n").skip(1).map(|rest| rest.split("```").next().unwrap().to_owned()).collect()
 }
+
+/// The database of the README, which the test replaces by a server of its own.
+const DATABASE: &str = "postgres://postgres@localhost/postgres";
 
 fn run(name: &str, script: &str) -> String {
     let dir = std::env::temp_dir().join(format!("lk-examples-{}-{name}", std::process::id()));
@@ -119,8 +124,25 @@ fn three_films_at_a_time_and_one_writer() {
 }
 
 #[test]
+fn three_workers_send_the_mails_of_a_table() {
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    let script =
+        shell_blocks()[7].replace(DATABASE, &format!("postgres://postgres@{}/postgres", server.addr()));
+    let out = run("jobs", &script);
+    let lines: Vec<&str> = out.lines().collect();
+    assert_eq!(
+        lines,
+        [
+            "3 workers have sent 19 of 20 mails",
+            "mail 13 has failed for good after 3 attempts: no such address",
+            "the late completion is refused",
+        ]
+    );
+}
+
+#[test]
 fn the_service_pays_once_ships_and_leads() {
-    let out = run("service", &shell_blocks()[7]);
+    let out = run("service", &shell_blocks()[8]);
     let lines: Vec<&str> = out.lines().collect();
     assert_eq!(lines[0], "order 42 is open", "{out}");
     assert!(lines[1].starts_with("order 42 is paid, with fence "), "{out}");

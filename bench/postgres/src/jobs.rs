@@ -16,11 +16,12 @@ const GOAL: f64 = 2.0;
 
 pub async fn run(addr: SocketAddr, rounds: usize) {
     let mut client = bare::connect(addr).await;
-    let tables = "CREATE TABLE jobs (id int PRIMARY KEY); CREATE TABLE plain_jobs (id int PRIMARY KEY, done bool NOT NULL DEFAULT false)";
+    let tables = "CREATE TABLE jobs (id int PRIMARY KEY); CREATE TABLE plain_jobs (id int PRIMARY KEY, done bool NOT NULL DEFAULT false); CREATE INDEX ON plain_jobs (id) WHERE NOT done";
     client.batch_execute(tables).await.expect("tables");
     let table = JobTable::find(&mut client, "jobs").await.expect("the table");
     install(&mut client, &table, ExistingRows::Open).await.expect("the columns");
-    let (mut by_lock, mut one_by_one, mut by_batch) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut by_lock, mut one_by_one, mut piped, mut by_batch) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for _ in 0..rounds {
         let fill = format!(
             "TRUNCATE jobs, plain_jobs; INSERT INTO jobs SELECT generate_series(1, {ROWS}); \
@@ -28,22 +29,26 @@ pub async fn run(addr: SocketAddr, rounds: usize) {
         );
         client.batch_execute(&fill).await.expect("rows");
         by_lock.push(rate(|n| with_locks(addr, n)).await);
-        one_by_one.push(rate(|_| with_claims(addr, 1)).await);
+        one_by_one.push(rate(|_| with_claims(addr, 1, false)).await);
         let refill = format!("TRUNCATE jobs; INSERT INTO jobs SELECT generate_series(1, {ROWS})");
         client.batch_execute(&refill).await.expect("rows");
-        by_batch.push(rate(|_| with_claims(addr, 20)).await);
+        piped.push(rate(|_| with_claims(addr, 20, false)).await);
+        client.batch_execute(&refill).await.expect("rows");
+        by_batch.push(rate(|_| with_claims(addr, 20, true)).await);
     }
     // Each round beside its neighbour: what else the machine does hits both.
     let ratio = |ours: &[f64]| {
         median(ours.iter().zip(&by_lock).map(|(ours, other)| ours / other).collect::<Vec<f64>>())
     };
     println!("jobs, {WORKERS} workers, {ROWS} rows: a lock per row {:.0}/s", median(by_lock.clone()));
-    println!("  claimed one by one {:.0}/s: ratio {:.2}", median(one_by_one.clone()), ratio(&one_by_one));
-    println!(
-        "  claimed by batches of 20 {:.0}/s: ratio {:.2} (goal: at least {GOAL})",
-        median(by_batch.clone()),
-        ratio(&by_batch)
-    );
+    for (how, ours, goal) in [
+        ("one by one", one_by_one, 1.0),
+        ("by batches of 20, each end a statement", piped, 1.0),
+        ("by batches of 20, their ends one statement", by_batch, GOAL),
+    ] {
+        let ratio = ratio(&ours);
+        println!("  claimed {how} {:.0}/s: ratio {ratio:.2} (goal: at least {goal})", median(ours));
+    }
 }
 
 /// Rows per second of all workers together.
@@ -59,7 +64,7 @@ async fn rate<F: Future<Output = (usize, Duration)> + Send + 'static>(work: impl
 }
 
 /// Claims and completes until there are no more. The connection is not part of the measurement.
-async fn with_claims(addr: SocketAddr, batch: usize) -> (usize, Duration) {
+async fn with_claims(addr: SocketAddr, batch: usize, together: bool) -> (usize, Duration) {
     let jobs =
         Jobs::open(&format!("postgres://postgres@{addr}/postgres"), "jobs").await.expect("a job table");
     let (began, mut done) = (Instant::now(), 0);
@@ -69,32 +74,39 @@ async fn with_claims(addr: SocketAddr, batch: usize) -> (usize, Duration) {
             return (done, began.elapsed());
         }
         done += claimed.len();
-        // The work would be here; the ends of a batch are sent together.
-        let ends = claimed.into_iter().map(|job| job.complete());
-        for end in futures_util::future::join_all(ends).await {
+        // The work would be here.
+        let ends = match together {
+            true => jobs.complete_all(claimed).await,
+            false => futures_util::future::join_all(claimed.into_iter().map(|job| job.complete())).await,
+        };
+        for end in ends {
             end.expect("it is recorded");
         }
     }
 }
 
-/// The same with a lock per row: read some open rows, and for each one that is free take the lock, look again, write, give back.
+/// The same with a lock per row, as a program would have it: read some open rows by an index, and for each one that is free take the lock,
+/// look again, write, give back. No renewal, no count of attempts, no back-off: the least that is correct.
 async fn with_locks(addr: SocketAddr, worker: usize) -> (usize, Duration) {
     let options = Options::from_url(&format!("postgres://postgres@{addr}/postgres")).expect("an address");
     let (store, client) = (PostgresStore::open(options).await.expect("a store"), bare::connect(addr).await);
     let holder = Arc::new(Holder::new("bench", 1, None).expect("a holder"));
-    // Each worker looks at other rows first, so that they seldom meet.
-    let list = "SELECT id FROM plain_jobs WHERE NOT done ORDER BY (id + $1) % 8, id LIMIT 20";
-    let list = client.prepare_typed(list, &[tokio_postgres::types::Type::INT4]).await.expect("a statement");
+    // Each worker begins at another place, so that they seldom meet.
+    let list = "SELECT id FROM plain_jobs WHERE NOT done AND id > $1 ORDER BY id LIMIT 20";
+    let list = client.prepare(list).await.expect("a statement");
+    let mut after = worker as i32 * ROWS / WORKERS as i32;
     let look = client.prepare("SELECT done FROM plain_jobs WHERE id = $1").await.expect("a statement");
     let write = client.prepare("UPDATE plain_jobs SET done = true WHERE id = $1").await.expect("a statement");
     let (began, mut done) = (Instant::now(), 0);
     loop {
-        let rows = client.query(&list, &[&(worker as i32)]).await.expect("rows");
-        if rows.is_empty() {
+        let rows = client.query(&list, &[&after]).await.expect("rows");
+        if rows.is_empty() && after == 0 {
             return (done, began.elapsed());
         }
+        after = 0;
         for row in rows {
             let id: i32 = row.get(0);
+            after = id;
             let name = LockName::new(format!("job/{id}")).expect("a name");
             let attempt = Attempt::from_bytes(lockkeeper_host::random_128());
             let request = LockRequest::new(attempt, name, Duration::from_secs(30), holder.clone());

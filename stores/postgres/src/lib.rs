@@ -30,6 +30,7 @@ mod release;
 mod renew;
 mod schema;
 mod schema_owner;
+mod server_process;
 mod session;
 mod shared_connection;
 mod statements;
@@ -43,6 +44,7 @@ mod waiters;
 pub use cancel::wait_for_cancellations;
 pub use config::{Options, ServerAddr};
 pub use dial::connect_to;
+pub use server_process::has_own_server_process;
 pub use store::PostgresStore;
 pub use tls::PostgresTls as Tls;
 // The driver whose types `in_transaction` and `plain` take.

@@ -31,6 +31,7 @@ pub fn worker_sql(table: &JobTable) -> Vec<(&'static str, String)> {
         ("fail", all.fail),
         ("give back", all.give_back),
         ("extend", all.extend),
+        ("look", all.look),
     ]
 }
 

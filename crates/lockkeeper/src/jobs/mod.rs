@@ -3,6 +3,7 @@
 //! [`install`] adds six columns to the table. [`Jobs::claim`] is one statement with `FOR UPDATE SKIP LOCKED`, so workers
 //! neither wait for each other nor hold a transaction open while they work. A worker that dies loses its jobs when their
 //! lease is over; they return with a higher fence (the fencing token), and the late completion of the old worker is refused.
+//! [`Jobs::complete_all`] ends a batch in one statement.
 //!
 //! ```no_run
 //! # async fn example() -> lockkeeper::Result<()> {
@@ -23,9 +24,12 @@
 //! ```
 
 mod admin;
+mod batch;
+mod change;
 mod connection;
 mod error;
 mod install;
+mod prepared;
 mod statements;
 mod table;
 mod taken;
@@ -87,7 +91,8 @@ impl Jobs {
             backoff: (Duration::from_secs(1), Duration::from_secs(5 * 60)),
             poll: Duration::from_secs(1),
         };
-        let (connection, statements) = (JobConnection::new(options, client), JobStatements::of(&table));
+        let (connection, statements) =
+            (JobConnection::new(options, client).await?, JobStatements::of(&table));
         Ok(Jobs {
             connection: Arc::new(connection),
             statements: Arc::new(statements),

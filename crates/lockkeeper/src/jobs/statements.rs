@@ -20,9 +20,13 @@ const NOW: &str = "pg_catalog.statement_timestamp()";
 pub(super) struct JobStatements {
     pub claim: String,
     pub complete: String,
+    /// The same for the jobs of a batch: it returns their positions in it.
+    pub complete_all: String,
     pub fail: String,
     pub give_back: String,
     pub extend: String,
+    /// Why a change met no row.
+    pub look: String,
     pub counts: String,
     pub failed: String,
     pub retry: String,
@@ -46,15 +50,20 @@ impl JobStatements {
             },
             " AND ",
         );
-        // A change by the worker that has the job, and what the row was before it.
+        // A change by the worker that has the job: one row, or none.
         let change = |set: &str, and: &str| {
             format!(
-                "WITH hit AS (UPDATE ONLY {table} AS t SET {set} WHERE {named} AND t.lk_fence = $2 AND t.lk_state = 'open' \
-                 AND t.lk_holder IS NOT NULL{and} RETURNING 1) \
-                 SELECT (SELECT count(*) FROM hit), t.lk_state, t.lk_fence, t.lk_holder IS NOT NULL, t.lk_attempts \
-                 FROM (SELECT 1) AS one LEFT JOIN ONLY {table} AS t ON {named}"
+                "UPDATE ONLY {table} AS t SET {set} WHERE {named} AND t.lk_fence = $2 AND t.lk_state = 'open' \
+                 AND t.lk_holder IS NOT NULL{and} RETURNING 1"
             )
         };
+        let done = format!("lk_state = 'done', lk_run_at = {NOW}, lk_holder = NULL, lk_error = NULL");
+        // The keys come as one array for each column, the fences as the last array.
+        let arrays = all(&|at, _, _| format!("pg_catalog.unnest(${at}::pg_catalog.text[])"), ", ");
+        let parts = all(&|at, _, _| format!("key{at}"), ", ");
+        let fences = jobs.key.len() + 1;
+        let in_batch =
+            all(&|at, name, kind| format!("t.{name} OPERATOR(pg_catalog.=) ended.key{at}::{kind}"), " AND ");
         let again = format!(
             "lk_state = 'open', lk_attempts = 0, lk_run_at = {NOW}, lk_holder = NULL, lk_fence = {NEXT_FENCE}"
         );
@@ -71,9 +80,11 @@ impl JobStatements {
                  lk_error = CASE WHEN t.lk_attempts >= $2 THEN coalesce(t.lk_error, '{SILENT}') ELSE t.lk_error END \
                  FROM due WHERE {same} RETURNING ARRAY[{texts}], t.lk_fence, t.lk_attempts, t.lk_state"
             ),
-            complete: change(
-                &format!("lk_state = 'done', lk_run_at = {NOW}, lk_holder = NULL, lk_error = NULL"),
-                "",
+            complete: change(&done, ""),
+            complete_all: format!(
+                "UPDATE ONLY {table} AS t SET {done} FROM ROWS FROM ({arrays}, pg_catalog.unnest(${fences}::pg_catalog.int8[])) \
+                 WITH ORDINALITY AS ended({parts}, fence, position) WHERE {in_batch} AND t.lk_fence = ended.fence \
+                 AND t.lk_state = 'open' AND t.lk_holder IS NOT NULL RETURNING ended.position"
             ),
             fail: change(
                 &format!(
@@ -91,6 +102,9 @@ impl JobStatements {
                 &format!("lk_run_at = {NOW} + pg_catalog.make_interval(secs => $3)"),
                 &format!(" AND t.lk_run_at > {NOW}"),
             ),
+            look: format!(
+                "SELECT t.lk_state, t.lk_fence, t.lk_holder IS NOT NULL FROM ONLY {table} AS t WHERE {named}"
+            ),
             counts: format!(
                 "SELECT count(*) FILTER (WHERE t.lk_state = 'open' AND t.lk_run_at <= {NOW}), \
                  count(*) FILTER (WHERE t.lk_state = 'open' AND t.lk_run_at > {NOW} AND t.lk_holder IS NULL), \
@@ -105,6 +119,14 @@ impl JobStatements {
             retry: format!("UPDATE ONLY {table} AS t SET {again} WHERE {named} AND t.lk_state = 'failed'"),
             retry_all: format!("UPDATE ONLY {table} AS t SET {again} WHERE t.lk_state = 'failed'"),
         }
+    }
+}
+
+impl JobStatements {
+    /// The claim of a batch of this size, which the planner has to know: with an unknown size it expects a tenth of the rows.
+    /// Its first parameter has no effect.
+    pub fn claim_of(&self, most: usize) -> String {
+        self.claim.replacen("LIMIT $1", &format!("LIMIT {most}"), 1)
     }
 }
 

@@ -32,9 +32,10 @@ impl Jobs {
         let seconds = rules.lease.as_secs_f64();
         let parameters: [JobParameter<'_>; 4] =
             [(&count, Type::INT8), (&limit, Type::INT4), (&seconds, Type::FLOAT8), (&holder, Type::TEXT)];
+        let claim = self.statements.claim_of(most);
         loop {
             let sent_at = SystemClock.now();
-            let rows = self.connection.rows(&self.statements.claim, &parameters).await?;
+            let rows = self.connection.frequent_rows(&claim, &parameters).await?;
             let (mut taken, mut buried) = (Vec::new(), 0);
             for row in &rows {
                 if get::<String>(row, 3)? == "failed" {

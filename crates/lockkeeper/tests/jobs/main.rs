@@ -1,6 +1,7 @@
 //! Jobs in a PostgreSQL table, on a real server.
 #![cfg(feature = "postgres")]
 
+mod batch;
 mod common;
 mod crowd;
 mod golden;
@@ -8,4 +9,5 @@ mod hostile;
 mod install;
 mod lost;
 mod planted;
+mod prepared;
 mod worker;

@@ -8,12 +8,14 @@ use tokio::net::{TcpListener, TcpStream};
 use super::common::{Database, SHORT, open_at};
 use super::worker::late_ends_are_refused;
 
-/// The condition on the fence, and one of the same length that is always true.
-const FENCED: &[u8] = b"AND t.lk_fence = $2 ";
-const UNFENCED: &[u8] = b"AND $2 IS NOT NULL  ";
+/// A condition on the fence, one of the same length that is always true, and the end that the law must find.
+type PlantedBug = (&'static [u8], &'static [u8], &'static str);
+const ALONE: PlantedBug = (b"AND t.lk_fence = $2 ", b"AND $2 IS NOT NULL  ", "complete");
+const TOGETHER: PlantedBug =
+    (b"AND t.lk_fence = ended.fence ", b"AND ended.fence IS NOT NULL  ", "complete all");
 
 /// Takes the condition on the fence out of every statement that passes.
-async fn without_the_fence(server: SocketAddr) -> SocketAddr {
+async fn without_the_fence(server: SocketAddr, (fenced, unfenced, _): PlantedBug) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -27,9 +29,9 @@ async fn without_the_fence(server: SocketAddr) -> SocketAddr {
                 let mut bytes = vec![0; 1 << 16];
                 while let Ok(n @ 1..) = from_client.read(&mut bytes).await {
                     let sent = &mut bytes[..n];
-                    for at in 0..n.saturating_sub(FENCED.len() - 1) {
-                        if sent[at..].starts_with(FENCED) {
-                            sent[at..at + FENCED.len()].copy_from_slice(UNFENCED);
+                    for at in 0..n.saturating_sub(fenced.len() - 1) {
+                        if sent[at..].starts_with(fenced) {
+                            sent[at..at + fenced.len()].copy_from_slice(unfenced);
                         }
                     }
                     if to_server.write_all(sent).await.is_err() {
@@ -44,18 +46,20 @@ async fn without_the_fence(server: SocketAddr) -> SocketAddr {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_statement_without_the_fence_breaks_the_law_about_late_ends() {
-    let Some(db) = Database::start().await else { return };
-    drop(db.jobs(1, SHORT).await);
-    let spoilt = without_the_fence(db.server.addr()).await;
-    let url = format!("postgres://postgres@{spoilt}/{}", db.name);
-    let law = tokio::spawn(async move {
-        let jobs = open_at(&url, "work", SHORT).await;
-        late_ends_are_refused(&db, jobs).await;
-    });
-    let panic = law.await.expect_err("the law did not notice that no fence is compared").into_panic();
-    let said = panic.downcast_ref::<String>().cloned().unwrap_or_default();
-    assert!(
-        said.contains("complete: a late end was to be refused: Ok"),
-        "noticed at another assertion: {said}"
-    );
+    for bug in [ALONE, TOGETHER] {
+        let Some(db) = Database::start().await else { return };
+        drop(db.jobs(1, SHORT).await);
+        let spoilt = without_the_fence(db.server.addr(), bug).await;
+        let url = format!("postgres://postgres@{spoilt}/{}", db.name);
+        let law = tokio::spawn(async move {
+            let jobs = open_at(&url, "work", SHORT).await;
+            late_ends_are_refused(&db, jobs).await;
+        });
+        let panic = law.await.expect_err("the law did not notice that no fence is compared").into_panic();
+        let said = panic.downcast_ref::<String>().cloned().unwrap_or_default();
+        assert!(
+            said.contains(&format!("{}: a late end was to be refused: Ok", bug.2)),
+            "noticed at another assertion: {said}"
+        );
+    }
 }

@@ -59,7 +59,7 @@ async fn a_silent_worker_loses_its_job_to_a_higher_fence_and_its_late_end_is_ref
 /// The law above, for a worker `jobs` with a short lease that may be spoilt.
 pub async fn late_ends_are_refused(db: &Database, jobs: Jobs) {
     let other = db.open("work", LONG).await;
-    for end in ["complete", "fail", "give back", "complete in"] {
+    for end in ["complete", "complete all", "fail", "give back", "complete in"] {
         let late = one(&jobs).await;
         let newer = one(&other).await;
         assert!(!late.is_held(), "the job went to another worker while the first one believed to have it");
@@ -68,6 +68,7 @@ pub async fn late_ends_are_refused(db: &Database, jobs: Jobs) {
         let (presented, seen) = (late.fence(), newer.fence());
         let told = match end {
             "complete" => late.complete().await,
+            "complete all" => jobs.complete_all(vec![late]).await.pop().expect("one outcome"),
             "fail" => late.fail("late").await.map(drop),
             "give back" => late.give_back().await,
             _ => {
