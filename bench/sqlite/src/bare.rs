@@ -18,12 +18,21 @@ pub fn open(path: &Path) -> Connection {
 
 /// Acquires and releases a lock.
 pub fn cycle(sql: &Connection, name: &str, attempt: u64) {
+    take(sql, name, attempt);
+    give(sql, name, attempt);
+}
+
+pub fn take(sql: &Connection, name: &str, attempt: u64) {
     let attempt = u128::from(attempt).to_be_bytes();
     let fence =
         SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970").as_micros() as i64;
     let row = params![name, attempt, fence, fence + 30_000_000, r#"{"host":"bench","pid":1}"#];
     let mut take = sql.prepare_cached("INSERT INTO bare VALUES(?1, ?2, ?3, ?4, ?5)").expect("a statement");
     assert_eq!(take.execute(row).expect("it was free"), 1);
+}
+
+pub fn give(sql: &Connection, name: &str, attempt: u64) {
+    let attempt = u128::from(attempt).to_be_bytes();
     let mut give =
         sql.prepare_cached("DELETE FROM bare WHERE name = ?1 AND attempt = ?2").expect("a statement");
     assert_eq!(give.execute(params![name, attempt]).expect("it was held"), 1);

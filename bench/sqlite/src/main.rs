@@ -1,6 +1,6 @@
 //! The SQLite store against a bare INSERT and DELETE of the same durability, in one run on one disk: only ratios count.
 //!
-//!     cargo run --release -p bench-sqlite [ROUNDS]
+//!     cargo run --release -p bench-sqlite [ROUNDS [one|many|processes|crowd]]
 
 mod bare;
 mod crowd;
@@ -20,10 +20,20 @@ fn main() {
     let rounds = words.first().map_or(11, |text| text.parse().expect("ROUNDS is a number"));
     let dir = Dir::new();
     println!("SQLite {}, log synced, {rounds} rounds, medians, in {}", rusqlite::version(), dir.0.display());
-    throughput::run(&dir.0, 1, 1.0, rounds);
-    throughput::run(&dir.0, 64, 5.0, rounds);
-    processes::run(&dir.0, 8, 1.0, rounds);
-    crowd::run(&dir.0, 10_000);
+    let only = words.get(1);
+    let wanted = |row: &str| only.is_none_or(|only| only == row);
+    if wanted("one") {
+        throughput::run(&dir.0, 1, 1.0, rounds);
+    }
+    if wanted("many") {
+        throughput::run(&dir.0, 64, 5.0, rounds);
+    }
+    if wanted("processes") {
+        processes::run(&dir.0, 8, 1.0, rounds);
+    }
+    if wanted("crowd") {
+        crowd::run(&dir.0, 10_000);
+    }
 }
 
 /// A directory of this run.

@@ -166,6 +166,8 @@ fn connect(path: &Path, boot: &str) -> Result<Connection> {
     // A short command must not pay for a checkpoint at its end. And closing must not copy the log of another database, which
     // shows only when it is read, into this one.
     sql.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map_err(not_open)?;
+    // Else SQLite compiles some statements anew for each new value, in case another plan is better. All plans are the same here.
+    sql.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map_err(not_open)?;
     sql.busy_handler(Some(busy_handler(path))).map_err(not_open)?;
     if sql.is_readonly("main").map_err(not_open)? {
         return Err(Error::Denied(format!("the file {} cannot be written", path.display())));

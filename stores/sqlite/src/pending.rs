@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
+use std::time::Duration;
 
 use lockkeeper_core::{Attempt, LockName, RequestKey};
 
@@ -11,8 +12,11 @@ use crate::waiters::Waiters;
 /// How many requests one transaction runs: enough to share the cost of a sync, and few enough that no caller waits long
 /// for the commit.
 const MAX_BATCH: usize = 256;
-/// How many of them may be requests that only join a queue.
+/// How many of them may be requests that only join a queue, at least and at most.
+const MIN_JOINING: usize = 8;
 const MAX_JOINING: usize = 64;
+/// How long a transaction with such requests may take: requests for free locks wait for its end.
+const JOINING_TIME: Duration = Duration::from_millis(8);
 
 enum WorkItem<C> {
     Request(WriteRequest),
@@ -31,6 +35,10 @@ pub(crate) struct PendingWork<C> {
     names: KeyCounts<LockName>,
     /// The attempts of the requests in `joining`.
     attempts: KeyCounts<Attempt>,
+    /// How many requests of `joining` the next transaction runs.
+    joining_limit: usize,
+    /// Whether the last batch had so many.
+    joining_was_limited: bool,
 }
 
 impl<C> Default for PendingWork<C> {
@@ -40,6 +48,8 @@ impl<C> Default for PendingWork<C> {
             joining: VecDeque::new(),
             names: KeyCounts::default(),
             attempts: KeyCounts::default(),
+            joining_limit: MAX_JOINING,
+            joining_was_limited: false,
         }
     }
 }
@@ -87,7 +97,8 @@ impl<C> PendingWork<C> {
         let mut batch = Vec::new();
         let call = take(&mut self.ready, MAX_BATCH, &mut batch);
         let ready = batch.len();
-        let call = call.or_else(|| take(&mut self.joining, MAX_JOINING, &mut batch));
+        let call = call.or_else(|| take(&mut self.joining, self.joining_limit, &mut batch));
+        self.joining_was_limited = batch.len() - ready == self.joining_limit;
         for (i, request) in batch.iter().enumerate() {
             if let WriteRequest::Acquire { request, .. } = request {
                 request.key.names.iter().for_each(|name| self.names.remove(name));
@@ -97,6 +108,15 @@ impl<C> PendingWork<C> {
             }
         }
         (batch, call)
+    }
+
+    /// Adapts the number of requests that only join a queue to how long the last batch took.
+    pub fn adapt(&mut self, took: Duration) {
+        if self.joining_was_limited && took > JOINING_TIME {
+            self.joining_limit = (self.joining_limit / 2).max(MIN_JOINING);
+        } else if self.joining_was_limited && took < JOINING_TIME / 2 {
+            self.joining_limit = (self.joining_limit * 2).min(MAX_JOINING);
+        }
     }
 }
 
@@ -141,7 +161,6 @@ impl<K: Clone + Eq + Hash> KeyCounts<K> {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::time::Duration;
 
     use lockkeeper_core::{Holder, LockRequest};
     use tokio::sync::oneshot;
@@ -209,5 +228,25 @@ mod tests {
             matches!(last, Some(WriteRequest::Release { key, .. }) if key.attempt == request.key.attempt)
         );
         assert!(!pending.names.has(&LockName::new("hot").unwrap()));
+    }
+
+    #[test]
+    fn a_slow_transaction_takes_fewer_requests_that_join_a_queue() {
+        let (mut pending, waiters) = (PendingWork::<()>::default(), Waiters::default());
+        for number in 0..=1_000 {
+            pending.push(acquire("hot", number), &waiters);
+        }
+        pending.next_batch();
+        let mut sizes = Vec::new();
+        for took in [JOINING_TIME * 2, JOINING_TIME * 2, JOINING_TIME, JOINING_TIME * 9, JOINING_TIME * 9] {
+            pending.adapt(took);
+            sizes.push(pending.next_batch().0.len());
+        }
+        assert_eq!(sizes, [32, 16, 16, 8, 8]);
+        for _ in 0..4 {
+            pending.adapt(JOINING_TIME / 4);
+            sizes.push(pending.next_batch().0.len());
+        }
+        assert_eq!(sizes[5..], [16, 32, 64, 64]);
     }
 }

@@ -21,6 +21,8 @@ use crate::waiters::Waiters;
 
 /// How many transactions a short-lived command makes at most. Other processes let the log grow longer between checkpoints.
 const SHORT_LIVED: u32 = 256;
+/// How many requests of a short-lived command are pending together at most.
+const FEW_REQUESTS: usize = 8;
 /// A session sweeps in one of so many transactions.
 const SWEEP_INTERVAL: u32 = 16;
 
@@ -39,6 +41,8 @@ pub(crate) struct FileSession {
     this_boot: bool,
     /// Whether a commit on this connection waits for the disk.
     durable: bool,
+    /// Whether this connection lets the log grow long between checkpoints.
+    long_log: bool,
 }
 
 /// The result of [`FileSession::begin`].
@@ -77,6 +81,7 @@ impl FileSession {
             commits,
             this_boot: false,
             durable: true,
+            long_log: false,
         })
     }
 
@@ -155,7 +160,7 @@ impl FileSession {
         }
         (self.id, self.storage) = (db.id, db.storage.clone());
         self.db = Some(db);
-        (self.this_boot, self.durable) = (false, true);
+        (self.this_boot, self.durable, self.long_log) = (false, true, false);
         self.commits %= SWEEP_INTERVAL;
         let path = self.options.path.display();
         if same {
@@ -250,10 +255,19 @@ impl FileSession {
             self.sync()?;
         }
         self.this_boot = true;
-        if self.commits == SHORT_LIVED {
+        if self.commits >= SHORT_LIVED && !self.long_log {
             let _ = statements::set_pragma(self.sql()?, "wal_autocheckpoint", connection::LONG_LOG);
+            self.long_log = true;
         }
         Ok((done, after))
+    }
+
+    /// Takes this process for a long-lived one if many of its requests are pending together. Each batch of a crowd writes more
+    /// pages than the short log has, so each would end with a checkpoint and two more syncs.
+    pub fn note_batch(&mut self, requests: usize) {
+        if requests > FEW_REQUESTS {
+            self.commits = self.commits.max(SHORT_LIVED);
+        }
     }
 
     /// Copies the log into the database if this process has written much.

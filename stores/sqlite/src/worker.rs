@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, mpsc};
+use std::time::Instant;
 
 use lockkeeper_core::{AcquireOutcome, BootInstant, Error, EventStream, LockName, RequestKey, Result};
 use lockkeeper_host::{Timer, while_busy};
@@ -146,7 +147,10 @@ impl Worker {
             }
         }
         self.answered = 0;
+        self.session.note_batch(batch.len());
+        let began = Instant::now();
         self.catch_panic(|worker| worker.run_batch(batch));
+        self.pending.adapt(began.elapsed());
         if let Some(call) = call {
             self.catch_panic(call);
         }
