@@ -2,10 +2,11 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use lockkeeper_core::IgnorePoison;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::oneshot;
 use tokio_postgres::{CancelToken, Error, NoTls};
@@ -55,7 +56,7 @@ pub(crate) async fn cancel(options: Arc<Options>, token: CancelToken) {
 /// Waits until the cancellations of this process have been taken, but no longer than `limit`. A process that ends earlier closes their
 /// sockets.
 pub fn wait_for_cancellations(limit: Duration) {
-    let in_flight = IN_FLIGHT.0.lock().unwrap_or_else(PoisonError::into_inner);
+    let in_flight = IN_FLIGHT.0.lock().ignore_poison();
     _ = IN_FLIGHT.1.wait_timeout_while(in_flight, limit, |in_flight| *in_flight > 0);
 }
 
@@ -64,14 +65,14 @@ struct Cancellation;
 
 impl Cancellation {
     fn begin() -> Self {
-        *IN_FLIGHT.0.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        *IN_FLIGHT.0.lock().ignore_poison() += 1;
         Cancellation
     }
 }
 
 impl Drop for Cancellation {
     fn drop(&mut self) {
-        *IN_FLIGHT.0.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        *IN_FLIGHT.0.lock().ignore_poison() -= 1;
         IN_FLIGHT.1.notify_all();
     }
 }

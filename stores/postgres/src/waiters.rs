@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::future::{Future, poll_fn};
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::RequestKey;
+use lockkeeper_core::{IgnorePoison, RequestKey};
 use lockkeeper_store_kit::WaiterTtls;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
@@ -73,7 +73,7 @@ struct WakeProgress {
 
 impl QueuedWaiter {
     fn wake(&self) -> MutexGuard<'_, WakeProgress> {
-        self.wake.lock().unwrap_or_else(PoisonError::into_inner)
+        self.wake.lock().ignore_poison()
     }
 
     /// Submits the waiter's request if it is in the queue and has no request in flight; else lets the waiter send one itself.
@@ -117,7 +117,7 @@ pub(crate) struct QueuePosition {
 
 impl Waiters {
     pub fn state(&self) -> MutexGuard<'_, WaiterTable> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().ignore_poison()
     }
 
     /// Registers a waiter, before its request is sent: a notification may come at once.

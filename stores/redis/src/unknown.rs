@@ -5,10 +5,10 @@
 //! the release from one that the caller sends afterwards with the same attempt.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::RequestKey;
+use lockkeeper_core::{IgnorePoison, RequestKey};
 use lockkeeper_store_kit::CancelSignal;
 use tokio::sync::Notify;
 
@@ -80,7 +80,7 @@ impl UnknownOutcomes {
     }
 
     fn state(&self) -> MutexGuard<'_, UnknownState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().ignore_poison()
     }
 
     /// Records an attempt whose request the server may have carried out, or may still carry out.

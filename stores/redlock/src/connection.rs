@@ -1,10 +1,10 @@
 //! One node: its connection, and the releases that it has not confirmed.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use lockkeeper_core::BootInstant;
+use lockkeeper_core::{BootInstant, IgnorePoison};
 use lockkeeper_host::Clock;
 use lockkeeper_redis::{Connection, Failure};
 use redis::Value;
@@ -86,7 +86,7 @@ impl RedlockNode {
 
     /// Notes that a request of this attempt had no reply: the node may get it after the attempt is released.
     pub fn note_unanswered(&self, attempt: &str) {
-        let mut unanswered = self.unanswered.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut unanswered = self.unanswered.lock().ignore_poison();
         let now = Instant::now();
         if unanswered.swept.is_none_or(|swept| swept + self.late < now) {
             unanswered.swept = Some(now);
@@ -97,7 +97,7 @@ impl RedlockNode {
 
     async fn release(&self, release: &NodeRelease) -> Result<Value, Failure> {
         let arrives = {
-            let unanswered = self.unanswered.lock().unwrap_or_else(PoisonError::into_inner);
+            let unanswered = self.unanswered.lock().ignore_poison();
             unanswered.since.get(&release.attempt).is_some_and(|since| since.elapsed() < self.late)
         };
         let arrives = if arrives { millis(self.late) } else { 0 };
@@ -117,7 +117,7 @@ impl RedlockNode {
     }
 
     fn pending_releases(&self) -> std::sync::MutexGuard<'_, VecDeque<NodeRelease>> {
-        self.pending_releases.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pending_releases.lock().ignore_poison()
     }
 
     fn enqueue(&self, release: NodeRelease) {

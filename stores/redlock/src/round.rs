@@ -1,10 +1,10 @@
 //! One round of votes: the state machine of `core::vote`, and a task for each node that carries out its actions.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use lockkeeper_core::vote::{LockAnswer, NodeAction, Vote, VoteOutcome};
-use lockkeeper_core::{BootInstant, Error, Fence, WallTime};
+use lockkeeper_core::{BootInstant, Error, Fence, IgnorePoison, WallTime};
 use lockkeeper_host::{Clock, sleep_until};
 use lockkeeper_redis::Failure;
 use redis::Value;
@@ -73,11 +73,11 @@ impl Round {
     }
 
     fn vote(&self) -> MutexGuard<'_, Vote> {
-        self.vote.lock().unwrap_or_else(PoisonError::into_inner)
+        self.vote.lock().ignore_poison()
     }
 
     pub fn replies(&self) -> MutexGuard<'_, RoundReplies> {
-        self.replies.lock().unwrap_or_else(PoisonError::into_inner)
+        self.replies.lock().ignore_poison()
     }
 
     fn update_vote(&self, change: impl FnOnce(&mut Vote)) {

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use lockkeeper_core::Attempt;
+use lockkeeper_core::{Attempt, IgnorePoison};
 use tokio::sync::watch;
 
 /// A round in flight, as a release sees it.
@@ -26,7 +26,7 @@ pub struct PendingAttempt {
 
 impl PendingAttempt {
     fn rounds(&self) -> MutexGuard<'_, PendingRounds> {
-        self.rounds.lock().unwrap_or_else(PoisonError::into_inner)
+        self.rounds.lock().ignore_poison()
     }
 
     /// Adds a round. If the attempt is cancelled already, cancels the round.
@@ -80,7 +80,7 @@ struct AttemptMap {
 impl PendingAttempts {
     /// The pending attempt: the existing one, or a new one.
     pub fn begin(&self, attempt: Attempt) -> Arc<PendingAttempt> {
-        let mut map = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut map = self.0.lock().ignore_poison();
         if let Some(known) = map.by_attempt.get(&attempt).and_then(Weak::upgrade)
             && !known.is_cancelled()
         {
@@ -97,7 +97,7 @@ impl PendingAttempts {
 
     /// Cancels everything in flight for an attempt. Returns whether a caller was still waiting.
     pub fn cancel(&self, attempt: Attempt) -> bool {
-        let map = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let map = self.0.lock().ignore_poison();
         let Some(pending) = map.by_attempt.get(&attempt).and_then(Weak::upgrade) else { return false };
         drop(map);
         // Read first: a cancelled caller may return at once.

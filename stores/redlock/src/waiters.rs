@@ -3,9 +3,10 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use futures_util::future::join_all;
+use lockkeeper_core::IgnorePoison;
 use lockkeeper_redis::PushEvent;
 use redis::cmd;
 use tokio::sync::Notify;
@@ -70,7 +71,7 @@ impl Waiters {
     }
 
     fn by_key(&self) -> MutexGuard<'_, HashMap<String, Arc<LockWaiters>>> {
-        self.by_key.lock().unwrap_or_else(PoisonError::into_inner)
+        self.by_key.lock().ignore_poison()
     }
 
     /// A node published the release of the lock with this key.
