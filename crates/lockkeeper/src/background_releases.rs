@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use lockkeeper_core::{BootInstant, RequestKey, Store};
 use lockkeeper_host::{Clock, sleep_until};
@@ -23,7 +23,7 @@ pub(crate) struct BackgroundRelease {
 /// The releases, refunds and takes that are in flight, and the callers that wait for those of before their call.
 #[derive(Default)]
 pub(crate) struct BackgroundReleases {
-    futures: FuturesUnordered<Pin<Box<dyn Future<Output = (u64, Option<BackgroundRelease>)> + Send>>>,
+    futures: FuturesUnordered<BoxFuture<'static, (u64, Option<BackgroundRelease>)>>,
     next_number: u64,
     /// The numbers of those in flight.
     in_flight: BTreeSet<u64>,
