@@ -20,10 +20,13 @@ pub(crate) struct BackgroundRelease {
     pub queued: bool,
 }
 
+/// The number of a release that has ended, and the release if the driver is to go on with it.
+type NumberedEnd = (u64, Option<BackgroundRelease>);
+
 /// The releases, refunds and takes that are in flight, and the callers that wait for those of before their call.
 #[derive(Default)]
 pub(crate) struct BackgroundReleases {
-    futures: FuturesUnordered<Pin<Box<dyn Future<Output = (u64, Option<BackgroundRelease>)> + Send>>>,
+    futures: FuturesUnordered<Pin<Box<dyn Future<Output = NumberedEnd> + Send>>>,
     next_number: u64,
     /// The numbers of those in flight.
     in_flight: BTreeSet<u64>,
