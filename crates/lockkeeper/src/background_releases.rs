@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use lockkeeper_core::{BootInstant, RequestKey, Store};
 use lockkeeper_host::{Clock, sleep_until};
@@ -20,10 +20,13 @@ pub(crate) struct BackgroundRelease {
     pub queued: bool,
 }
 
+/// The number of a release that has ended, and the release if the driver is to go on with it.
+type NumberedEnd = (u64, Option<BackgroundRelease>);
+
 /// The releases, refunds and takes that are in flight, and the callers that wait for those of before their call.
 #[derive(Default)]
 pub(crate) struct BackgroundReleases {
-    futures: FuturesUnordered<BoxFuture<'static, (u64, Option<BackgroundRelease>)>>,
+    futures: FuturesUnordered<Pin<Box<dyn Future<Output = NumberedEnd> + Send>>>,
     next_number: u64,
     /// The numbers of those in flight.
     in_flight: BTreeSet<u64>,
