@@ -14,7 +14,7 @@ const STATEMENTS_MAX: usize = 32;
 /// rows a moment later.
 const PLAN_AGE: Duration = Duration::from_secs(5);
 
-/// What an error of a prepared statement says about it.
+/// The meaning of an error of a prepared statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PreparedFault {
     /// The server has dropped the statement, or has another one under its name: on this connection none is prepared again.
