@@ -141,6 +141,7 @@ laws_on_records!(
     a_full_bucket_leaves_nothing,
     a_clock_that_goes_back_gives_nothing_twice,
     waits_are_served_in_turn_and_keep_the_limit,
+    no_two_waits_have_one_turn,
     a_dropped_wait_gives_its_place_back,
     a_take_whose_reply_is_lost_is_unknown_and_counts_once,
     prefetched_tokens_keep_their_bound,

@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lockkeeper_core::Store;
+use lockkeeper_core::{Expect, LockName, Store};
 use lockkeeper_host::{Clock, SystemClock};
 use lockkeeper_sqlite::{Options, SqliteStore};
 use lockkeeper_testkit::laws::Harness;
+use rusqlite::Connection;
 
 struct File(PathBuf);
 
@@ -38,6 +39,17 @@ impl Harness for File {
 
     async fn pass(&self, time: Duration) {
         tokio::time::sleep(time).await;
+    }
+
+    /// Counts the rows that a sweep leaves. One transaction in sixteen sweeps.
+    async fn stored_buckets(&self) -> usize {
+        let (store, key) = (self.client().await, LockName::new("sweep").unwrap());
+        for n in 0..64_u32 {
+            store.write(&key, &n.to_be_bytes(), Expect::Any, None).await.unwrap();
+        }
+        store.delete(&key, Expect::Any).await.unwrap();
+        let db = Connection::open(self.0.join("locks.db")).unwrap();
+        db.query_row("SELECT count(*) FROM limit_bucket", [], |row| row.get::<_, i64>(0)).unwrap() as usize
     }
 }
 
