@@ -87,6 +87,11 @@ impl LockDatabase {
             let sql = sql?;
             changed = !wal_files.exist();
             if changed {
+                drop((sql, lock));
+                if !wait(round) {
+                    return Err(files_deleted_error(&path));
+                }
+                round += 1;
                 continue;
             }
             if !complete {
