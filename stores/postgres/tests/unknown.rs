@@ -221,6 +221,13 @@ async fn a_request_that_arrives_twice_would_be_harmless() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_that_was_released_meanwhile() {
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    let (store, other) = (open(server.addr()).await.unwrap(), open(server.addr()).await.unwrap());
+    laws::unknown::a_grant_that_was_released_meanwhile_is_not_reported(&store, &other).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_stays_of_requests_without_a_reply() {
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
     let proxy = Proxy::start(server.addr(), Framing::Postgres);

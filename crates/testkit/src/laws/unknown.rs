@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper::{Error, Lockkeeper};
-use lockkeeper_core::{LockName, LockRequest, Store, Wait};
+use lockkeeper_core::{AcquireOutcome, LockName, LockRequest, ReleaseOutcome, RenewOutcome, Store, Wait};
 use lockkeeper_host::SystemClock;
 
 use super::{
@@ -212,6 +212,41 @@ pub async fn late_request_takes_nothing(
     }
     is_free(other, &text).await;
     arrived
+}
+
+/// A request is granted and then released before its caller has looked at the reply: the caller is not told that it holds the lock, which
+/// the next client may have by then. `other` is another client.
+pub async fn a_grant_that_was_released_meanwhile_is_not_reported(
+    store: &Arc<dyn Store>,
+    other: &Arc<dyn Store>,
+) {
+    let lock = name("released/meanwhile");
+    // Everything that a first request has to prepare is there.
+    give_back(store, &take(store, &request(lock.as_str())).await.key).await;
+    let mut unseen = 0;
+    for _ in 0..20 {
+        let asked = request(lock.as_str());
+        let mut acquires = std::pin::pin!(store.acquire(&asked));
+        // Sends the request. It is not looked at again before the release.
+        if futures_util::poll!(&mut acquires).is_ready() {
+            give_back(store, &asked.key).await;
+            continue;
+        }
+        let sent = eventually("it is granted", || async { other.inspect(&lock).await.unwrap().is_some() });
+        if tokio::time::timeout(TTL, sent).await.is_ok() {
+            assert_eq!(store.release(&asked.key).await.unwrap(), ReleaseOutcome::Released);
+            unseen += 1;
+        }
+        let told = soon("an answer", acquires).await;
+        if let Ok(AcquireOutcome::Granted(grant)) = told {
+            let renewed = store.renew(std::slice::from_ref(&grant)).await;
+            let held = matches!(&renewed, Ok(all) if *all == [RenewOutcome::Renewed]);
+            assert!(held, "a grant that was released is reported as held: {renewed:?}");
+            give_back(store, &grant.key).await;
+        }
+        is_free(other, lock.as_str()).await;
+    }
+    assert!(unseen > 0, "no request was granted before its reply was looked at");
 }
 
 /// Until the request is in the queue; no reply arrives from here on.
