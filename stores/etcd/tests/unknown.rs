@@ -110,6 +110,7 @@ async fn a_request_without_a_reply_leaves_nothing() {
     let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
     let proxy = Proxy::start(server.addr(), Framing::Http2);
     let store = unlucky(&proxy).await;
+    laws::unknown::renewals_without_a_reply_are_unknown(&proxy, &store).await;
     laws::unknown::an_unknown_request_leaves_nothing(&proxy, &store, &open(server.addr()).await).await;
 }
 

@@ -232,6 +232,7 @@ async fn nothing_stays_of_requests_without_a_reply() {
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
     let proxy = Proxy::start(server.addr(), Framing::Postgres);
     let (store, other) = (open(proxy.addr()).await.unwrap(), open(server.addr()).await.unwrap());
+    laws::unknown::renewals_without_a_reply_are_unknown(&proxy, &store).await;
     laws::unknown::an_unknown_request_leaves_nothing(&proxy, &store, &other).await;
     laws::unknown::a_release_that_was_given_up_leaves_nothing(&proxy, &store, &other).await;
 }

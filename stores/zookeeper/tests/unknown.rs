@@ -154,6 +154,7 @@ async fn requests_without_a_reply_leave_nothing() {
     let url = format!("zk://{}?timeout=500ms&poll=200ms&session=30s", proxy.addr());
     let store = try_open(&url).await.unwrap();
     let other = open(server.addr()).await;
+    laws::unknown::renewals_without_a_reply_are_unknown(&proxy, &store).await;
     laws::unknown::an_unknown_request_leaves_nothing(&proxy, &store, &other).await;
     laws::unknown::a_release_that_was_given_up_leaves_nothing(&proxy, &store, &other).await;
 }

@@ -249,6 +249,30 @@ pub async fn a_grant_that_was_released_meanwhile_is_not_reported(
     assert!(unseen > 0, "no request was granted before its reply was looked at");
 }
 
+/// The reply to a renewal is lost, and the locks are held as before. Their holder is told neither that it lost them nor that nothing has
+/// happened, and renews them as soon as the store is reachable again.
+pub async fn renewals_without_a_reply_are_unknown(proxy: &Proxy, store: &Arc<dyn Store>) {
+    let held = [take(store, &request("renewed/1")).await, take(store, &request("renewed/2")).await];
+    let lost = proxy.inject(Fault::at_request(1).cut_before_reply());
+    let told = soon("an answer", store.renew(&held)).await;
+    assert!(lost.fired());
+    let fine = match &told {
+        // Another request of the client may have been the one without a reply.
+        Ok(outcomes) => {
+            outcomes.iter().all(|one| matches!(one, RenewOutcome::Unknown | RenewOutcome::Renewed))
+        }
+        Err(error) => matches!(error, Error::Unknown(_)),
+    };
+    assert!(fine, "the reply to a renewal was lost, and its caller is told: {told:?}");
+    eventually("the locks are renewed", || async {
+        store.renew(&held).await.is_ok_and(|all| all.iter().all(|one| *one == RenewOutcome::Renewed))
+    })
+    .await;
+    for grant in &held {
+        give_back(store, &grant.key).await;
+    }
+}
+
 /// Until the request is in the queue; no reply arrives from here on.
 async fn arrives(proxy: &Proxy, other: &Arc<dyn Store>, request: &LockRequest) {
     queue_reaches(other, request.key.names.first(), 1).await;
