@@ -160,7 +160,8 @@ async fn an_insert_that_waited_takes_no_mark_for_its_own() {
     do_all(&blocker, "BEGIN; LOCK TABLE slow").await;
     let pid: i32 = late.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
     let waits_for = async |lock: &str| {
-        let waits = "SELECT wait_event_type = 'Lock' AND wait_event = $2 FROM pg_stat_activity WHERE pid = $1";
+        let waits =
+            "SELECT wait_event_type = 'Lock' AND wait_event = $2 FROM pg_stat_activity WHERE pid = $1";
         while a.query_one(waits, &[&pid, &lock]).await.unwrap().get::<_, Option<bool>>(0) != Some(true) {
             tokio::task::yield_now().await;
         }
