@@ -111,6 +111,13 @@ impl Acquirer {
             Ok(_) => Box::pin(call.run(&guard.caller)).await,
             Err(error) => Err(error),
         };
+        let granted = matches!(reply, Ok(AcquireOutcome::Granted(_)));
+        if granted && (guard.caller.is_cancelled() || !self.registry.has_grant(&attempt)) {
+            // Another call has released this request before this one had the reply. It may have looked for keys before the grant was written: so
+            // whatever exists is removed, once more.
+            self.registry.lock().holds.remove(&attempt);
+            return Err(Error::Unavailable("another call has released this request".into()));
+        }
         if matches!(reply, Err(Error::Lost(_))) {
             // The grant was revoked: asking again does not extend its lease.
             guard.restore_expiry();

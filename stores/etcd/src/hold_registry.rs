@@ -173,6 +173,11 @@ impl HoldRegistry {
         self.lock().holds.get(attempt).is_some_and(|hold| hold.grant.is_some() || hold.caller.is_some())
     }
 
+    /// Whether it was granted the lock, and neither released nor ended.
+    pub fn has_grant(&self, attempt: &KeyId) -> bool {
+        self.lock().holds.get(attempt).is_some_and(|hold| hold.grant.is_some())
+    }
+
     /// Whether a call of this process waits for its outcome.
     pub fn has_waiters(&self) -> bool {
         self.lock().holds.values().any(|hold| hold.caller.is_some())

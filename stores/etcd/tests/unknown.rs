@@ -63,7 +63,15 @@ async fn a_request_without_a_reply_leaves_nothing() {
     let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
     let proxy = Proxy::start(server.addr(), Framing::Http2);
     let store = unlucky(&proxy).await;
+    laws::unknown::renewals_without_a_reply_are_unknown(&proxy, &store).await;
     laws::unknown::an_unknown_request_leaves_nothing(&proxy, &store, &open(server.addr()).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_that_was_released_meanwhile() {
+    let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
+    let (store, other) = (open(server.addr()).await, open(server.addr()).await);
+    laws::unknown::a_grant_that_was_released_meanwhile_is_not_reported(&store, &other).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

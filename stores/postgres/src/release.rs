@@ -10,7 +10,7 @@ use crate::unknown::{RELEASE_AGAIN_AFTER, UnknownOutcomes};
 impl LockClient {
     /// Releases a request. If it fails, or the caller goes away, the store sends the release again in the background.
     pub async fn release(&self, key: &RequestKey) -> Result<ReleaseOutcome> {
-        let first_of_two = self.unknown.begin_release(&key.attempt);
+        let first_of_two = self.unknown.begin_release(key);
         let mut guard = ReleaseInProgress { unknown: &self.unknown, key, first_of_two, confirmed: false };
         let outcome = self.send_release(key).await;
         guard.confirmed = outcome.is_ok();

@@ -87,12 +87,27 @@ impl UnknownOutcomes {
     }
 
     /// A caller releases the request. Returns whether this is the first of its two releases: not if its outcome is known, or if another
-    /// release has succeeded or is in flight.
-    pub fn begin_release(&self, attempt: &Attempt) -> bool {
+    /// release has succeeded or is in flight. The outcome of a request whose call is in flight is not known: that call must not use a grant
+    /// whose reply it has not seen yet.
+    pub fn begin_release(&self, key: &RequestKey) -> bool {
         let mut all = self.all();
-        let found =
-            all.get_mut(attempt).filter(|request| request.stage != Stage::Releasing && !request.released);
-        found.map(|request| request.stage = Stage::Releasing).is_some()
+        let in_flight = self.calls().1.contains_key(&key.attempt);
+        match all.entry(key.attempt) {
+            Entry::Occupied(mut found) => {
+                let request = found.get_mut();
+                let first = request.stage != Stage::Releasing && !request.released;
+                if first {
+                    request.stage = Stage::Releasing;
+                }
+                first
+            }
+            Entry::Vacant(vacant) if in_flight => {
+                let (key, due) = (key.clone(), Instant::now());
+                vacant.insert(UnknownRequest { key, stage: Stage::Releasing, due, released: false });
+                true
+            }
+            Entry::Vacant(_) => false,
+        }
     }
 
     /// Whether a caller has released or abandoned the request during another call with the same attempt. It is released once more, so that

@@ -224,10 +224,18 @@ async fn a_request_that_arrives_twice_would_be_harmless() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_that_was_released_meanwhile() {
+    let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
+    let (store, other) = (open(server.addr()).await.unwrap(), open(server.addr()).await.unwrap());
+    laws::unknown::a_grant_that_was_released_meanwhile_is_not_reported(&store, &other).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_stays_of_requests_without_a_reply() {
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
     let proxy = Proxy::start(server.addr(), Framing::Postgres);
     let (store, other) = (open(proxy.addr()).await.unwrap(), open(server.addr()).await.unwrap());
+    laws::unknown::renewals_without_a_reply_are_unknown(&proxy, &store).await;
     laws::unknown::an_unknown_request_leaves_nothing(&proxy, &store, &other).await;
     laws::unknown::a_release_that_was_given_up_leaves_nothing(&proxy, &store, &other).await;
 }

@@ -152,6 +152,7 @@ async fn a_request_that_arrives_twice_would_be_harmless() {
 async fn no_request_without_a_reply_leaves_anything() {
     let Ok(server) = servers::redis(RedisOptions::default()) else { return };
     let (proxy, store, other) = two_clients(&server).await;
+    laws::unknown::renewals_without_a_reply_are_unknown(&proxy, &store).await;
     laws::unknown::an_unknown_request_leaves_nothing(&proxy, &store, &other).await;
     laws::unknown::a_release_that_was_given_up_leaves_nothing(&proxy, &store, &other).await;
 }

@@ -124,6 +124,13 @@ impl Acquirer {
             highest_fence_before: 0,
         };
         let answer = pending.run(&caller).await;
+        let granted = matches!(answer, Ok(AcquireOutcome::Granted(_)));
+        if granted && (caller.is_cancelled() || !self.registry.has_grant(&hash)) {
+            // Another call has released this request before this one had the reply. It may have looked for nodes before
+            // the grant was written: so whatever exists is removed, once more.
+            self.registry.table().holds.remove(&hash);
+            return Err(Error::Unavailable("a release has cancelled the request".into()));
+        }
         // Nodes of an earlier call may exist, also when this call could not send anything.
         let may_have = pending.may_exist || !pending.own_nodes.is_empty();
         let open = may_have || matches!(answer, Ok(AcquireOutcome::Granted(_)) | Err(Error::Unknown(_)));

@@ -120,6 +120,11 @@ impl HoldRegistry {
         (taken, table.next)
     }
 
+    /// Whether it was granted the lock, and neither released nor ended.
+    pub fn has_grant(&self, hash: &AttemptHash) -> bool {
+        self.table().holds.get(hash).is_some_and(|hold| hold.grant.is_some())
+    }
+
     /// Waits until a hold may expire sooner than [`take_due`](Self::take_due) said.
     pub async fn changed(&self) {
         self.changed.notified().await;

@@ -89,6 +89,13 @@ async fn an_unsent_retry_does_not_hide_an_unknown_outcome() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_that_was_released_meanwhile() {
+    let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
+    let (store, other) = (open(server.addr()).await, open(server.addr()).await);
+    laws::unknown::a_grant_that_was_released_meanwhile_is_not_reported(&store, &other).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_without_a_reply_leave_nothing() {
     let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
     let proxy = Proxy::start(server.addr(), Framing::ZooKeeper);
@@ -96,6 +103,7 @@ async fn requests_without_a_reply_leave_nothing() {
     let url = format!("zk://{}?timeout=500ms&poll=200ms&session=30s", proxy.addr());
     let store = try_open(&url).await.unwrap();
     let other = open(server.addr()).await;
+    laws::unknown::renewals_without_a_reply_are_unknown(&proxy, &store).await;
     laws::unknown::an_unknown_request_leaves_nothing(&proxy, &store, &other).await;
     laws::unknown::a_release_that_was_given_up_leaves_nothing(&proxy, &store, &other).await;
 }

@@ -8,14 +8,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper::{Error, Lockkeeper};
-use lockkeeper_core::{LockName, LockRequest, Store, Wait};
+use lockkeeper_core::{AcquireOutcome, LockName, LockRequest, ReleaseOutcome, RenewOutcome, Store, Wait};
 use lockkeeper_host::SystemClock;
 
 use super::{
     LONG, SHORT, eventually, give_back, granted, is_free, join_queue, name, polls, queue_reaches, refused,
     request, soon, take, with,
 };
-use crate::proxy::{Direction, Proxy};
+use crate::proxy::{Direction, Fault, Proxy};
 
 /// How long a request waits that is to end within a law.
 const TTL: Duration = Duration::from_secs(2);
@@ -164,6 +164,65 @@ pub async fn a_wait_that_ends_during_an_outage_leaves_nothing(
     }
     give_back(other, &elsewhere.key).await;
     give_back(store, &granted(waits).await.key).await;
+}
+
+/// A request is granted and then released before its caller has looked at the reply: the store reports no grant to the caller, because
+/// the next client may have the lock by then. `other` is another client.
+pub async fn a_grant_that_was_released_meanwhile_is_not_reported(
+    store: &Arc<dyn Store>,
+    other: &Arc<dyn Store>,
+) {
+    let lock = name("released/meanwhile");
+    // Everything that a first request has to prepare is there.
+    give_back(store, &take(store, &request(lock.as_str())).await.key).await;
+    let mut unseen = 0;
+    for _ in 0..20 {
+        let asked = request(lock.as_str());
+        let mut acquires = std::pin::pin!(store.acquire(&asked));
+        // Sends the request. It is not looked at again before the release.
+        if futures_util::poll!(&mut acquires).is_ready() {
+            give_back(store, &asked.key).await;
+            continue;
+        }
+        let sent = eventually("it is granted", || async { other.inspect(&lock).await.unwrap().is_some() });
+        if tokio::time::timeout(TTL, sent).await.is_ok() {
+            assert_eq!(store.release(&asked.key).await.unwrap(), ReleaseOutcome::Released);
+            unseen += 1;
+        }
+        let told = soon("an answer", acquires).await;
+        if let Ok(AcquireOutcome::Granted(grant)) = told {
+            let renewed = store.renew(std::slice::from_ref(&grant)).await;
+            let held = matches!(&renewed, Ok(all) if *all == [RenewOutcome::Renewed]);
+            assert!(held, "a grant that was released is reported as held: {renewed:?}");
+            give_back(store, &grant.key).await;
+        }
+        is_free(other, lock.as_str()).await;
+    }
+    assert!(unseen > 0, "no request was granted before its reply was looked at");
+}
+
+/// The reply to a renewal is lost, and the locks are held as before. The store reports to their holder neither a loss nor that nothing has
+/// happened, and the holder renews them as soon as the store is reachable again.
+pub async fn renewals_without_a_reply_are_unknown(proxy: &Proxy, store: &Arc<dyn Store>) {
+    let held = [take(store, &request("renewed/1")).await, take(store, &request("renewed/2")).await];
+    let lost = proxy.inject(Fault::at_request(1).cut_before_reply());
+    let told = soon("an answer", store.renew(&held)).await;
+    assert!(lost.fired());
+    let fine = match &told {
+        // Another request of the client may have been the one without a reply.
+        Ok(outcomes) => {
+            outcomes.iter().all(|one| matches!(one, RenewOutcome::Unknown | RenewOutcome::Renewed))
+        }
+        Err(error) => matches!(error, Error::Unknown(_)),
+    };
+    assert!(fine, "the reply to a renewal was lost, and its caller is told: {told:?}");
+    eventually("the locks are renewed", || async {
+        store.renew(&held).await.is_ok_and(|all| all.iter().all(|one| *one == RenewOutcome::Renewed))
+    })
+    .await;
+    for grant in &held {
+        give_back(store, &grant.key).await;
+    }
 }
 
 /// Until the request is in the queue; no reply arrives from here on.
