@@ -32,7 +32,8 @@ mod tests {
     fn a_panic_of_one_holder_leaves_the_mutex_to_the_next() {
         let mutex = Mutex::new(1);
         let panics = catch_unwind(AssertUnwindSafe(|| {
-            *mutex.lock().ignore_poison() = 2;
+            let mut value = mutex.lock().ignore_poison();
+            *value = 2;
             panic!("while it holds the mutex");
         }));
         assert!(panics.is_err() && mutex.is_poisoned());

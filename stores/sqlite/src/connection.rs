@@ -101,6 +101,12 @@ impl LockDatabase {
         }
     }
 
+    /// The inode and the creation time of the database.
+    pub fn file(&self) -> [u64; 2] {
+        let [inode, created, ..] = self.pair;
+        [inode, created]
+    }
+
     /// Whether the path still leads to the open files. If no entry of the directory has changed since the last check, one
     /// `stat` answers that instead of three.
     pub fn is_in_place(&self, path: &Path) -> bool {

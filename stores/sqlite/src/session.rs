@@ -33,6 +33,8 @@ pub(crate) struct FileSession {
     db: Option<LockDatabase>,
     /// The database that the session opened last.
     id: FileId,
+    /// The inode and the creation time of that database: between two connections the file system may reuse the inode.
+    file: [u64; 2],
     storage: StorageInfo,
     identity: StoreIdentity,
     /// The number of writing transactions so far.
@@ -71,11 +73,12 @@ impl FileSession {
         let identity = StoreIdentity::new(&db.path, random, boot)?;
         // Short-lived processes sweep too: each begins its count at a random number.
         let commits = u32::from(random[0]) % SWEEP_INTERVAL;
-        let (id, storage) = (db.id, db.storage.clone());
+        let (id, file, storage) = (db.id, db.file(), db.storage.clone());
         Ok(FileSession {
             options,
             db: Some(db),
             id,
+            file,
             storage,
             identity,
             commits,
@@ -154,11 +157,11 @@ impl FileSession {
         }
         let boot = self.identity.boot.clone();
         let db = LockDatabase::open(&self.options, boot.as_deref().unwrap_or_default())?;
-        let same = db.id == self.id;
+        let same = db.file() == self.file;
         if !same {
             self.identity = StoreIdentity::new(&db.path, random_128(), boot)?;
         }
-        (self.id, self.storage) = (db.id, db.storage.clone());
+        (self.id, self.file, self.storage) = (db.id, db.file(), db.storage.clone());
         self.db = Some(db);
         (self.this_boot, self.durable, self.long_log) = (false, true, false);
         self.commits %= SWEEP_INTERVAL;
