@@ -146,24 +146,25 @@ async fn every_row_is_done_once_while_workers_are_killed_and_stopped() {
     std::fs::create_dir(dir.join("ledger")).unwrap();
     let mut crowd = WorkerCrowd::start(db.url(), dir.path().to_owned());
     let done = "SELECT count(*) FROM work WHERE lk_state = 'done'";
-    let (mut kills, mut stops) = (0, 0);
-    // Each time when some more are done, so that it happens while there is work.
+    let (mut kills, mut stopped) = (0, Vec::new());
+    // Each time when some more are done, so that it happens while there is work. The others go on beside a worker that is stopped.
     for round in 1..=20 {
         while db.number(done).await < rows * round / 25 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         let at = round as usize % WORKERS;
         if round % 4 == 0 {
-            // Stopped past its lease: the others have its rows when it goes on.
             crowd.signal(at, Signal::STOP);
-            tokio::time::sleep(LEASE + LEASE / 4).await;
-            crowd.signal(at, Signal::CONT);
-            stops += 1;
+            stopped.push(at);
         } else {
             crowd.kill(at);
             kills += 1;
         }
     }
+    // Past their leases: the others have their rows when they go on.
+    tokio::time::sleep(LEASE + LEASE / 4).await;
+    let stops = stopped.len();
+    stopped.into_iter().for_each(|at| crowd.signal(at, Signal::CONT));
     for child in &mut crowd.children {
         assert!(child.wait().unwrap().success());
     }
