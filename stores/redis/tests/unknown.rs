@@ -225,10 +225,3 @@ async fn a_short_claim_does_not_shorten_that_of_another_client() {
     )
     .await;
 }
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_grant_that_was_released_meanwhile() {
-    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
-    let (store, other) = (open(server.addr()).await.unwrap(), open(server.addr()).await.unwrap());
-    laws::unknown::a_grant_that_was_released_meanwhile_is_not_reported(&store, &other).await;
-}

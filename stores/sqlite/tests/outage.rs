@@ -54,11 +54,3 @@ async fn a_wait_that_ends_during_an_outage_leaves_nothing() {
     let writer = Writer { path: dir.db(), stays: Duration::ZERO, connection: Mutex::default() };
     unknown::a_wait_that_ends_during_an_outage_leaves_nothing(&writer, &store, &other).await;
 }
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_grant_that_was_released_meanwhile() {
-    let dir = Dir::new();
-    let store: Arc<dyn Store> = Arc::new(open(&dir.db()));
-    let other: Arc<dyn Store> = Arc::new(open(&dir.db()));
-    unknown::a_grant_that_was_released_meanwhile_is_not_reported(&store, &other).await;
-}

@@ -278,8 +278,8 @@ pub async fn a_value_that_takes_long_is_refreshed_early<H: Harness>(h: H) {
     if !has(&a).await {
         return;
     }
-    // The work takes a second, and is as likely as not begun a minute early.
-    let early = |keeper: &Lockkeeper, beta| lasting(keeper, "k").ttl(SHORT * 600).early_refresh(beta);
+    // The work takes a second, and with the largest beta about every third caller begins it a hundred seconds early.
+    let early = |keeper: &Lockkeeper, beta| lasting(keeper, "k").ttl(SHORT * 100).early_refresh(beta);
     let slow = permit(early(&a, 0.0)).await;
     h.pass(SHORT).await;
     slow.finish(b"first").await.unwrap();
