@@ -34,9 +34,21 @@ pub fn until_stopped(pid: u32) {
 /// # Panics
 /// If there is no such process.
 pub fn stop_between_transactions(pid: u32, database: &Path) {
-    let files: Vec<PathBuf> = ["", "-shm"].map(|end| format!("{}{end}", database.display()).into()).into();
+    stop_without_locks(pid, &files_with_locks(database));
+}
+
+/// The files on which SQLite takes its locks on this database.
+pub fn files_with_locks(database: &Path) -> Vec<PathBuf> {
+    ["", "-shm"].map(|end| format!("{}{end}", database.display()).into()).into()
+}
+
+/// The same, at a moment at which the process has a write lock on none of the files: the others would wait for it.
+///
+/// # Panics
+/// If there is no such process.
+pub fn stop_without_locks(pid: u32, files: &[PathBuf]) {
     stop(pid);
-    while is_in_transaction(pid, &files) {
+    while has_write_lock(pid, files) {
         signal(pid, Signal::CONT);
         std::thread::sleep(Duration::from_millis(1));
         stop(pid);
@@ -61,8 +73,8 @@ fn each_thread_has_stopped(pid: u32) -> bool {
 }
 
 /// Whether the process has a write lock on one of the files. A line of /proc/locks is `1: POSIX  ADVISORY  WRITE 4711
-/// fe:01:1234 120 120`, with the pid and the device and inode of the file.
-fn is_in_transaction(pid: u32, files: &[PathBuf]) -> bool {
+/// fe:01:1234 120 120`, with the pid and the device and inode of the file; a lock on a whole file is a FLOCK.
+fn has_write_lock(pid: u32, files: &[PathBuf]) -> bool {
     let inodes: Vec<String> =
         files.iter().filter_map(|file| Some(fs::metadata(file).ok()?.ino().to_string())).collect();
     let locks = fs::read_to_string("/proc/locks").expect("the kernel lists the locks");

@@ -91,12 +91,14 @@ impl Workers {
         self.running.remove(at)
     }
 
-    /// Stops one, between two transactions on a file: the others could not take over before it continues.
+    /// Stops one that has a lock neither on the file of the store nor on one of the items: the others could not go on before it continues.
     fn stop(&self, pid: u32) {
-        match self.args.iter().find_map(|arg| arg.strip_prefix("store=sqlite:")) {
-            Some(file) => stop::stop_between_transactions(pid, file.as_ref()),
-            None => stop::stop(pid),
+        let mut files: Vec<PathBuf> =
+            (0..PARTITIONS).map(|number| self.dir.join(format!("items-{number}"))).collect();
+        if let Some(store) = self.args.iter().find_map(|arg| arg.strip_prefix("store=sqlite:")) {
+            files.extend(stop::files_with_locks(store.as_ref()));
         }
+        stop::stop_without_locks(pid, &files);
     }
 
     fn proceed(&self, pid: u32) {
