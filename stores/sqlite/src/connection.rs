@@ -50,9 +50,12 @@ impl LockDatabase {
                 db_files::prepare(&path, &floor, boot)?;
             }
             let before = FileId::of(&path);
+            // A user deleted the file after it was created, or after it was found complete.
+            if before.is_none() {
+                continue;
+            }
             db_path::check_shared_with_directory(&path)?;
-            if before.is_some()
-                && !floor.exists()
+            if !floor.exists()
                 && let Err(error) = check_foreign_file(&path)
             {
                 // The file was deleted or replaced meanwhile: look at the new one.
