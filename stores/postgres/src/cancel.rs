@@ -19,6 +19,10 @@ use crate::error::Failure;
 /// unless it does not run at all meanwhile.
 const TAKEN_WITHIN: Duration = Duration::from_secs(60);
 
+/// How many cancellations may be in flight. Each has a thread and a few file descriptors for as long as a pooler without a free server
+/// connection lets it wait, and locks need descriptors too.
+const MAX_IN_FLIGHT: usize = 16;
+
 /// How many cancellations of this process have not been taken yet, and the signal that one has.
 static IN_FLIGHT: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
 
@@ -26,11 +30,16 @@ static IN_FLIGHT: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
 /// longer than `timeout`. PostgreSQL does not notice that a client is gone while its statement waits for a lock, so the server process
 /// of a closed connection would stay for as long.
 ///
-/// The socket of the request belongs to a thread of its own and stays open until the pooler closes it, also if the store is dropped or takes
-/// no longer an interest: PgBouncer 1.18 exits if that socket closes while it passes the request on.
+/// The socket of the request belongs to a thread of its own and stays open until the pooler closes it, also if the store is dropped: PgBouncer
+/// 1.18 exits if that socket closes while it passes the request on.
 pub(crate) async fn cancel(options: Arc<Options>, token: CancelToken) {
     let (timeout, (done, taken)) = (options.timeout, oneshot::channel::<()>());
-    let cancellation = Cancellation::begin();
+    let Some(cancellation) = Cancellation::begin() else {
+        tracing::debug!(
+            "{MAX_IN_FLIGHT} cancellations wait for the server; the statement_timeout ends this statement"
+        );
+        return;
+    };
     let send = move || {
         let _ends = (cancellation, done);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -64,9 +73,13 @@ pub fn wait_for_cancellations(limit: Duration) {
 struct Cancellation;
 
 impl Cancellation {
-    fn begin() -> Self {
-        *IN_FLIGHT.0.lock().ignore_poison() += 1;
-        Cancellation
+    /// `None` if too many are in flight.
+    fn begin() -> Option<Self> {
+        let mut in_flight = IN_FLIGHT.0.lock().ignore_poison();
+        (*in_flight < MAX_IN_FLIGHT).then(|| {
+            *in_flight += 1;
+            Cancellation
+        })
     }
 }
 
