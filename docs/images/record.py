@@ -71,7 +71,7 @@ def draw(lines, theme):
             out.append(f'<text x="{x}" y="{y}" fill="{prompt}">$</text>')
             x = round(PAD + 2 * WIDTH, 1)
         if line:
-            fill = comment if line.lstrip().startswith("note:") else text
+            fill = comment if line.lstrip().startswith(("harm:", "risk:", "hint:")) else text
             weight = ' font-weight="600"' if kind == "prompt" else ""
             length = round(len(line) * WIDTH, 1)
             out.append(f'<text x="{x}" y="{y}" fill="{fill}"{weight} xml:space="preserve" textLength="{length}">{html.escape(line)}</text>')

@@ -16,6 +16,7 @@ pub mod assignment;
 pub mod deadlock;
 mod error;
 mod fence;
+mod finding;
 mod id;
 pub mod lease;
 pub mod limit;
@@ -34,6 +35,7 @@ pub mod vote;
 
 pub use error::{Error, Outcome, Result};
 pub use fence::Fence;
+pub use finding::{Finding, Promise, SettingChange, Severity};
 pub use id::{Attempt, Holder, Owner};
 pub use name::{LockName, Names};
 pub use poison::IgnorePoison;

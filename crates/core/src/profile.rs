@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, LockRequest, Mode, Result};
+use crate::{Error, Finding, LockRequest, Mode, Promise, Result, Severity};
 
 /// The purpose of a lock. It decides which stores may be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -23,7 +23,7 @@ pub enum Purpose {
 pub enum Guarantee {
     /// Kept, whatever happens to the processes that use it.
     Kept,
-    /// Kept unless something named in the notes happens.
+    /// Kept unless something named in the findings happens.
     Likely,
     /// Not kept.
     No,
@@ -90,8 +90,8 @@ pub struct Profile {
     pub records: bool,
     /// Rate limits.
     pub limits: LimitSupport,
-    /// Warnings for a user of this store: missing guarantees, and settings that the store found wrong. The gravest comes first.
-    pub notes: Vec<String>,
+    /// Missing guarantees, and settings that the store found wrong, with every setting to change. The gravest comes first.
+    pub findings: Vec<Finding>,
 }
 
 impl Profile {
@@ -115,7 +115,7 @@ impl Profile {
             revoke: false,
             records: false,
             limits: LimitSupport::No,
-            notes: Vec::new(),
+            findings: Vec::new(),
         }
     }
 
@@ -142,6 +142,16 @@ impl Profile {
         Error::Unsupported(format!("the {} store has no {feature}", self.store))
     }
 
+    /// The findings on account of which the store may forget a grant or a fence, in one line.
+    pub fn grave_findings(&self) -> String {
+        let grave = |finding: &&Finding| {
+            finding.severity < Severity::Hint
+                && matches!(finding.promise, Promise::Fence | Promise::Durability)
+        };
+        let lines: Vec<String> = self.findings.iter().filter(grave).map(Finding::to_string).collect();
+        lines.join("; ")
+    }
+
     /// Whether the store may be used for `purpose`; if not, the reason and what to use instead.
     pub fn allows(&self, purpose: Purpose) -> Result<()> {
         let missing = match (purpose, self.fence, self.durable) {
@@ -150,7 +160,8 @@ impl Profile {
             _ => "its fences can go back when it crashes",
         };
         // Report every reason at once: an operator should not find them one by one.
-        let why = if self.notes.is_empty() { String::new() } else { format!(" ({})", self.notes.join("; ")) };
+        let why = self.grave_findings();
+        let why = if why.is_empty() { why } else { format!(" ({why})") };
         Err(Error::Unsupported(format!(
             "the {} store, as it is, is not for correctness: {missing}{why}. Use sqlite:PATH on one host or etcd://HOSTS for \
              a fleet, or request for efficiency",

@@ -108,8 +108,8 @@ impl Lockkeeper {
 impl KeeperState {
     pub fn new(store: Arc<dyn Store>, clock: Arc<dyn Clock>) -> Self {
         let profile = store.profile();
-        for note in &profile.notes {
-            tracing::debug!(store = profile.store, "{note}");
+        for finding in &profile.findings {
+            tracing::debug!(store = profile.store, severity = finding.severity.as_str(), "{finding}");
         }
         let driver = start(&store, &clock);
         KeeperState {

@@ -126,9 +126,10 @@ pub use guard::Guard;
 pub use keeper::Lockkeeper;
 pub use lockkeeper_core::lease::{LeaseState, LossReason};
 pub use lockkeeper_core::{
-    Attempt, BootInstant, Busy, Error, Event, EventKind, EventStream, Fence, Guarantee, Holder, HolderView,
-    LimitSupport, Limits, LockName, LockPage, LockView, Locks, Mode, Outcome, Owner, Page, Profile, Purpose,
-    Records, ReleaseOutcome, Result, Store, WaitOrder, WaiterView, WallTime, limits,
+    Attempt, BootInstant, Busy, Error, Event, EventKind, EventStream, Fence, Finding, Guarantee, Holder,
+    HolderView, LimitSupport, Limits, LockName, LockPage, LockView, Locks, Mode, Outcome, Owner, Page,
+    Profile, Promise, Purpose, Records, ReleaseOutcome, Result, SettingChange, Severity, Store, WaitOrder,
+    WaiterView, WallTime, limits,
 };
 pub use lockkeeper_host::{Clock, SystemClock};
 pub use open::{Init, default_url, init, schemes};

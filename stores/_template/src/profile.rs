@@ -1,6 +1,6 @@
 //! The checks when the store is opened, and the guarantees that follow.
 
-use lockkeeper_core::Profile;
+use lockkeeper_core::{Finding, Profile, Promise};
 
 /// The profile. Fill in: it begins with everything false and `Guarantee::No`; declare a feature when its laws are green.
 /// `Profile::check_features` refuses requests for the features that are not declared.
@@ -8,7 +8,8 @@ use lockkeeper_core::Profile;
 /// - `fence` and `durable` are `Kept` only if a reported grant survives the crash of a server; read the server's settings
 ///   when the store is opened, and lower the guarantee if they do not allow it. Correctness needs both.
 /// - `wake` bounds the time from a free lock to the next grant, also if a notification is lost.
-/// - `notes` tell a user what is not promised, the gravest first.
+/// - `findings` tell a user what is not promised, and every setting to change, the gravest first.
 pub fn profile() -> Profile {
-    Profile { notes: vec!["this is a template: it grants nothing".into()], ..Profile::undeclared("template") }
+    let nothing = Finding::harm(Promise::Availability, "this is a template: it grants nothing");
+    Profile { findings: vec![nothing], ..Profile::undeclared("template") }
 }

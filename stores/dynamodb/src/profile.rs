@@ -1,7 +1,7 @@
 //! The check of the table when the store is opened, and the guarantees that follow from it.
 
 use aws_sdk_dynamodb::types::{KeyType, ScalarAttributeType, TableDescription, TableStatus};
-use lockkeeper_core::{Error, Guarantee, LimitSupport, Profile, Result, WaitOrder};
+use lockkeeper_core::{Error, Finding, Guarantee, LimitSupport, Profile, Promise, Result, WaitOrder};
 
 use crate::attributes::KEY;
 use crate::config::Options;
@@ -12,30 +12,9 @@ use crate::statements::TableClient;
 pub(crate) async fn profile(table: &TableClient, options: &Options) -> Result<Profile> {
     let table = describe_table(table).await?.ok_or(Failure::NoTable)?;
     check(&table, &options.table)?;
-    let mut notes = Vec::new();
     // Each replica of a global table decides conditions for itself, so two regions can grant the same lock.
     let replicated = !table.replicas().is_empty();
-    if replicated {
-        notes.push(
-            "this is a global table: locks exclude each other in one region only. Let all clients use the same one, or use a \
-             table without replicas"
-                .into(),
-        );
-    }
-    notes.push(
-        "a holder that is paused past its ttl may still write: only a resource that checks the fence refuses that"
-            .into(),
-    );
-    notes.push(
-        "a waiter gets the lock of a dead holder when it has observed the lock for a whole ttl, and not before".into(),
-    );
-    notes.push(
-        "fences grow for each name; those of different names are ordered by DynamoDB's clock only".into(),
-    );
-    notes.push(
-        "a record with a ttl expires by DynamoDB's clock, which has whole seconds in its replies".into(),
-    );
-    notes.push("deadlocks between owners are not found: give every request a wait time".into());
+    let findings = findings(replicated);
     let kept = |kept: bool| if kept { Guarantee::Kept } else { Guarantee::Likely };
     Ok(Profile {
         store: "dynamodb".into(),
@@ -55,8 +34,40 @@ pub(crate) async fn profile(table: &TableClient, options: &Options) -> Result<Pr
         revoke: true,
         records: true,
         limits: LimitSupport::CompareAndSwap,
-        notes,
+        findings,
     })
+}
+
+fn findings(replicated: bool) -> Vec<Finding> {
+    let global = Finding::risk(
+        Promise::Exclusion,
+        "this is a global table: locks exclude each other in one region only, and fences of two regions have no order",
+    )
+    .set("the table", "one without replicas, or the same region in the URL of every client");
+    let mut findings: Vec<Finding> = replicated.then_some(global).into_iter().collect();
+    findings.extend([
+        Finding::hint(
+            Promise::Exclusion,
+            "a holder that is paused past its ttl may still write: only a resource that checks the fence refuses that",
+        ),
+        Finding::hint(
+            Promise::Waiting,
+            "a waiter gets the lock of a dead holder when it has observed the lock for a whole ttl, and not before",
+        ),
+        Finding::hint(
+            Promise::Fence,
+            "fences grow for each name; those of different names are ordered by DynamoDB's clock only",
+        ),
+        Finding::hint(
+            Promise::Durability,
+            "a record with a ttl expires by DynamoDB's clock, which has whole seconds in its replies",
+        ),
+        Finding::hint(
+            Promise::Waiting,
+            "deadlocks between owners are not found: give every request a wait time",
+        ),
+    ]);
+    findings
 }
 
 /// The description of the table; `None`: it does not exist.

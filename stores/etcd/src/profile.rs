@@ -1,6 +1,6 @@
 //! The checks when the store is opened, and the guarantees that follow.
 
-use lockkeeper_core::{Error, Guarantee, LimitSupport, Profile, Result, WaitOrder};
+use lockkeeper_core::{Error, Finding, Guarantee, LimitSupport, Profile, Promise, Result, WaitOrder};
 
 use crate::config::Options;
 use crate::connection::Connection;
@@ -20,31 +20,12 @@ pub(crate) async fn profile(options: &Options, connection: &Connection, base: &F
     }
     // Also shows whether the user may read and write the prefix.
     base.refresh().await?;
-    let mut notes = Vec::new();
     let revokes = revokes_live_leases(version);
+    let findings = findings(revokes.then_some(&status.version));
     if revokes {
-        let note = format!(
-            "etcd {} can end the leases of live holders when its disk is slow (etcd issue 15247): use 3.4.31, 3.5.13 or \
-             later. Until then only the fence protects the resource",
-            status.version
-        );
         // The same at every call: a program may print it once a day.
-        tracing::warn!(daily = true, servers = ?options.servers, "{note}");
-        notes.push(note);
+        tracing::warn!(daily = true, servers = ?options.servers, "{}", findings[0]);
     }
-    notes.push(
-        "a holder that is paused past its ttl may still write: only a resource that checks the fence rejects that"
-            .into(),
-    );
-    notes.push(
-        "leases are whole seconds, and a dead process keeps its locks for an eighth of the ttl longer".into(),
-    );
-    notes.push(
-        "a new etcd leader restarts every lease with its full ttl: each change of leader keeps the locks of a dead process for that \
-         much longer"
-            .into(),
-    );
-    notes.push("the store does not find cycles of waiting owners: give every request a wait time".into());
     Ok(Profile {
         store: "etcd".into(),
         exclusion: if revokes { Guarantee::Likely } else { Guarantee::Kept },
@@ -63,8 +44,40 @@ pub(crate) async fn profile(options: &Options, connection: &Connection, base: &F
         revoke: true,
         records: true,
         limits: LimitSupport::CompareAndSwap,
-        notes,
+        findings,
     })
+}
+
+/// `revokes`: the version of a server that can end the leases of live holders.
+fn findings(revokes: Option<&String>) -> Vec<Finding> {
+    let known_bug = revokes.map(|version| {
+        let text = format!(
+            "etcd {version} can end the leases of live holders when its disk is slow (etcd issue 15247); only the fence \
+             protects the resource"
+        );
+        Finding::risk(Promise::Exclusion, text).change("etcd", version.as_str(), "3.4.31, 3.5.13 or later")
+    });
+    let mut findings: Vec<Finding> = known_bug.into_iter().collect();
+    findings.extend([
+        Finding::hint(
+            Promise::Exclusion,
+            "a holder that is paused past its ttl may still write: only a resource that checks the fence rejects that",
+        ),
+        Finding::hint(
+            Promise::Waiting,
+            "leases are whole seconds, and a dead process keeps its locks for an eighth of the ttl longer",
+        ),
+        Finding::hint(
+            Promise::Waiting,
+            "a new etcd leader restarts every lease with its full ttl: each change of leader keeps the locks of a dead process \
+             for that much longer",
+        ),
+        Finding::hint(
+            Promise::Waiting,
+            "the store does not find cycles of waiting owners: give every request a wait time",
+        ),
+    ]);
+    findings
 }
 
 fn parse(version: &str) -> (u32, u32, u32) {

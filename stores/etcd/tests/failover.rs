@@ -113,8 +113,11 @@ async fn a_member_without_a_majority_renews_nothing() {
 async fn a_dead_holder_costs_a_lease_after_the_last_leader() {
     let Ok(mut cluster) = servers::etcd_cluster(3, EtcdOptions::default()) else { return };
     let (store, dies) = (open(&cluster).await, open(&cluster).await);
-    let notes = store.profile().notes;
-    assert!(notes.iter().any(|note| note.contains("leader")), "it is not declared: {notes:?}");
+    let findings = store.profile().findings;
+    assert!(
+        findings.iter().any(|finding| finding.text.contains("leader")),
+        "it is not declared: {findings:?}"
+    );
     let ttl = Duration::from_secs(8);
     let held = take(&dies, &with(request("x"), |request| request.ttl = ttl)).await;
     let waiter = join_queue(&store, &request("x"), 1).await;

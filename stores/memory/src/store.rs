@@ -7,8 +7,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lockkeeper_core::table::{Answer, Now, Table, TableEffect};
 use lockkeeper_core::{
-    AcquireOutcome, Attempt, BootInstant, Error, EventStream, Fence, Grant, Guarantee, IgnorePoison,
-    LimitSupport, LockName, LockPage, LockRequest, LockView, Locks, Page, Profile, ReleaseOutcome,
+    AcquireOutcome, Attempt, BootInstant, Error, EventStream, Fence, Finding, Grant, Guarantee, IgnorePoison,
+    LimitSupport, LockName, LockPage, LockRequest, LockView, Locks, Page, Profile, Promise, ReleaseOutcome,
     RenewOutcome, RequestKey, Result, WaitOrder, limits,
 };
 use lockkeeper_host::{Clock, Timer};
@@ -120,9 +120,12 @@ impl Locks for MemoryStore {
             revoke: true,
             records: true,
             limits: LimitSupport::Native,
-            notes: vec![
-                "private to one process, and gone with it".into(),
-                "after a restart fences go on from the wall clock: they go back if that was set back".into(),
+            findings: vec![
+                Finding::risk(Promise::Durability, "private to one process, and gone with it"),
+                Finding::hint(
+                    Promise::Fence,
+                    "after a restart fences go on from the wall clock: they go back if that was set back",
+                ),
             ],
         }
     }

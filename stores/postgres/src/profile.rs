@@ -1,6 +1,6 @@
 //! The checks of the server when the store is opened, and the guarantees that follow from its settings.
 
-use lockkeeper_core::{Error, Guarantee, LimitSupport, Profile, Result, WaitOrder};
+use lockkeeper_core::{Error, Finding, Guarantee, LimitSupport, Profile, Promise, Result, WaitOrder};
 use tokio::sync::Notify;
 
 use crate::config::Options;
@@ -31,6 +31,14 @@ struct ServerSettings {
     standbys: i64,
 }
 
+impl ServerSettings {
+    /// Whether a standby can take over that has missed grants.
+    fn has_lossy_standby(&self) -> bool {
+        let waits = matches!(self.synchronous_commit.as_str(), "on" | "remote_apply" | "remote_write");
+        self.standbys > 0 && (self.synchronous_standbys.is_empty() || !waits)
+    }
+}
+
 async fn read_settings(connection: &Connection) -> Result<ServerSettings> {
     let rows = connection.rows(&SETTINGS, &[]).await?;
     Ok(ServerSettings {
@@ -58,33 +66,12 @@ pub(crate) async fn check(
     if first::<Option<bool>>(&fence, 1)? == Some(true) {
         sweep_overdue.notify_one();
     }
-    let (mut risks, mut notes) = (Vec::new(), Vec::new());
-    if listener.probe(connection, options.timeout).await? {
+    let notifies = listener.probe(connection, options.timeout).await?;
+    if notifies {
         connection.prepare().await?;
-    } else {
-        notes.push(format!(
-            "notifications do not arrive: a pooler such as PgBouncer in front of the database pools transactions. \
-             Waiters poll every {POLL_WITHOUT_NOTIFY:?} or so, and watching is not possible"
-        ));
     }
     let synced = found.fsync == "on" && found.synchronous_commit != "off";
-    if found.fsync != "on" {
-        risks.push("fsync is off: a crash of the server loses grants, or everything".to_owned());
-    } else if !synced {
-        risks.push("synchronous_commit is off: a crash of the server loses the last grants".to_owned());
-    }
-    let waits = matches!(found.synchronous_commit.as_str(), "on" | "remote_apply" | "remote_write");
-    let lossy = found.standbys > 0 && (found.synchronous_standbys.is_empty() || !waits);
-    if lossy {
-        risks.push(
-            "a standby that takes over may have missed the last grants: set synchronous_standby_names".into(),
-        );
-    }
-    notes.push(
-        "leases follow the database's wall clock: set forward, they end early. The fence is what protects you".into(),
-    );
-    notes.push("deadlocks between waiting owners are not detected: give requests a wait time".into());
-    risks.append(&mut notes);
+    let lossy = found.has_lossy_standby();
     let guarantee = if synced && !lossy { Guarantee::Kept } else { Guarantee::Likely };
     Ok(Profile {
         store: "postgres".into(),
@@ -104,8 +91,61 @@ pub(crate) async fn check(
         revoke: true,
         records: true,
         limits: LimitSupport::Native,
-        notes: risks,
+        findings: findings(&found, options, notifies),
     })
+}
+
+fn findings(found: &ServerSettings, options: &Options, notifies: bool) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if found.fsync != "on" {
+        let text = "fsync is off: a crash of the server loses grants, or everything";
+        findings.push(
+            Finding::risk(Promise::Durability, text)
+                .change("fsync", found.fsync.as_str(), "on")
+                .how("ALTER SYSTEM SET fsync = on; SELECT pg_reload_conf()"),
+        );
+    }
+    if found.synchronous_commit == "off" {
+        let text = "synchronous_commit is off: a crash of the server loses the last grants";
+        findings.push(
+            Finding::risk(Promise::Durability, text)
+                .change("synchronous_commit", found.synchronous_commit.as_str(), "on")
+                .how(format!("ALTER ROLE \"{}\" SET synchronous_commit = on", options.user)),
+        );
+    }
+    if found.has_lossy_standby() {
+        let text = "a standby that takes over may have missed the last grants";
+        let mut lossy = Finding::risk(Promise::Durability, text);
+        if found.synchronous_standbys.is_empty() {
+            lossy = lossy
+                .change("synchronous_standby_names", "''", "the names of the standbys")
+                .how("ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'; SELECT pg_reload_conf()");
+        }
+        // Off has a finding of its own.
+        if found.synchronous_commit == "local" {
+            lossy = lossy.change("synchronous_commit", "local", "on");
+        }
+        findings.push(lossy);
+    }
+    if !notifies {
+        let text = format!(
+            "notifications do not arrive: a pooler such as PgBouncer in front of the database pools transactions. \
+             Waiters poll every {POLL_WITHOUT_NOTIFY:?} or so, and watching is not possible"
+        );
+        findings.push(Finding::risk(Promise::Waiting, text).set(
+            "the URL of the store",
+            "the address of the database itself, or of a pool with pool_mode = session",
+        ));
+    }
+    findings.push(Finding::hint(
+        Promise::Exclusion,
+        "leases follow the database's wall clock: set forward, they end early. The fence is what protects you",
+    ));
+    findings.push(Finding::hint(
+        Promise::Waiting,
+        "deadlocks between waiting owners are not detected: give requests a wait time",
+    ));
+    findings
 }
 
 fn check_settings(found: &ServerSettings, options: &Options) -> Result<()> {

@@ -156,7 +156,7 @@ async fn a_standby_that_missed_the_last_grant_grants_it_again() {
     // A client that opens the store now is warned.
     let profile = client_of(&primary).await.profile();
     assert_eq!((profile.fence, profile.durable), (Guarantee::Likely, Guarantee::Likely));
-    assert!(profile.notes[0].contains("standby"), "{:?}", profile.notes);
+    assert!(profile.findings[0].text.contains("standby"), "{:?}", profile.findings);
     // The settings are checked when the store is opened: a client from before is not.
     assert_eq!((a.profile().fence, a.profile().durable), (Guarantee::Kept, Guarantee::Kept));
     // The standby is down for a moment, in which the primary goes on, and dies.
@@ -309,7 +309,7 @@ async fn an_archiver_is_no_standby() {
     let profile = client_of(&server).await.profile();
     archiver.kill().unwrap();
     archiver.wait().unwrap();
-    assert_eq!(profile.fence, Guarantee::Kept, "{:?}", profile.notes);
+    assert_eq!(profile.fence, Guarantee::Kept, "{:?}", profile.findings);
 }
 
 /// A subscriber of logical replication applies changes, and is no standby either.
@@ -333,5 +333,5 @@ async fn a_logical_subscriber_is_no_standby() {
     })
     .await;
     let profile = client_of(&server).await.profile();
-    assert_eq!(profile.fence, Guarantee::Kept, "{:?}", profile.notes);
+    assert_eq!(profile.fence, Guarantee::Kept, "{:?}", profile.findings);
 }

@@ -46,7 +46,7 @@ fn the_callers_runtime_will_do() {
 async fn everything_works_there(server: &Server) {
     let (here, there) = (open(&caller(server)).await, open(&caller(server)).await);
     assert_eq!(threads(), 0);
-    assert!(here.profile().watch, "{:?}", here.profile().notes);
+    assert!(here.profile().watch, "{:?}", here.profile().findings);
     let held = take(&here, &request("x")).await;
     let waiter = join_queue(&there, &request("x"), 1).await;
     assert_eq!(here.renew(std::slice::from_ref(&held)).await.unwrap(), [RenewOutcome::Renewed]);

@@ -111,7 +111,7 @@ async fn a_unix_socket_works() {
     let (dir, port) = (server.place().dir().display(), server.addr().port());
     let url = format!("postgres://postgres@:{port}/postgres?host={dir}");
     let (a, b) = (open(&url).await, open(&url).await);
-    assert!(a.profile().watch, "notifications arrive: {:?}", a.profile().notes);
+    assert!(a.profile().watch, "notifications arrive: {:?}", a.profile().findings);
     let held = take(&a, &request("x")).await;
     let waiter = join_queue(&b, &request("x"), 1).await;
     give_back(&a, &held.key).await;
@@ -148,9 +148,9 @@ async fn behind_a_pooler_it_reports_that_and_polls() {
     let (a, b) = (client_of(&server).await, open(&url(pooler.addr())).await);
     let profile = b.profile();
     assert!(
-        !profile.watch && profile.notes.iter().any(|note| note.contains("PgBouncer")),
+        !profile.watch && profile.findings.iter().any(|finding| finding.text.contains("PgBouncer")),
         "{:?}",
-        profile.notes
+        profile.findings
     );
     says(&b.watch("").await.map(|_| ()).unwrap_err(), Outcome::Unsupported, &["pooler"]);
     // Some come through the pooler and some do not: they exclude each other all the same, and wait in one queue.

@@ -5,7 +5,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use futures_util::future::join_all;
-use lockkeeper_core::{Error, Guarantee, IgnorePoison, LimitSupport, Profile, Result, WaitOrder};
+use lockkeeper_core::{
+    Error, Finding, Guarantee, IgnorePoison, LimitSupport, Profile, Promise, Result, WaitOrder,
+};
 use redis::{Pipeline, Value};
 
 use crate::config::Servers;
@@ -47,18 +49,18 @@ impl ServerSettings {
         !self.is("maxmemory", "0") && !self.is("maxmemory_policy", "noeviction")
     }
 
-    /// Why a crash of this server may lose grants, and every setting to change; `None` if it does not.
-    fn durability_gap(&self) -> Option<String> {
-        let (mut why, mut set) = (Vec::new(), Vec::new());
+    /// Why a crash of this server may lose grants, with every setting to change; `None` if it does not.
+    fn durability_gap(&self, endpoint: &Endpoint) -> Option<Finding> {
+        let (mut why, mut changes) = (Vec::new(), Vec::new());
         if !self.is("aof_enabled", "1") {
             why.push("keeps no append-only file: a restart loses grants".into());
-            set.push("appendonly yes");
+            changes.push(("appendonly", "no", "yes"));
         }
         match self.config("appendfsync") {
             Some("always") => {}
             Some(when) => {
                 why.push(format!("has appendfsync {when}: a crash loses the last grants"));
-                set.push("appendfsync always");
+                changes.push(("appendfsync", when, "always"));
             }
             None => why.push("does not report its appendfsync: a crash may lose grants".into()),
         }
@@ -67,12 +69,15 @@ impl ServerSettings {
             Some(_) => {
                 let text = "has no-appendfsync-on-rewrite yes: a crash while it saves or rewrites loses the last grants";
                 why.push(text.into());
-                set.push("no-appendfsync-on-rewrite no");
+                changes.push(("no-appendfsync-on-rewrite", "yes", "no"));
             }
             None => why.push("does not report its no-appendfsync-on-rewrite: a crash may lose grants".into()),
         }
-        let why = why.into_iter().next()?;
-        Some(if set.is_empty() { why } else { format!("{why}. Set {}", set.join(", ")) })
+        let gap = Finding::risk(Promise::Durability, format!("{endpoint} {}", why.first()?));
+        let set = |gap: Finding, (what, from, to)| {
+            gap.change(what, from, to).how(format!("CONFIG SET {what} {to}, then CONFIG REWRITE"))
+        };
+        Some(changes.into_iter().fold(gap, set))
     }
 
     fn read(answers: Vec<Result<Value, Failure>>) -> Result<ServerSettings, Failure> {
@@ -159,7 +164,7 @@ fn record_settings(monitor: &ProfileMonitor, endpoint: &Endpoint, found: ServerS
     if let Some(before) = &*slot {
         let now = profile_of(monitor);
         if now.durable != before.durable || now.fence != before.fence {
-            tracing::warn!(server = %endpoint, notes = ?now.notes, "the settings of the server have changed, and the guarantees of the store with them");
+            tracing::warn!(server = %endpoint, findings = %now.grave_findings(), "the settings of the server have changed, and the guarantees of the store with them");
         }
         *slot = Some(now);
     }
@@ -244,47 +249,42 @@ async fn refresh(monitor: &ProfileMonitor) {
 
 /// The profile that follows from the settings.
 fn profile_of(monitor: &ProfileMonitor) -> Profile {
-    let (mut warnings, mut notes) = (Vec::new(), Vec::new());
+    let mut findings = Vec::new();
     let (mut durable, mut evicts, mut replicas) = (true, false, false);
     let all = monitor.settings.found();
     for endpoint in monitor.runner.router.serving() {
         let Some(found) = all.get(&endpoint) else {
             durable = false;
-            warnings.push(format!("{endpoint} has not reported its settings yet"));
+            let text = format!("{endpoint} has not reported its settings yet");
+            findings.push(Finding::risk(Promise::Durability, text));
             continue;
         };
         replicas |= found.replicated;
         if found.evicts() {
             evicts = true;
-            let policy = found.info.get("maxmemory_policy").cloned().unwrap_or_default();
-            warnings.insert(0, format!(
-                "{endpoint} may evict locks when its memory is full: its maxmemory-policy is {policy}. Set noeviction"
-            ));
+            findings.push(eviction(found, &endpoint));
         }
-        match found.durability_gap() {
-            Some(why) => {
-                durable = false;
-                warnings.push(format!("{endpoint} {why}"));
-            }
-            None => notes.push(format!("{endpoint} writes every grant to its disk before it replies")),
-        }
+        let gap = found.durability_gap(&endpoint);
+        durable &= gap.is_none();
+        findings.push(gap.unwrap_or_else(|| {
+            let text = format!("{endpoint} writes every grant to its disk before it replies");
+            Finding::hint(Promise::Durability, text)
+        }));
     }
     drop(all);
     let fails_over = replicas || !matches!(monitor.runner.options.servers, Servers::Single(_));
     if fails_over {
-        warnings.push(match monitor.runner.options.wait_replicas {
-            0 => "a fail-over to a replica may lose the last grants; ?wait_replicas=1 makes that rare".into(),
-            n => format!(
-                "a grant or a renewal counts once {n} replicas have it; a fail-over to another one may still lose it"
-            ),
-        });
+        findings.push(fail_over(monitor.runner.options.wait_replicas));
     }
-    notes.push(
-        "leases follow the server's wall clock: set forward, they end early. The fence is what protects you"
-            .into(),
-    );
-    notes.push("cycles of waiting owners are not found: give requests a wait time".into());
-    warnings.append(&mut notes);
+    findings.push(Finding::hint(
+        Promise::Exclusion,
+        "leases follow the server's wall clock: set forward, they end early. The fence is what protects you",
+    ));
+    findings.push(Finding::hint(
+        Promise::Waiting,
+        "cycles of waiting owners are not found: give requests a wait time",
+    ));
+    findings.sort_by_key(|finding| finding.severity);
     let kept = durable && !evicts && !fails_over;
     let promise = if kept { Guarantee::Kept } else { Guarantee::Likely };
     Profile {
@@ -305,7 +305,32 @@ fn profile_of(monitor: &ProfileMonitor) -> Profile {
         revoke: true,
         records: true,
         limits: LimitSupport::Native,
-        notes: warnings,
+        findings,
+    }
+}
+
+fn eviction(found: &ServerSettings, endpoint: &Endpoint) -> Finding {
+    let policy = found.info.get("maxmemory_policy").map_or("", String::as_str);
+    let text =
+        format!("{endpoint} may evict locks when its memory is full: its maxmemory-policy is {policy}");
+    Finding::harm(Promise::Durability, text)
+        .change("maxmemory-policy", policy, "noeviction")
+        .how("CONFIG SET maxmemory-policy noeviction, then CONFIG REWRITE")
+}
+
+fn fail_over(wait_replicas: u32) -> Finding {
+    match wait_replicas {
+        0 => Finding::risk(
+            Promise::Durability,
+            "a fail-over to a replica may lose the last grants; wait_replicas=1 makes that rare",
+        )
+        .change("wait_replicas in the URL of the store", "0", "1"),
+        n => Finding::risk(
+            Promise::Durability,
+            format!(
+                "a grant or a renewal counts once {n} replicas have it; a fail-over to another one may still lose it"
+            ),
+        ),
     }
 }
 

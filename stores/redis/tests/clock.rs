@@ -93,7 +93,7 @@ async fn every_reader_is_over_after_one_ttl_more_when_the_clock_is_set_back() {
 async fn a_clock_set_forward_ends_leases_early_and_the_holder_is_told() {
     let Some((server, clock)) = server_on_a_clock() else { return };
     let (one, two) = (client_of(&server).await, client_of(&server).await);
-    assert!(one.profile().notes.iter().any(|note| note.contains("set forward")));
+    assert!(one.profile().findings.iter().any(|finding| finding.text.contains("set forward")));
     let old = take(&one, &ask_for("jobs", Duration::from_secs(60))).await;
     refused(&two, &request("jobs")).await;
     clock.jump(HOUR);

@@ -45,7 +45,11 @@ async fn a_failover_that_lost_a_grant_lets_a_second_holder_in_and_the_fence_save
     let profile = one.profile();
     assert_ne!(profile.exclusion, Guarantee::Kept);
     assert_ne!(profile.durable, Guarantee::Kept);
-    assert!(profile.notes.iter().any(|note| note.contains("fail-over")), "{:?}", profile.notes);
+    assert!(
+        profile.findings.iter().any(|finding| finding.text.contains("fail-over")),
+        "{:?}",
+        profile.findings
+    );
 
     pair.wait_synced();
     pair.cut_replication();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use common::{Client, keeper, open, tell};
 use futures_util::StreamExt;
 use futures_util::future::join_all;
-use lockkeeper_core::{AcquireOutcome, Error, Event, EventKind, RenewOutcome};
+use lockkeeper_core::{AcquireOutcome, Error, Event, EventKind, Finding, RenewOutcome};
 use lockkeeper_testkit::laws::{
     eventually, give_back, granted, is_free, join_queue, name, request, soon, take,
 };
@@ -295,9 +295,10 @@ async fn a_store_opens_while_a_node_is_gone_or_silent() {
             give_back(&store, &grant.key).await;
         }
         let address = cluster.addrs()[1].to_string();
-        let says_so =
-            |note: &String| note.contains(&address) && note.contains("has not reported its settings");
-        assert!(store.profile().notes.iter().any(says_so), "{:?}", store.profile().notes);
+        let says_so = |finding: &Finding| {
+            finding.text.contains(&address) && finding.text.contains("has not reported its settings")
+        };
+        assert!(store.profile().findings.iter().any(says_so), "{:?}", store.profile().findings);
         let missing = common::failed(&store, &request(&names[1])).await;
         assert!(matches!(missing, Error::Unavailable(_) | Error::Unknown(_)), "{missing:?}");
         match gone {

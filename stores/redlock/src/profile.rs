@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use lockkeeper_core::{Error, Guarantee, Profile, Result};
-use lockkeeper_redis::Failure;
+use lockkeeper_core::{Error, Finding, Guarantee, Profile, Promise, Result};
+use lockkeeper_redis::{Endpoint, Failure};
 use redis::Value;
 
 use crate::config::Options;
@@ -32,7 +32,7 @@ pub async fn profile(quorum: &Quorum, keys: &Keys) -> Result<Profile> {
     let answers = quorum.call_all(quorum.options.access.timeout * 2, work, |_| false).await;
     let answered: Vec<bool> = answers.iter().map(|answer| matches!(answer, Some(Ok(_)))).collect();
     let good = quorum.require_majority(answers)?;
-    let mut notes = notes(&quorum.options);
+    let mut findings = Vec::new();
     let mut known: HashMap<String, usize> = HashMap::new();
     for (index, answer) in good {
         let Value::Array(parts) = answer else { return Err(unexpected_reply()) };
@@ -46,48 +46,79 @@ pub async fn profile(quorum: &Quorum, keys: &Keys) -> Result<Profile> {
                 "{endpoint} and {other} are one server: it would vote twice"
             )));
         }
-        if !is(&info, "maxmemory", "0") && !is(&info, "maxmemory_policy", "noeviction") {
-            notes.push(format!(
-                "{endpoint} may evict locks when its memory is full: set maxmemory-policy noeviction"
-            ));
-        }
-        if !publishes {
-            notes.push(format!(
-                "this user may not publish to the channels lockkeeper:* of {endpoint}: waiters poll, and are not notified of a \
-                 release"
-            ));
-        }
-        if !is(&info, "connected_slaves", "0") {
-            notes.push(format!(
-                "{endpoint} has a replica: if the replica takes over, it may lack locks and is not young"
-            ));
-        }
+        findings.extend(node_findings(&info, endpoint, *publishes));
     }
     for node in quorum.nodes.iter().filter(|node| !answered[node.index]) {
-        notes.push(format!("{} did not answer when the store was opened", node.connection.endpoint()));
+        let text = format!("{} did not answer when the store was opened", node.connection.endpoint());
+        findings.push(Finding::risk(Promise::Availability, text));
     }
-    Ok(promises(&quorum.options, notes))
+    Ok(declare(&quorum.options, findings))
 }
 
-fn notes(options: &Options) -> Vec<String> {
-    let mut notes = vec![
-        "efficiency only: a majority of nodes that forget, or whose clocks jump, lets two in, and can let the fence go \
-         back"
-            .to_owned(),
-        "fences grow from grant to grant of a lock; two locks that are taken at the same moment may have the same one".into(),
-        "waiters have no order: they are notified of a release and try again".into(),
-    ];
-    if options.young_node < options.max_ttl {
-        notes.push(
-            "young_node is shorter than max_ttl: a node that restarts empty lets a second holder in while the first still \
-             holds"
-                .into(),
+fn node_findings(info: &NodeInfo, endpoint: &Endpoint, publishes: bool) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let policy = info.get("maxmemory_policy").map_or("", String::as_str);
+    if !is(info, "maxmemory", "0") && policy != "noeviction" {
+        let text =
+            format!("{endpoint} may evict locks when its memory is full: its maxmemory-policy is {policy}");
+        findings.push(
+            Finding::harm(Promise::Exclusion, text)
+                .change("maxmemory-policy", policy, "noeviction")
+                .how("CONFIG SET maxmemory-policy noeviction, then CONFIG REWRITE"),
         );
     }
-    notes
+    if !publishes {
+        let text = format!(
+            "this user may not publish to the channels lockkeeper:* of {endpoint}: waiters poll, and are not notified of a \
+             release"
+        );
+        findings.push(
+            Finding::risk(Promise::Waiting, text)
+                .set("the rights of the user", "also &lockkeeper:*")
+                .how("ACL SETUSER USER +publish +subscribe &lockkeeper:*"),
+        );
+    }
+    if !is(info, "connected_slaves", "0") {
+        let text = format!(
+            "{endpoint} has a replica: if the replica takes over, it may lack locks and is not young"
+        );
+        findings.push(
+            Finding::risk(Promise::Exclusion, text)
+                .set("the replica", "a server of its own, or none")
+                .how("REPLICAOF NO ONE on the replica"),
+        );
+    }
+    findings
 }
 
-fn promises(options: &Options, notes: Vec<String>) -> Profile {
+fn declared_findings(options: &Options) -> Vec<Finding> {
+    let mut findings = vec![
+        Finding::hint(
+            Promise::Fence,
+            "efficiency only: a majority of nodes that forget, or whose clocks jump, lets two in, and can let the fence go \
+             back",
+        ),
+        Finding::hint(
+            Promise::Fence,
+            "fences grow from grant to grant of a lock; two locks that are taken at the same moment may have the same one",
+        ),
+        Finding::hint(
+            Promise::Waiting,
+            "waiters have no order: they are notified of a release and try again",
+        ),
+    ];
+    if options.young_node < options.max_ttl {
+        let text = "young_node is shorter than max_ttl: a node that restarts empty lets a second holder in while the first \
+                    still holds";
+        let (young, max) = (format!("{:?}", options.young_node), format!("{:?}", options.max_ttl));
+        findings.push(Finding::risk(Promise::Exclusion, text).change("young_node in the URL", young, max));
+    }
+    findings
+}
+
+fn declare(options: &Options, mut findings: Vec<Finding>) -> Profile {
+    findings.extend(declared_findings(options));
+    findings.sort_by_key(|finding| finding.severity);
     Profile {
         exclusion: Guarantee::Likely,
         fence: Guarantee::Likely,
@@ -95,7 +126,7 @@ fn promises(options: &Options, notes: Vec<String>) -> Profile {
         // A try, if no message comes; and the time it takes if a node says nothing in each of its three steps.
         wake: options.poll + options.node_timeout * 3,
         revoke: true,
-        notes,
+        findings,
         ..Profile::undeclared("redlock")
     }
 }

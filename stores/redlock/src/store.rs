@@ -54,7 +54,7 @@ impl std::fmt::Debug for RedlockStore {
 }
 
 impl RedlockStore {
-    /// Connects, checks the nodes, and refuses servers that cannot keep locks. The profile's notes name the unreachable nodes.
+    /// Connects, checks the nodes, and refuses servers that cannot keep locks. The profile's findings name the unreachable nodes.
     ///
     /// # Errors
     /// [`Error::Unavailable`] if less than a majority answers, [`Error::Denied`] if the password is wrong,

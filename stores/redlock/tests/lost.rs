@@ -162,7 +162,7 @@ async fn a_young_node_does_not_vote() {
     assert!(!granted(&rival), "a young node voted: {rival:?}");
     // With young_node=0s a second holder is possible.
     assert!(granted(&careless.acquire(&request("orders/42", ttl)).await));
-    assert!(careless.profile().notes.iter().any(|note| note.contains("young_node")));
+    assert!(careless.profile().findings.iter().any(|finding| finding.text.contains("young_node")));
     drop(held);
     eventually("it is old enough again", async || granted(&careful.acquire(&request("z", ttl)).await)).await;
 }

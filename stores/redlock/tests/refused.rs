@@ -114,8 +114,11 @@ async fn without_the_right_to_publish_a_release_is_a_release() {
     let broken = store.break_lock(&LockName::new("orders/42").unwrap(), "to see").await.unwrap();
     assert!(broken > next.fence);
     fleet.nothing_left("orders/42", "after the break").await;
-    let notes = store.profile().notes;
-    assert!(notes.iter().any(|note| note.contains("publish")), "the page says why waiters poll: {notes:?}");
+    let findings = store.profile().findings;
+    assert!(
+        findings.iter().any(|finding| finding.text.contains("publish")),
+        "the page says why waiters poll: {findings:?}"
+    );
 }
 
 /// A node without a subscription is no reason to try more often than `poll` says: neither one that is gone, nor all of

@@ -47,8 +47,12 @@ async fn a_server_that_is_there_twice_and_a_minority_are_refused() {
     fleet.proxies[0].cut_all();
     fleet.proxies[1].cut_all();
     let store = fleet.open(CALM).await;
-    let notes = store.profile().notes;
-    assert_eq!(notes.iter().filter(|note| note.contains("did not answer")).count(), 2, "{notes:?}");
+    let findings = store.profile().findings;
+    assert_eq!(
+        findings.iter().filter(|finding| finding.text.contains("did not answer")).count(),
+        2,
+        "{findings:?}"
+    );
     fleet.proxies[2].cut_all();
     let answer = opened(&fleet.url(CALM)).await;
     assert!(matches!(answer, Err(Error::Unavailable(_))), "{answer:?}");

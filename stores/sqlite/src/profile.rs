@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use lockkeeper_core::{Error, Guarantee, LimitSupport, Profile, Result, WaitOrder};
+use lockkeeper_core::{Error, Finding, Guarantee, LimitSupport, Profile, Promise, Result, WaitOrder};
 use lockkeeper_host::SystemClock;
 
 use crate::config::Options;
@@ -58,8 +58,8 @@ pub(crate) struct StorageInfo {
     pub remote: bool,
     /// Synced writes survive a power cut.
     pub durable: bool,
-    /// Warnings for the user about it, the most important first.
-    pub notes: Vec<String>,
+    /// Missing guarantees of it, the gravest first.
+    pub findings: Vec<Finding>,
 }
 
 /// Refuses a network file system unless the options allow it, and checks whether the file system is known to keep synced
@@ -73,10 +73,12 @@ pub(crate) fn check_file_system(path: &Path, options: &Options) -> Result<Storag
         |list: &[(u64, &'static str)]| list.iter().find(|(one, _)| *one == magic).map(|(_, name)| *name);
     if let Some(kind) = named(&REMOTE) {
         if options.network_fs {
-            let note = format!(
-                "the file is on {kind}, which was allowed: if another host opens it, both may hold one lock at once"
+            let text = format!(
+                "the file is on {kind}, which was allowed: if another host opens it, both may hold one lock at once, and \
+                 synced writes may be lost"
             );
-            return Ok(StorageInfo { remote: true, durable: false, notes: vec![note] });
+            let remote = Finding::risk(Promise::Durability, text).change("the path", kind, "a local disk");
+            return Ok(StorageInfo { remote: true, durable: false, findings: vec![remote] });
         }
         return Err(Error::Unsupported(format!(
             "{} is on {kind}: SQLite's file locks and shared memory do not reach from host to host there, and two \
@@ -92,7 +94,9 @@ pub(crate) fn check_file_system(path: &Path, options: &Options) -> Result<Storag
         || format!("a file system ({magic:#x}) that is not known to keep what was synced over a power cut"),
         str::to_owned,
     );
-    Ok(StorageInfo { notes: vec![format!("the file is on {kind}")], ..StorageInfo::default() })
+    let lossy = Finding::risk(Promise::Durability, format!("the file is on {kind}"))
+        .set("the path", "a file on a local disk with ext4, XFS or Btrfs");
+    Ok(StorageInfo { findings: vec![lossy], ..StorageInfo::default() })
 }
 
 impl StorageInfo {
@@ -100,22 +104,33 @@ impl StorageInfo {
     pub fn profile(&self) -> Profile {
         // A stopped waiter counts as alive for SILENCE; then the poll of the next one finds the lock.
         let wake = SILENCE + POLL * 6 / 5;
-        let mut notes = self.notes.clone();
-        notes.extend([
-            "for the processes of one host: the file must be on a local disk".to_owned(),
-            format!(
-                "if the first waiter is stopped (SIGSTOP, a debugger), the next is granted the lock after up to {:.1} s",
-                wake.as_secs_f64()
+        let mut findings = self.findings.clone();
+        findings.extend([
+            Finding::hint(
+                Promise::Exclusion,
+                "for the processes of one host: the file must be on a local disk",
             ),
-            "a holder that is paused for longer than its ttl may be late: check the fence at the resource"
-                .to_owned(),
-            "a lock whose process ends is free at once, also if the process meant to keep it".to_owned(),
+            Finding::hint(
+                Promise::Waiting,
+                format!(
+                    "if the first waiter is stopped (SIGSTOP, a debugger), the next is granted the lock after up to {:.1} s",
+                    wake.as_secs_f64()
+                ),
+            ),
+            Finding::hint(
+                Promise::Exclusion,
+                "a holder that is paused for longer than its ttl may be late: check the fence at the resource",
+            ),
+            Finding::hint(
+                Promise::Exclusion,
+                "a lock whose process ends is free at once, also if the process meant to keep it",
+            ),
         ]);
         if SystemClock::shift() != 0 {
-            notes.push(
-                "this process runs in a time namespace: its offset is subtracted, so that all processes agree on deadlines"
-                    .into(),
-            );
+            findings.push(Finding::hint(
+                Promise::Exclusion,
+                "this process runs in a time namespace: its offset is subtracted, so that all processes agree on deadlines",
+            ));
         }
         let kept_if = |good: bool| if good { Guarantee::Kept } else { Guarantee::Likely };
         Profile {
@@ -136,7 +151,7 @@ impl StorageInfo {
             revoke: true,
             records: true,
             limits: LimitSupport::Native,
-            notes,
+            findings,
         }
     }
 }

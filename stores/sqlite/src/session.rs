@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use lockkeeper_core::table::Now;
-use lockkeeper_core::{BootInstant, Error, Result};
+use lockkeeper_core::{BootInstant, Error, Finding, Promise, Result};
 use lockkeeper_host::random_128;
 use rusqlite::Connection;
 
@@ -108,11 +108,11 @@ impl FileSession {
     pub fn storage(&self) -> StorageInfo {
         let mut storage = self.storage.clone();
         if self.identity.boot.is_none() {
-            storage.notes.push(
+            storage.findings.push(Finding::hint(
+                Promise::Waiting,
                 "this container masks the identity of the boot: after a reboot of the machine, locks that were held \
-                 before end with their ttl"
-                    .into(),
-            );
+                 before end with their ttl",
+            ));
         }
         storage
     }

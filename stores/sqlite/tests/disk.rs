@@ -275,7 +275,7 @@ async fn a_file_on_fuse_is_refused_unless_it_is_allowed() {
     let store = SqliteStore::open(Options::from_url(&url).unwrap()).unwrap();
     take(&store, &request("a")).await;
     let profile = store.profile();
-    assert!(profile.notes[0].contains("FUSE"));
+    assert!(profile.findings[0].text.contains("FUSE"));
     assert_eq!((profile.exclusion, profile.fence), (Guarantee::Likely, Guarantee::Likely));
     assert!(profile.allows(Purpose::Correctness).is_err());
 }

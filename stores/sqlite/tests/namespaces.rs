@@ -85,7 +85,7 @@ async fn a_container_that_masks_the_boot_id_leaves_the_locks_of_others_alone() {
     let masked = ["unshare", "--mount", "sh", "-c", &mount];
     let mut inside = Contender::start_in(&masked, &dir.db());
     assert_eq!(inside.request("take mine"), "busy");
-    assert!(inside.request("notes").contains("masks the identity of the boot"));
+    assert!(inside.request("findings").contains("masks the identity of the boot"));
     assert_eq!(store.renew(std::slice::from_ref(&mine)).await.unwrap(), [RenewOutcome::Renewed]);
     // And the other way round, also for a process that comes later.
     let theirs = Contender::fence(&inside.request("take theirs"));
@@ -115,8 +115,8 @@ async fn a_time_namespace_shares_deadlines_and_is_noted() {
     let apart =
         ["unshare", "--time", "--fork", "--kill-child", "--boottime", "864000", "--monotonic", "864000"];
     let mut inside = Contender::start_in(&apart, &dir.db());
-    assert!(inside.request("notes").contains("time namespace"));
-    assert!(!store.profile().notes.iter().any(|note| note.contains("time namespace")));
+    assert!(inside.request("findings").contains("time namespace"));
+    assert!(!store.profile().findings.iter().any(|finding| finding.text.contains("time namespace")));
     take(&store, &request("mine")).await;
     assert_eq!(inside.request("take mine"), "busy", "ten days ahead, every lease would be over");
     Contender::fence(&inside.request("take theirs 60000"));

@@ -1,6 +1,6 @@
 //! The profile: what the store checks when it is opened, and the guarantees that follow.
 
-use lockkeeper_core::{Error, Guarantee, LimitSupport, Profile, Result, WaitOrder};
+use lockkeeper_core::{Error, Finding, Guarantee, LimitSupport, Profile, Promise, Result, WaitOrder};
 use zookeeper_client::{self as zk, CreateMode};
 
 use crate::client::ZooKeeperClient;
@@ -36,12 +36,12 @@ pub(crate) async fn check(options: &Options, client: &ZooKeeperClient, base: &Fe
     let granted = session.client.session_timeout();
     let version = server_version::query(&options.servers, options.tls.as_ref(), options.timeout).await;
     let warning = durability_warning(version.as_ref());
-    if let Some(note) = &warning {
+    if let Some(finding) = &warning {
         // The same at every call: a program may print it once a day.
-        tracing::warn!(daily = true, servers = ?options.servers, "{note}");
+        tracing::warn!(daily = true, servers = ?options.servers, "{finding}");
     }
     let guarantee = if warning.is_some() { Guarantee::Likely } else { Guarantee::Kept };
-    let notes = notes(options, &session, warning);
+    let findings = findings(options, &session, warning);
     Ok(Profile {
         store: "zk".into(),
         exclusion: guarantee,
@@ -62,38 +62,50 @@ pub(crate) async fn check(options: &Options, client: &ZooKeeperClient, base: &Fe
         revoke: true,
         records: true,
         limits: LimitSupport::CompareAndSwap,
-        notes,
+        findings,
     })
 }
 
-fn notes(options: &Options, session: &Session, warning: Option<String>) -> Vec<String> {
+fn findings(options: &Options, session: &Session, warning: Option<Finding>) -> Vec<Finding> {
     let (requested, granted) = (options.session, session.client.session_timeout());
-    let mut notes = Vec::from_iter(warning);
-    notes.extend([
-        "a holder that is paused past its ttl may still write: only a resource that checks the fence refuses that".to_owned(),
-        format!(
-            "the session timeout is {granted:?}: a dead process keeps its locks for that long. A ttl of more than {:?} is kept by a hold-back node that Curator does not know",
-            session.trusted_for()
+    let mut findings = Vec::from_iter(warning);
+    if options.login.is_none() {
+        let text = "without a user every client may read and change the locks: the nodes are open to all";
+        findings.push(Finding::hint(Promise::Exclusion, text));
+    }
+    if granted < requested {
+        let text = format!(
+            "a session timeout of {requested:?} was requested, the servers allow {granted:?} (maxSessionTimeout)"
+        );
+        findings.push(Finding::hint(Promise::Availability, text));
+    }
+    findings.extend([
+        Finding::hint(
+            Promise::Exclusion,
+            "a holder that is paused past its ttl may still write: only a resource that checks the fence refuses that",
+        ),
+        Finding::hint(
+            Promise::Waiting,
+            format!(
+                "the session timeout is {granted:?}: a dead process keeps its locks for that long. A ttl of more than {:?} is kept by a hold-back node that Curator does not know",
+                session.trusted_for()
+            ),
+        ),
+        Finding::hint(
+            Promise::Waiting,
+            "every restart of a single server, and every new leader, counts all sessions anew: the locks of a dead process stay \
+             for a whole session after the last of them",
+        ),
+        Finding::hint(
+            Promise::Exclusion,
+            "Lockkeeper's clients respect lock-delay and min-hold; Curator does not know of them",
+        ),
+        Finding::hint(
+            Promise::Waiting,
+            "deadlocks between owners are not detected: give requests a wait time",
         ),
     ]);
-    notes.push(
-        "every restart of a single server, and every new leader, counts all sessions anew: the locks of a dead process stay for a whole \
-         session after the last of them"
-            .into(),
-    );
-    if granted < requested {
-        notes.push(format!(
-            "a session timeout of {requested:?} was requested, the servers allow {granted:?} (maxSessionTimeout)"
-        ));
-    }
-    if options.login.is_none() {
-        notes.push(
-            "without a user every client may read and change the locks: the nodes are open to all".into(),
-        );
-    }
-    notes.push("Lockkeeper's clients respect lock-delay and min-hold; Curator does not know of them".into());
-    notes.push("deadlocks between owners are not detected: give requests a wait time".into());
-    notes
+    findings
 }
 
 /// Refuses a path whose nodes have another format. The first store on a path writes the version of its own.
@@ -121,17 +133,22 @@ async fn check_format(client: &ZooKeeperClient, session: &Session) -> Result<()>
 }
 
 /// Why the servers may lose a grant, if they may.
-fn durability_warning(version: Option<&ServerVersion>) -> Option<String> {
+fn durability_warning(version: Option<&ServerVersion>) -> Option<Finding> {
     match version {
-        Some(version) if version.can_lose_writes() => Some(format!(
-            "servers of ZooKeeper {version} can lose writes that a majority has accepted when leaders change in quick succession \
-             (ZOOKEEPER-4643, 4785): use 3.9.4 or later. Until then the fence is what protects you"
-        )),
+        Some(version) if version.can_lose_writes() => {
+            let text = format!(
+                "servers of ZooKeeper {version} can lose writes that a majority has accepted when leaders change in quick \
+                 succession (ZOOKEEPER-4643, 4785); the fence is what protects you"
+            );
+            let lossy = Finding::risk(Promise::Durability, text);
+            Some(lossy.change("ZooKeeper", version.to_string(), "3.9.4 or later"))
+        }
         Some(_) => None,
-        None => Some(
-            "no server returned its version, and servers before 3.9.4 can lose writes that a majority has accepted \
-             (ZOOKEEPER-4785): let the servers answer srvr (4lw.commands.whitelist)"
-                .into(),
-        ),
+        None => {
+            let text = "no server returned its version, and servers before 3.9.4 can lose writes that a majority has accepted \
+                        (ZOOKEEPER-4785)";
+            let unknown = Finding::risk(Promise::Durability, text);
+            Some(unknown.set("4lw.commands.whitelist of each server", "srvr, mntr"))
+        }
     }
 }

@@ -21,7 +21,11 @@ async fn a_dead_holder_is_gone_within_the_bound_after_the_last_restart() {
     let other = try_open(&format!("zk://{}?session=90s", server.addr())).await.unwrap();
     let dead = try_open(&format!("zk://{}?session=4s", server.addr())).await.unwrap();
     let profile = dead.profile();
-    assert!(profile.notes.iter().any(|note| note.contains("every restart")), "{:?}", profile.notes);
+    assert!(
+        profile.findings.iter().any(|finding| finding.text.contains("every restart")),
+        "{:?}",
+        profile.findings
+    );
     assert!(profile.wake >= Duration::from_secs(10 + 4 + 2), "poll, session and a tick: {:?}", profile.wake);
     take(&dead, &with(request("x"), |request| request.ttl = Duration::from_secs(1))).await;
     drop(dead);

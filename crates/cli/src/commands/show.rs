@@ -135,5 +135,7 @@ fn store(profile: &Profile) -> Result<(), ExitFailure> {
         lower(profile.durable),
         duration::rough(profile.wake),
     ))?;
-    profile.notes.iter().try_for_each(|note| output::line(&format!("  note: {}", plain(note))))
+    profile.findings.iter().try_for_each(|finding| {
+        output::line(&format!("  {}: {}", finding.severity.as_str(), plain(&finding.to_string())))
+    })
 }

@@ -287,7 +287,7 @@ pub async fn lock_all_is_one_guard<H: Harness>(h: H) {
 pub async fn correctness_is_refused_where_it_is_not_kept<H: Harness>(h: H) {
     let keeper = h.keeper().await;
     let profile = keeper.profile();
-    assert!(!profile.notes.is_empty(), "a store says what it does not promise");
+    assert!(!profile.findings.is_empty(), "a store says what it does not promise");
     let answer = keeper.lock("orders/42").for_correctness().try_acquire().await;
     if H::for_correctness() {
         assert!(answer.unwrap().is_some());

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper_core::{Guarantee, Profile};
+use lockkeeper_core::{Finding, Guarantee, Profile, Promise};
 
 pub fn profile() -> Profile {
     Profile {
@@ -10,7 +10,10 @@ pub fn profile() -> Profile {
         fence: Guarantee::Likely,
         durable: Guarantee::Likely,
         wake: Duration::from_millis(250),
-        notes: vec!["the store does not sync its files: a power failure can undo the last steps".into()],
+        findings: vec![Finding::risk(
+            Promise::Durability,
+            "the store does not sync its files: a power failure can undo the last steps",
+        )],
         ..Profile::undeclared("directory")
     }
 }

@@ -52,7 +52,7 @@ async fn the_rights_in_the_manual_are_enough() {
     let Some(server) = server() else { return };
     let worker = user(&server, "worker", RIGHTS);
     let (one, two) = (open(&worker).await, open(&worker).await);
-    assert!(one.profile().notes.iter().any(|note| note.contains("no append-only file")));
+    assert!(one.profile().findings.iter().any(|finding| finding.text.contains("no append-only file")));
     let held = take(&one, &request_all(&["a", "b"])).await;
     let _events = two.watch("").await.unwrap();
     let waiter = join_queue(&two, &request("a"), 1).await;

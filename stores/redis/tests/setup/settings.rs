@@ -24,7 +24,7 @@ async fn a_server_that_evicts_keys_is_not_for_correctness_and_the_error_names_th
         let store = client_of(&server).await;
         let profile = store.profile();
         assert_eq!(profile.durable, Guarantee::No);
-        assert!(profile.notes[0].contains(policy), "the gravest comes first: {:?}", profile.notes);
+        assert!(profile.findings[0].text.contains(policy), "the gravest comes first: {:?}", profile.findings);
         not_for_correctness(&store, &[policy, "noeviction"]);
         let refusal = keeper(&store).lock("jobs").for_correctness().acquire().await.unwrap_err();
         says(&refusal, Outcome::Unsupported, &[policy]);
@@ -65,7 +65,12 @@ async fn all_settings_to_change_are_reported_at_once() {
     let bad =
         [("no-appendfsync-on-rewrite", "yes"), ("maxmemory", "100mb"), ("maxmemory-policy", "allkeys-lru")];
     let Some(server) = server_with(AppendOnly::Off, &bad) else { return };
-    let all = ["appendonly yes", "appendfsync always", "no-appendfsync-on-rewrite no", "Set noeviction"];
+    let all = [
+        "appendonly from no to yes",
+        "appendfsync from everysec to always",
+        "no-appendfsync-on-rewrite from yes to no",
+        "maxmemory-policy from allkeys-lru to noeviction",
+    ];
     not_for_correctness(&client_of(&server).await, &all);
 }
 

@@ -309,7 +309,11 @@ pub fn contender() {
             }
             ["stop"] => lockkeeper_host::stop_this_process(),
             ["wakes"] => println!("@{}", store.wakes()),
-            ["notes"] => println!("@{}", store.profile().notes.join(" | ")),
+            ["findings"] => {
+                let texts: Vec<_> =
+                    store.profile().findings.into_iter().map(|finding| finding.text).collect();
+                println!("@{}", texts.join(" | "));
+            }
             _ => panic!("{line}"),
         }
     }
