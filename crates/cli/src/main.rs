@@ -29,10 +29,12 @@ use clap::Parser;
 
 fn main() {
     let mut words = std::env::args_os().skip(1);
-    // These two are started by `run`, many times an hour on some hosts: they do without the whole command line.
+    // Subcommands of this program only. `run` starts the first two, many times an hour on some hosts: they do without the whole command line.
     match words.next().as_ref().and_then(|word| word.to_str()) {
         Some(child::shim::SUBCOMMAND) => end(child::shim::main(words)),
         Some(child::watchdog::SUBCOMMAND) => end(child::watchdog::main(words)),
+        #[cfg(feature = "lab")]
+        Some(lockkeeper_lab::WORKER_SUBCOMMAND) => end(lockkeeper_lab::worker_main()),
         _ => {}
     }
     // A parent may have left signals blocked, that of a child's end among them: then nothing would ever be noticed.

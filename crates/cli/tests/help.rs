@@ -3,7 +3,7 @@
 mod common;
 use common::*;
 
-const COMMANDS: [&str; 41] = [
+const COMMANDS: [&str; 44] = [
     "",
     "run",
     "hold",
@@ -43,6 +43,9 @@ const COMMANDS: [&str; 41] = [
     "fence status",
     "gate",
     "fenced-write",
+    "lab",
+    "lab ls",
+    "lab run",
     "completions",
     "man",
 ];

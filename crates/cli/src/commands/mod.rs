@@ -16,6 +16,8 @@ pub mod gate;
 pub mod hold;
 #[cfg(feature = "postgres")]
 pub mod jobs;
+#[cfg(feature = "lab")]
+pub mod lab;
 pub mod limit;
 pub mod ls;
 pub mod man;
@@ -82,6 +84,9 @@ pub enum CliCommand {
     Gate(Box<gate::GateArgs>),
     /// Replace a file, unless a newer fence has written it
     FencedWrite(fenced_write::FencedWriteArgs),
+    /// Watch locks fail, and hold, with real processes
+    #[cfg(feature = "lab")]
+    Lab(lab::LabArgs),
     /// Print shell completions
     Completions(completions::CompletionsArgs),
     /// Print the manual page
@@ -113,6 +118,8 @@ impl CliCommand {
             #[cfg(feature = "gate")]
             CliCommand::Gate(gate) => gate.common.json,
             CliCommand::FencedWrite(write) => write.json,
+            #[cfg(feature = "lab")]
+            CliCommand::Lab(lab) => lab.json(),
             CliCommand::Completions(_) | CliCommand::Man(_) => false,
         }
     }
@@ -199,6 +206,8 @@ pub fn run(command: CliCommand) -> i32 {
         #[cfg(feature = "gate")]
         CliCommand::Gate(gate) => gate.execute(),
         CliCommand::FencedWrite(write) => write.execute(),
+        #[cfg(feature = "lab")]
+        CliCommand::Lab(lab) => block_on(lab.execute()),
         CliCommand::Completions(completions) => completions.execute().map(|()| OK),
         CliCommand::Man(man) => man.execute().map(|()| OK),
     };
