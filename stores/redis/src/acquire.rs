@@ -8,6 +8,7 @@ use lockkeeper_core::{
     AcquireOutcome, BootInstant, Busy, Error, Fence, Grant, LockName, LockRequest, LockView, Result, Wait,
 };
 use lockkeeper_host::sleep_until;
+use lockkeeper_store_kit::PendingRequest;
 use redis::Value;
 
 use crate::batch::{BatchSender, HELD_BEFORE, KeepFlag};
@@ -30,6 +31,21 @@ pub(crate) enum AcquireReply {
     Rejected(Error),
 }
 
+/// One acquire call, or its part in one group.
+#[derive(Clone, Copy)]
+pub(crate) struct AcquireCall<'a> {
+    pub request: &'a LockRequest,
+    /// The names of the same grant in other groups.
+    pub others: &'a [LockName],
+    /// Tells the call of a release: the release refuses every request that the call sent before, so the call sends no more.
+    pub pending: &'a PendingRequest,
+}
+
+/// The error of a call whose attempt was released before the call had an answer.
+pub(crate) fn released() -> Error {
+    Error::Unknown("the request was released meanwhile".into())
+}
+
 /// Acquires locks of one group. Clones share the store's state.
 #[derive(Clone)]
 pub(crate) struct Acquirer {
@@ -40,14 +56,13 @@ pub(crate) struct Acquirer {
 }
 
 impl Acquirer {
-    /// Acquires names of one group and waits in the queue for as long as the request allows. `others`: the names of the same
-    /// grant in other groups.
+    /// Acquires names of one group and waits in the queue for as long as the request allows.
     pub(crate) async fn acquire_in_group(
         &self,
         group: KeyGroup,
-        request: &LockRequest,
-        others: &[LockName],
+        call: AcquireCall<'_>,
     ) -> Result<AcquireOutcome> {
+        let request = call.request;
         let clock = &*self.runner.options.clock;
         let until = request.wait.deadline(clock.now());
         let mut waiter =
@@ -78,9 +93,12 @@ impl Acquirer {
                         waiter.begin_request();
                     }
                     let stage = if waits { AcquireStage::Enqueue } else { AcquireStage::TryOnce };
-                    (clock.now(), self.send_request(group, &keys, (request, others), stage, None).await)
+                    (clock.now(), self.send_request(group, &keys, call, stage, None).await)
                 }
             };
+            if answer.is_err() && call.pending.is_cancelled() {
+                return Err(released());
+            }
             let ends = match answer {
                 Ok(AcquireReply::Granted(fence)) => {
                     if let Some(waiter) = &waiter {
@@ -120,26 +138,25 @@ impl Acquirer {
             queued = true;
             let Some(waiter) = &mut waiter else { return Err(unexpected_reply()) };
             if let Some((since, ends)) = ends {
-                let confirm = self.request_args(&keys, (request, others), AcquireStage::Confirm, None);
+                let confirm = self.request_args(&keys, call, AcquireStage::Confirm, None)?;
                 waiter.enter_queue(group, &keys, confirm, since, ends);
-                self.wait_for_wake(waiter, request, until).await;
+                self.wait_for_wake(waiter, call, until).await;
                 hand_off = waiter.take_outcome();
-            }
-            if waiter.left() {
-                // The release is in another batch than the request, and may have arrived before it: then the queue entry is new.
-                self.schedule_release(group, request, None);
-                return Err(Error::Unknown("the request left the queue".into()));
             }
         }
     }
 
-    async fn wait_for_wake(&self, waiter: &WaiterHandle<'_>, request: &LockRequest, until: BootInstant) {
+    async fn wait_for_wake(&self, waiter: &WaiterHandle<'_>, call: AcquireCall<'_>, until: BootInstant) {
         let clock = &*self.runner.options.clock;
         // An owner may re-enter past the queue once it holds the lock by another request, and no message reports that.
-        let retry =
-            if request.owner.is_some() { clock.now() + self.runner.options.poll } else { BootInstant::NEVER };
+        let retry = if call.request.owner.is_some() {
+            clock.now() + self.runner.options.poll
+        } else {
+            BootInstant::NEVER
+        };
         tokio::select! {
             () = waiter.woken() => {}
+            () = call.pending.cancelled() => {}
             () = sleep_until(clock, until.min(retry)) => {}
         }
         // Wait for the confirmation in flight: a second request would start the lease again without a caller.
@@ -153,26 +170,30 @@ impl Acquirer {
         &self,
         group: KeyGroup,
         keys: &[String],
-        (request, others): (&LockRequest, &[LockName]),
+        call: AcquireCall<'_>,
         stage: AcquireStage,
         raise: Option<Fence>,
     ) -> Result<AcquireReply> {
-        let args = self.request_args(keys, (request, others), stage, raise);
+        let args = self.request_args(keys, call, stage, raise)?;
         let answer = self.requests.send(group, keys.to_vec(), args, KeepFlag::default()).await;
-        self.decode_reply(group, request, answer)
+        self.decode_reply(group, call.request, answer)
     }
 
-    /// The arguments of the acquire script for one request.
+    /// The arguments of the acquire script for one request, or an error if the call was cancelled.
     fn request_args(
         &self,
         keys: &[String],
-        (request, others): (&LockRequest, &[LockName]),
+        AcquireCall { request, others, pending }: AcquireCall<'_>,
         stage: AcquireStage,
         raise: Option<Fence>,
-    ) -> Vec<Vec<u8>> {
+    ) -> Result<Vec<Vec<u8>>> {
         let lives = millis(request.ttl + request.lock_delay).to_string();
         let attempt = request.key.attempt.to_hex();
         let generation = self.unknown.generation(&attempt);
+        // In this order: a release cancels the call before it ends the generation, so it refuses this request.
+        if pending.is_cancelled() {
+            return Err(released());
+        }
         let head = codec::encode_head(
             request,
             keys,
@@ -181,7 +202,7 @@ impl Acquirer {
             (generation, self.waiters.entry_life(self.runner.options.claim)),
         );
         let terms = codec::encode_terms(request, keys, others);
-        vec![attempt.into_bytes(), lives.into_bytes(), head, terms]
+        Ok(vec![attempt.into_bytes(), lives.into_bytes(), head, terms])
     }
 
     fn decode_reply(

@@ -6,8 +6,9 @@ use lockkeeper_core::{
     AcquireOutcome, BootInstant, Error, Fence, Grant, LockName, LockRequest, Names, ReleaseOutcome,
     RequestKey, Result, Wait,
 };
+use lockkeeper_store_kit::PendingRequest;
 
-use crate::acquire::{AcquireReply, Acquirer};
+use crate::acquire::{AcquireCall, AcquireReply, Acquirer, released};
 use crate::codec::AcquireStage;
 use crate::keys::KeyGroup;
 use crate::release::Releaser;
@@ -50,6 +51,7 @@ impl MultiSlot<'_> {
         &self,
         parts: &[GroupPart],
         request: &LockRequest,
+        pending: &PendingRequest,
     ) -> Result<AcquireOutcome> {
         if request.owner.is_some() {
             return Err(Error::Unsupported(
@@ -59,8 +61,9 @@ impl MultiSlot<'_> {
             ));
         }
         let mut begun = false;
-        let answer = self.wait_for_all_parts(parts, request, &mut begun).await;
-        if matches!(answer, Ok(AcquireOutcome::Granted(_))) || !begun {
+        let answer = self.wait_for_all_parts(parts, request, pending, &mut begun).await;
+        // The release that cancelled the call ends all parts. The caller may have acquired again since.
+        if matches!(answer, Ok(AcquireOutcome::Granted(_))) || !begun || pending.is_cancelled() {
             return answer;
         }
         // Release every part that may be held or queued. If a release fails, the part may still be held.
@@ -75,19 +78,23 @@ impl MultiSlot<'_> {
         &self,
         parts: &[GroupPart],
         request: &LockRequest,
+        pending: &PendingRequest,
         begun: &mut bool,
     ) -> Result<AcquireOutcome> {
         let clock = &*self.acquirer.runner.options.clock;
         let until = request.wait.deadline(clock.now());
         loop {
             let sent_at = clock.now();
-            let (blocked, busy) = match self.try_all_parts(parts, request, begun).await? {
+            let (blocked, busy) = match self.try_all_parts(parts, request, pending, begun).await? {
                 Ok(fence) => {
                     let (key, mode, ttl) = (request.key.clone(), request.mode, request.ttl);
                     return Ok(AcquireOutcome::Granted(Grant { key, fence, mode, ttl, sent_at, lease: ttl }));
                 }
                 Err(blocked) => blocked,
             };
+            if pending.is_cancelled() {
+                return Err(released());
+            }
             self.release_multi_slot(parts, &request.key).await?;
             let now = clock.now();
             let wait = match until {
@@ -97,9 +104,8 @@ impl MultiSlot<'_> {
             };
             let (group, part) = self.part_of(&parts[blocked], request, wait);
             *begun = true;
-            if let busy @ AcquireOutcome::Busy(_) =
-                self.acquirer.acquire_in_group(group, &part, &others(request, &part)).await?
-            {
+            let call = AcquireCall { request: &part, others: &others(request, &part), pending };
+            if let busy @ AcquireOutcome::Busy(_) = self.acquirer.acquire_in_group(group, call).await? {
                 return Ok(busy);
             }
         }
@@ -111,6 +117,7 @@ impl MultiSlot<'_> {
         &self,
         parts: &[GroupPart],
         request: &LockRequest,
+        pending: &PendingRequest,
         begun: &mut bool,
     ) -> Result<Result<Fence, (usize, lockkeeper_core::Busy)>> {
         let mut highest = Fence::MIN;
@@ -121,16 +128,10 @@ impl MultiSlot<'_> {
                 let (group, part) = self.part_of(part, request, Wait::No);
                 let keys: Vec<String> =
                     part.key.names.iter().map(|name| self.acquirer.runner.keys.lock_key(name)).collect();
-                let asked = self
-                    .acquirer
-                    .send_request(
-                        group,
-                        &keys,
-                        (&part, &others(request, &part)),
-                        AcquireStage::TryOnce,
-                        raise.then_some(highest),
-                    )
-                    .await;
+                let call = AcquireCall { request: &part, others: &others(request, &part), pending };
+                let raise = raise.then_some(highest);
+                let asked =
+                    self.acquirer.send_request(group, &keys, call, AcquireStage::TryOnce, raise).await;
                 *begun |= !matches!(asked, Ok(AcquireReply::Busy(_)) | Err(Error::Unavailable(_)));
                 match asked? {
                     AcquireReply::Granted(fence) => {

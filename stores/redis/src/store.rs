@@ -7,9 +7,9 @@ use lockkeeper_core::{
     AcquireOutcome, Error, EventStream, Fence, Grant, LockName, LockPage, LockRequest, LockView, Locks, Page,
     Profile, ReleaseOutcome, RenewOutcome, RequestKey, Result, limits,
 };
-use lockkeeper_store_kit::{IoThread, Task};
+use lockkeeper_store_kit::{IoThread, PendingRequests, Task};
 
-use crate::acquire::Acquirer;
+use crate::acquire::{AcquireCall, Acquirer, released};
 use crate::batch::{self, BatchKind, BatchSender, BatchWorker};
 use crate::config::Options;
 use crate::connection::{Listener, PushEvent};
@@ -37,6 +37,8 @@ struct RedisStoreInner {
     runner: Arc<ScriptRunner>,
     acquirer: Acquirer,
     releaser: Releaser,
+    /// The acquire calls without an answer.
+    pending: PendingRequests,
     takes: BatchSender,
     waiters: Arc<Waiters>,
     watchers: Arc<Watchers>,
@@ -83,6 +85,7 @@ impl RedisStore {
                     unknown: unknown.clone(),
                 },
                 watchers: Arc::new(Watchers::new(runner.clone())),
+                pending: PendingRequests::default(),
                 takes,
                 runner,
                 waiters,
@@ -113,6 +116,13 @@ impl RedisStore {
 
     pub(crate) fn takes(&self) -> &BatchSender {
         &self.inner.takes
+    }
+
+    async fn release_parts(&self, key: &RequestKey) -> Result<ReleaseOutcome> {
+        match self.runner().group_of(&key.names) {
+            Some(group) => self.inner.releaser.release(group, key).await,
+            None => self.multi_slot().release_multi_slot(&self.runner().parts(&key.names), key).await,
+        }
     }
 
     fn multi_slot(&self) -> MultiSlot<'_> {
@@ -160,16 +170,25 @@ impl Locks for RedisStore {
     async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
         request.check()?;
         let suspended = self.inner.unknown.suspend(&request.key);
+        let pending = self.inner.pending.begin(request.key.attempt);
         let answer = match self.runner().group_of(&request.key.names) {
-            Some(group) => self.inner.acquirer.acquire_in_group(group, request, &[]).await,
+            Some(group) => {
+                let call = AcquireCall { request, others: &[], pending: &pending };
+                self.inner.acquirer.acquire_in_group(group, call).await
+            }
             None => {
-                self.multi_slot().acquire_multi_slot(&self.runner().parts(&request.key.names), request).await
+                let parts = self.runner().parts(&request.key.names);
+                self.multi_slot().acquire_multi_slot(&parts, request, &pending).await
             }
         }?;
+        // The release has ended the grant, and the next client may have the lock.
+        if matches!(answer, AcquireOutcome::Granted(_)) && pending.is_cancelled() {
+            return Err(released());
+        }
         // The caller of a busy lock has nothing to release. The release leaves a tombstone for the earlier requests of the attempt.
         let attempt = request.key.attempt.to_hex();
         if matches!(answer, AcquireOutcome::Busy(_)) && self.inner.unknown.may_arrive(&attempt) {
-            self.release(&request.key).await.map_err(|error| {
+            self.release_parts(&request.key).await.map_err(|error| {
                 Error::Unknown(format!("the lock is busy, and an earlier request may still take it: {error}"))
             })?;
             self.inner.unknown.record_tombstone(&attempt);
@@ -202,11 +221,11 @@ impl Locks for RedisStore {
     }
 
     async fn release(&self, key: &RequestKey) -> Result<ReleaseOutcome> {
-        self.inner.waiters.leave(&key.attempt.to_hex());
-        match self.runner().group_of(&key.names) {
-            Some(group) => self.inner.releaser.release(group, key).await,
-            None => self.multi_slot().release_multi_slot(&self.runner().parts(&key.names), key).await,
+        if self.inner.pending.cancel(key.attempt) {
+            // A request of the call may arrive after this release.
+            self.inner.unknown.record_attempt(&key.attempt.to_hex());
         }
+        self.release_parts(key).await
     }
 
     async fn inspect(&self, name: &LockName) -> Result<Option<LockView>> {

@@ -5,7 +5,7 @@ mod poll;
 pub(crate) use poll::run;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -97,7 +97,6 @@ struct RedisWaiter {
     attempt: String,
     ttl: Duration,
     woken: Notify,
-    left: AtomicBool,
     kept: KeepFlag,
     hand_off: Mutex<HandOffState>,
 }
@@ -227,7 +226,6 @@ impl Waiters {
             attempt,
             ttl,
             woken: Notify::new(),
-            left: AtomicBool::new(false),
             kept: KeepFlag::default(),
             hand_off: Mutex::default(),
         });
@@ -239,14 +237,6 @@ impl Waiters {
     /// How long the server keeps the queue entries of this process after its last poll.
     pub fn entry_life(&self, claim: Duration) -> Duration {
         self.ttls.entry_life(claim, self.poll)
-    }
-
-    /// Cancels the wait of `attempt`.
-    pub fn leave(&self, attempt: &str) {
-        if let Some(waiter) = self.state().waiters.get(attempt) {
-            waiter.left.store(true, Ordering::SeqCst);
-            waiter.woken.notify_one();
-        }
     }
 
     /// Handles the message of a hand-off: the attempt, the fence and the lease.
@@ -358,11 +348,6 @@ impl WaiterHandle<'_> {
             state.unconfirmed.retain(|_, since| *since + Options::CLAIM_MOST > now);
             state.unconfirmed.insert(self.waiter.attempt.clone(), now);
         }
-    }
-
-    /// Whether the wait was cancelled.
-    pub fn left(&self) -> bool {
-        self.waiter.left.load(Ordering::SeqCst)
     }
 }
 

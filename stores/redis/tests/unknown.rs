@@ -174,6 +174,13 @@ async fn a_request_that_arrives_after_its_release_takes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_that_was_released_meanwhile_is_not_reported() {
+    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
+    let (store, other) = (open(server.addr()).await.unwrap(), open(server.addr()).await.unwrap());
+    laws::unknown::a_grant_that_was_released_meanwhile_is_not_reported(&store, &other).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_silent_server_is_noticed_while_callers_come_and_go() {
     let Ok(server) = servers::redis(RedisOptions::default()) else { return };
     let open = async |addr| open(addr).await.unwrap();

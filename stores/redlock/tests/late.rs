@@ -74,6 +74,15 @@ async fn a_release_that_was_given_up_leaves_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grant_that_was_released_meanwhile_is_not_reported() {
+    let Some(fleet) = tokio::task::spawn_blocking(Fleet::start).await.unwrap() else { return };
+    let options = "young_node=0s&node_timeout=800ms&timeout=5s&max_ttl=15m";
+    let store: Arc<dyn Store> = Arc::new(fleet.open(options).await);
+    let other = fleet.past_the_proxies(options).await;
+    laws::unknown::a_grant_that_was_released_meanwhile_is_not_reported(&store, &other).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dead_clients_cost_no_more_than_declared() {
     let Some(fleet) = tokio::task::spawn_blocking(Fleet::start).await.unwrap() else { return };
     let servers: Vec<_> = fleet.servers.iter().map(|server| server.addr()).collect();
