@@ -8,7 +8,8 @@ use std::time::Duration;
 use lockkeeper_core::Fence;
 use lockkeeper_testkit::history::{
     self, Demand, History, HistoryEvent, HistoryRecorder, HistoryVerdict, Pause, Rule, Violation, contended,
-    exclusion, fences, laws, no_signals, owners, residue, resource, signals, stale_writes, verdict,
+    exclusion, fences, laws, linearizability, no_signals, owners, residue, resource, signals, stale_writes,
+    verdict,
 };
 use lockkeeper_testkit::resource::Accepted;
 use lockkeeper_testkit::servers::TempDir;
@@ -303,6 +304,48 @@ fn a_correct_lock_breaks_no_rule_and_every_bug_is_caught_by_its_rule() {
         let caught = (0..20).filter(|seed| run_breaks(*seed, bug, rule)).count();
         assert!(caught >= 5, "{bug:?} was caught by {rule:?} in {caught} of 20 runs");
     }
+}
+
+#[test]
+fn a_search_for_an_order_finds_what_the_sweeps_find() {
+    use sim::Bug::{DeadlineFromReply, FenceIsGivenTwice, FenceStartsAgain, GrantsWhatIsHeld};
+    for bug in [GrantsWhatIsHeld, DeadlineFromReply, FenceStartsAgain, FenceIsGivenTwice] {
+        let caught = (0..20).filter(|seed| run_breaks(*seed, bug, Rule::Linearizability)).count();
+        assert!(caught >= 5, "{bug:?} was caught in {caught} of 20 runs");
+    }
+}
+
+#[test]
+fn an_order_that_explains_the_history_is_found_or_missed() {
+    assert_clean(&linearizability(&story(GOOD)));
+    // Both are granted while both ask: the order of their fences explains it, if the first was released in time.
+    let race = "
+        10 p1 acquire invoke a1
+        11 p2 acquire invoke a2
+        40 p1 acquire ok a1 fence=2 deadline=200
+        41 p2 acquire ok a2 fence=1 deadline=200";
+    let explained = "
+        10 p1 acquire invoke a1
+        11 p2 acquire invoke a2
+        40 p2 acquire ok a2 fence=1 deadline=200
+        42 p2 release invoke a2
+        50 p1 acquire ok a1 fence=2 deadline=200
+        60 p2 release ok a2
+        70 p1 release invoke a1
+        80 p1 release ok a1";
+    assert_clean(&linearizability(&story(explained)));
+    assert_one(
+        &linearizability(&story(race)),
+        Rule::Linearizability,
+        "no order of the 2 operations",
+        &[40, 41],
+    );
+    // The planted overlap: the second has the lock before the first begins to release it.
+    let overlap = explained.replace("        42 p2 release invoke", "        55 p2 release invoke");
+    assert_one(&linearizability(&story(&overlap)), Rule::Linearizability, "no order of the", &[50, 40]);
+    // Two windows: a fence that goes back from one to the next.
+    let back = format!("{explained}\n90 p3 acquire invoke a3\n95 p3 acquire ok a3 fence=2 deadline=300");
+    assert_one(&linearizability(&story(&back)), Rule::Linearizability, "no order of the 1", &[95]);
 }
 
 fn run_breaks(seed: u64, bug: sim::Bug, rule: Rule) -> bool {

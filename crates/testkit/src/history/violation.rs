@@ -19,6 +19,8 @@ pub enum Rule {
     Signal,
     /// C7: only the owner renews and releases, and releases once.
     Owner,
+    /// One order of all grants and releases explains what the clients saw: a second opinion on C1 and C2.
+    Linearizability,
 }
 
 impl Rule {
@@ -31,6 +33,7 @@ impl Rule {
             Rule::Residue => "C5",
             Rule::Signal => "C6",
             Rule::Owner => "C7",
+            Rule::Linearizability => "C1, C2",
         }
     }
 }

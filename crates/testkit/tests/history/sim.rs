@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{Attempt, BootInstant, Fence, Mode, Outcome};
 use lockkeeper_testkit::history::{
-    History, HistoryEvent, Operation, Rule, Violation, laws, resource, signals,
+    History, HistoryEvent, Operation, Rule, Violation, laws, linearizability, resource, signals,
 };
 use lockkeeper_testkit::resource::Accepted;
 
@@ -54,6 +54,7 @@ impl Run {
     pub fn violations(&self) -> Vec<Violation> {
         let mut found = laws(&self.history);
         found.extend(signals(&self.history, &[], Duration::from_nanos(1)));
+        found.extend(linearizability(&self.history));
         found.extend(resource(&self.history, "x", &self.accepted));
         found
     }
