@@ -3,7 +3,7 @@
 mod common;
 use common::*;
 
-const COMMANDS: [&str; 44] = [
+const COMMANDS: [&str; 45] = [
     "",
     "run",
     "hold",
@@ -36,6 +36,7 @@ const COMMANDS: [&str; 44] = [
     "record watch",
     "store",
     "store init",
+    "verify",
     "fence",
     "fence check",
     "fence install",

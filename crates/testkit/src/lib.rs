@@ -7,19 +7,25 @@
 //! - [`history`]: a recorder, and checkers that find two holders, a fence that went back, a stale write.
 //! - [`proxy`]: a TCP proxy that cuts, holds, resets, duplicates and throttles at message boundaries.
 //! - [`ratio`]: measures a store beside a peer, for the benchmarks; [`lock_table`]: drives a store beside the lock table of `core`.
+//! - [`verify`]: runs the laws on a store that its user runs already, and gives a verdict for each promise.
 //! - [`servers`]: starters for real servers; [`resource`]: things for a lock to protect, fenced and not; [`stop`]: stops a process.
 
 pub mod bugs;
 pub mod fenced;
 pub mod history;
 pub mod laws;
+#[cfg(feature = "servers")]
 pub mod lock_table;
+mod port;
 pub mod proxy;
 pub mod ratio;
 pub mod resource;
+#[cfg(feature = "servers")]
 pub mod scenarios;
+#[cfg(feature = "servers")]
 pub mod servers;
 mod simulated_keeper;
 pub mod stop;
+pub mod verify;
 
 pub use simulated_keeper::SimulatedKeeper;

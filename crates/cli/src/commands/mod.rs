@@ -28,6 +28,8 @@ pub mod run;
 pub mod show;
 pub mod status;
 pub mod store;
+#[cfg(feature = "verify")]
+pub mod verify;
 pub mod watch;
 
 use std::future::Future;
@@ -77,6 +79,9 @@ pub enum CliCommand {
     Record(record::RecordArgs),
     /// Set up a store
     Store(store::StoreArgs),
+    /// Check that a store keeps its promises, with names of its own
+    #[cfg(feature = "verify")]
+    Verify(verify::VerifyArgs),
     /// Check fences (fencing tokens): of a grant, or in a database table that refuses late writers
     Fence(fence::FenceArgs),
     /// Check fences in front of an HTTP service that cannot be changed
@@ -114,6 +119,8 @@ impl CliCommand {
             CliCommand::Limit(limit) => limit.common.json,
             CliCommand::Record(record) => record.json(),
             CliCommand::Store(store) => store.json(),
+            #[cfg(feature = "verify")]
+            CliCommand::Verify(verify) => verify.common.json,
             CliCommand::Fence(fence) => fence.json(),
             #[cfg(feature = "gate")]
             CliCommand::Gate(gate) => gate.common.json,
@@ -171,6 +178,9 @@ impl CliCommand {
             CliCommand::Jobs(jobs) => jobs.quiet(),
             CliCommand::Cached(cached) => cached.job.quiet,
             CliCommand::Partitions(partitions) => partitions.job.quiet,
+            // The laws make the faults that would be reported.
+            #[cfg(feature = "verify")]
+            CliCommand::Verify(_) => true,
             _ => false,
         }
     }
@@ -202,6 +212,8 @@ pub fn run(command: CliCommand) -> i32 {
         CliCommand::Limit(limit) => block_on(signals::stoppable(limit.execute())),
         CliCommand::Record(record) => block_on(record.execute()),
         CliCommand::Store(store) => block_on(store.execute()),
+        #[cfg(feature = "verify")]
+        CliCommand::Verify(verify) => block_on(verify.execute()),
         CliCommand::Fence(fence) => block_on(fence.execute()),
         #[cfg(feature = "gate")]
         CliCommand::Gate(gate) => gate.execute(),

@@ -6,6 +6,7 @@
 
 mod interleavings;
 mod laws;
+#[cfg(feature = "servers")]
 pub mod paused_writer;
 mod table;
 

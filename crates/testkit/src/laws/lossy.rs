@@ -49,7 +49,9 @@ pub struct LossyStore {
 impl LossyStore {
     /// Prints the seed, so that a failure can be repeated.
     pub fn new(store: Arc<dyn Store>, seed: u64) -> Arc<Self> {
-        println!("LOCKKEEPER_SEED={seed}");
+        if says_seeds() {
+            println!("LOCKKEEPER_SEED={seed}");
+        }
         let (late, delivered_late) = (Mutex::default(), AtomicU64::new(0));
         Arc::new(LossyStore { store, random: AtomicU64::new(seed), late, delivered_late, loses_locks: false })
     }

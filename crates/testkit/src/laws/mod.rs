@@ -11,6 +11,7 @@ pub mod cached;
 pub mod claim;
 pub mod election;
 pub mod exclusion;
+#[cfg(feature = "servers")]
 pub mod fault_scenario;
 pub mod fence;
 pub mod guard;

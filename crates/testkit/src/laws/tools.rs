@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use lockkeeper_core::{
@@ -28,6 +28,18 @@ pub fn set_patience(patience: Duration) {
 
 fn patience() -> Duration {
     Duration::from_millis(PATIENCE_MS.load(Ordering::Relaxed))
+}
+
+/// Whether laws print their seeds.
+static SAYS_SEEDS: AtomicBool = AtomicBool::new(true);
+
+/// From now on laws print nothing: their standard output is that of a program.
+pub fn say_no_seeds() {
+    SAYS_SEEDS.store(false, Ordering::Relaxed);
+}
+
+pub(super) fn says_seeds() -> bool {
+    SAYS_SEEDS.load(Ordering::Relaxed)
 }
 
 /// Waits for something that must happen.

@@ -13,7 +13,7 @@ use super::fault::{ConnectionEnd, Fault, Pick};
 use super::fault_plan::{FaultPlan, locked};
 use super::framing::Framing;
 use super::{Count, Direction, Injected, Upstream, connection};
-use crate::servers::Port;
+use crate::port::Port;
 
 const BACKLOG: i32 = 128;
 

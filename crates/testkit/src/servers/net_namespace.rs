@@ -7,9 +7,9 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use super::port::try_claim;
 use super::process::Launch;
 use super::{Skip, demand, require};
+use crate::port::try_claim;
 
 /// A few islands that reach each other, and the test, over one bridge. It needs root, and goes when the last is dropped.
 #[derive(Debug)]

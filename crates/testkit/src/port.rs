@@ -59,7 +59,7 @@ impl Port {
 }
 
 /// Claims something of this machine that only one test may have at a time. `None`: another one has it.
-pub(super) fn try_claim(what: &str) -> io::Result<Option<File>> {
+pub(crate) fn try_claim(what: &str) -> io::Result<Option<File>> {
     let user = rustix::process::getuid().as_raw();
     let dir = std::env::temp_dir().join(format!("lockkeeper-ports-{user}"));
     fs::create_dir_all(&dir)?;
