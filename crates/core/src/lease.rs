@@ -307,6 +307,26 @@ mod tests {
     }
 
     #[test]
+    fn each_reason_of_a_loss_has_a_sentence_of_its_own() {
+        let reasons = [
+            LossReason::Taken,
+            LossReason::Revoked("the host is drained".into()),
+            LossReason::Silence,
+            LossReason::Unreachable("connection refused".into()),
+            LossReason::MaxHold,
+            LossReason::Stalled,
+            LossReason::Abandoned,
+            LossReason::Forked,
+            LossReason::Reassigned,
+        ];
+        let told: std::collections::BTreeSet<String> = reasons.iter().map(LossReason::to_string).collect();
+        assert!(told.len() == reasons.len() && told.iter().all(|text| text.len() > 20), "{told:?}");
+        for given in ["the host is drained", "connection refused"] {
+            assert!(told.iter().any(|text| text.contains(given)), "{given:?} is not told: {told:?}");
+        }
+    }
+
+    #[test]
     fn a_first_lease_may_be_shorter() {
         let terms = Terms { ttl: TTL, max_hold: None, progress_within: None, jitter: 0 };
         let mut lease = Lease::new(at(0), TTL / 6, terms);
