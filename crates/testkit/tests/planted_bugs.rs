@@ -10,7 +10,7 @@ use futures_util::FutureExt;
 use lockkeeper::{Clock, Store, WallTime};
 use lockkeeper_host::VirtualClock;
 use lockkeeper_memory::MemoryStore;
-use lockkeeper_testkit::bugs::{Bug, Bugged};
+use lockkeeper_testkit::bugs::{Bug, Bugged, CLASSES, CaughtBy};
 use lockkeeper_testkit::laws::Harness;
 
 /// The reference store, spoilt.
@@ -27,6 +27,7 @@ impl<const BUG: u8> Harness for Planted<BUG> {
             .iter()
             .chain(recipes::ALL)
             .chain(forgotten::ALL)
+            .chain(clients::ALL)
             .copied()
             .find(|bug| *bug as u8 == BUG)
             .expect("a bug that is used");
@@ -66,6 +67,7 @@ fn text_of(panic: &(dyn Any + Send)) -> String {
 macro_rules! planted_tests {
     ([] $($group:ident::$law:ident => $bug:ident: $text:literal,)*) => {
         pub const ALL: &[Bug] = &[$(Bug::$bug),*];
+        pub const CAUGHT: &[(Bug, &str)] = &[$((Bug::$bug, stringify!($law))),*];
         $(
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $law() {
@@ -105,4 +107,33 @@ mod recipes {
 mod forgotten {
     use super::*;
     lockkeeper_testkit::every_recipe_bug!(planted_tests);
+}
+
+/// The client is wrong about itself.
+mod clients {
+    use super::*;
+    lockkeeper_testkit::every_client_bug!(planted_tests);
+}
+
+#[test]
+fn every_class_of_bugs_has_a_planted_bug_that_is_caught() {
+    let numbers: Vec<u8> = CLASSES.iter().map(|class| class.number).collect();
+    assert_eq!(numbers, (1..=22).collect::<Vec<_>>());
+    let caught = [laws::CAUGHT, recipes::CAUGHT, forgotten::CAUGHT, clients::CAUGHT].concat();
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    for class in CLASSES {
+        assert!(!class.caught_by.is_empty(), "B{}, {}: no bug is planted", class.number, class.what);
+        for row in class.caught_by {
+            match row {
+                CaughtBy::Law(bug, law) => {
+                    let listed = caught.contains(&(*bug, *law));
+                    assert!(listed, "B{}: no test runs {law} against {bug:?}", class.number);
+                }
+                CaughtBy::Test { file, test, .. } => {
+                    let text = std::fs::read_to_string(root.join(file)).expect("the file is there");
+                    assert!(text.contains(&format!("fn {test}(")), "B{}: {file} has no {test}", class.number);
+                }
+            }
+        }
+    }
 }

@@ -1,10 +1,13 @@
 //! Planted bugs: a good store, spoilt in one way each, or a recipe that forgets a check. Every law must catch one of them; see
 //! [`crate::every_law`].
 
+mod classes;
+mod client;
 mod limit;
 mod recipe;
 mod store;
 
+pub use classes::{BugClass, CLASSES, CaughtBy};
 pub use store::Bugged;
 
 /// Ways in which real lock managers have been wrong.
@@ -69,6 +72,11 @@ pub enum Bug {
     CountsFromTheReply,
     CountsFromTomorrow,
     OverstatesItself,
+    // Clients that are wrong about themselves.
+    RenewalStopsAfterAnOutage,
+    NeverReconnects,
+    WaiterExpiresUnseen,
+    SessionsAreShared,
     // In the recipes, on a store that is fine.
     UpdateUnchecked,
     WriteLogForgotten,

@@ -16,6 +16,7 @@ use lockkeeper_core::{
 use lockkeeper_host::{Clock, random_128};
 use tokio::sync::Notify;
 
+use super::client::RenewalTimes;
 use super::{Bug, recipe};
 
 /// A store with one [`Bug`].
@@ -46,6 +47,8 @@ struct Notes {
     /// The waiters without a queue, the newest last.
     polling: Mutex<Vec<RequestKey>>,
     served: Notify,
+    /// When the client has last renewed its grants.
+    leases: RenewalTimes,
     /// The newest wall clock of a take, in µs.
     limit_clock: AtomicU64,
 }
@@ -314,12 +317,26 @@ impl Locks for Bugged {
         {
             self.notes.counts.lock().unwrap().remove(request.key.names.first());
         }
+        let began = self.clock.as_ref().map(|clock| clock.now());
+        let waited = || self.clock.as_ref().zip(began).map(|(clock, began)| clock.now().since(began));
         match self.request(request).await? {
+            // The client does not notice that its own lease ended while it waited.
+            AcquireOutcome::Granted(grant)
+                if self.bug == Bug::WaiterExpiresUnseen && waited() > Some(request.ttl) =>
+            {
+                self.store.release(&grant.key).await?;
+                Ok(AcquireOutcome::Granted(grant))
+            }
             AcquireOutcome::Granted(grant) => Ok(AcquireOutcome::Granted(self.colour(request, grant).await)),
             AcquireOutcome::Busy(busy) => {
                 let lets_in = match self.bug {
                     Bug::GrantsEveryRequest => true,
                     Bug::ReadersBarge => request.mode == Mode::Shared,
+                    // The store knows the session, and not which of its users requests the lock.
+                    Bug::SessionsAreShared => {
+                        let own = self.own_fence.load(Ordering::Relaxed);
+                        busy.held.iter().any(|held| held.fence.get() == own)
+                    }
                     _ => false,
                 };
                 let like = busy.held.first().map_or(Fence::new(1)?, |held| held.fence);
@@ -339,6 +356,11 @@ impl Locks for Bugged {
     async fn renew(&self, grants: &[Grant]) -> Result<Vec<RenewOutcome>> {
         if self.bug == Bug::RenewalDoesNothing {
             return Ok(vec![RenewOutcome::Renewed; grants.len()]);
+        }
+        if let Some(clock) = &self.clock
+            && let Some(answer) = self.notes.leases.renew(self.bug, clock.now(), grants)
+        {
+            return answer;
         }
         let mut answers = self.store.renew(grants).await?;
         if self.bug == Bug::RenewsOneOfMany {

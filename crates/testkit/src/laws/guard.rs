@@ -27,6 +27,31 @@ pub async fn a_guard_outlives_its_ttl<H: Harness>(h: H) {
     take(&other, &request("orders/42")).await;
 }
 
+/// The store cannot be reached for half of a ttl. The guard is renewed when it can be reached again, and from then on as before.
+pub async fn a_guard_outlives_a_short_outage<H: Harness>(h: H) {
+    let (client, other) = (h.client().await, h.client().await);
+    let cut = Arc::new(Cut { store: client, off: AtomicBool::new(false) });
+    let keeper = Lockkeeper::with_store(cut.clone(), h.clock());
+    let ttl = TTL * 2;
+    let guard = keeper.lock("orders/42").ttl(ttl).acquire().await.unwrap();
+    cut.off.store(true, Ordering::SeqCst);
+    for _ in 0..5 {
+        h.pass(ttl / 10).await;
+        keeper.quiesce().await;
+    }
+    cut.off.store(false, Ordering::SeqCst);
+    for _ in 0..12 {
+        h.pass(ttl / 8).await;
+        keeper.quiesce().await;
+    }
+    let busy =
+        refused_with(&other, &request("orders/42"), "a lock that was renewed again after an outage").await;
+    assert_eq!(busy.held[0].fence, guard.fence());
+    assert!(guard.is_held(), "{guard:?}");
+    assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
+    take(&other, &request("orders/42")).await;
+}
+
 /// How many guards of one shared lock a process has.
 const MANY: usize = 200;
 

@@ -125,6 +125,7 @@ macro_rules! every_law {
             queue::a_waiter_is_served_when_the_holder_expires => NeverExpires: "a waiter is served",
             queue::a_cycle_of_owners_is_a_deadlock => DeadlockUnseen: "a cycle is reported",
             queue::an_upgrade_is_a_deadlock => DeadlockUnseen: "an upgrade is answered",
+            queue::a_waiter_that_waited_for_longer_than_its_ttl_has_the_lock => WaiterExpiresUnseen: "a lock that was granted after a long wait: ",
             wake::the_next_waiter_is_let_in_within_the_declared_time => NoWaiterIsWoken: "the next waiter is let in after a release",
             modes::shared_holders_share_and_keep_writers_out => SharedLetsWritersIn: "a writer beside a reader: ",
             modes::shared_holders_do_share => SharedIsExclusive: "a reader beside a reader: ",
@@ -152,6 +153,7 @@ macro_rules! every_law {
             records::concurrent_updates_lose_nothing => ExpectIgnored: "updates were lost",
             records::a_scan_pages_through_all_in_order => ListForgetsPages: "the pages are not the whole",
             guard::a_guard_outlives_its_ttl => RenewalDoesNothing: "a lock with a guard: ",
+            guard::a_guard_outlives_a_short_outage => RenewalStopsAfterAnOutage: "a lock that was renewed again after an outage: ",
             guard::many_guards_of_one_lock_do_not_cost_each_other_the_lock => RenewsOneOfMany: "guards of one process cost each other the lock",
             guard::a_dropped_guard_frees_its_lock => ReleaseIsLost: "is free after a dropped guard",
             guard::a_cancelled_acquire_leaves_nothing => GhostInQueue: "is free after a cancelled acquire",
@@ -318,6 +320,18 @@ macro_rules! every_recipe_bug {
             windows::a_window_is_run_once_by_all => WindowForgotten: "it was run twice",
             windows::a_window_that_was_not_finished_is_taken_over => LateEndKept: "a late end was to be refused: Ok",
             windows::a_window_that_failed_is_told_and_run_again_as_often_as_it_may => EndForgotten: "how the run ended is not kept",
+        }
+    };
+}
+
+/// Calls a macro with further ways in which a client may be wrong about its lease or its session, and the law that must notice.
+#[macro_export]
+macro_rules! every_client_bug {
+    ($then:ident $(, $arg:tt)*) => {
+        $then! { [$($arg)*]
+            exclusion::one_name_has_one_holder => SessionsAreShared: "a lock that is held: ",
+            guard::a_guard_outlives_a_short_outage => NeverReconnects: "a lock that was renewed again after an outage: ",
+            guard::loss_is_told_before_anyone_else_gets_in => CountsFromTomorrow: "the rival was served while the guard still believed",
         }
     };
 }

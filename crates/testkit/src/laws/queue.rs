@@ -1,7 +1,7 @@
 //! First come, first served; and a waiter that leaves, leaves nothing behind.
 #![allow(missing_docs, reason = "a law's name is its sentence")]
 
-use lockkeeper_core::{AcquireOutcome, Error, Mode, ReleaseOutcome, Wait};
+use lockkeeper_core::{AcquireOutcome, Error, Mode, ReleaseOutcome, RenewOutcome, Wait};
 use tokio::task::JoinHandle;
 
 use super::*;
@@ -168,6 +168,21 @@ pub async fn a_waiter_is_served_when_the_holder_expires<H: Harness>(h: H) {
     h.pass(SHORT * 2).await;
     let served = granted(waiter).await;
     assert!(served.fence > late.fence);
+}
+
+/// A waiter may wait for longer than its ttl. In the end it gets the lock, and not the news of a grant that ended with the ttl.
+pub async fn a_waiter_that_waited_for_longer_than_its_ttl_has_the_lock<H: Harness>(h: H) {
+    let ttl = SHORT * 4;
+    let (a, b) = (h.client().await, h.client().await);
+    let held = take(&a, &request("orders/42")).await;
+    let brief = with(request("orders/42"), |request| request.ttl = ttl);
+    let waiter = join_queue(&b, &brief, 1).await;
+    h.pass(ttl * 5 / 4).await;
+    give_back(&a, &held.key).await;
+    let served = granted(waiter).await;
+    let busy = refused_with(&a, &request("orders/42"), "a lock that was granted after a long wait").await;
+    assert_eq!(busy.held.iter().map(|held| held.fence).collect::<Vec<_>>(), [served.fence]);
+    assert_eq!(b.renew(&[served]).await.unwrap(), [RenewOutcome::Renewed]);
 }
 
 pub async fn a_cycle_of_owners_is_a_deadlock<H: Harness>(h: H) {
