@@ -189,36 +189,6 @@ async fn a_silent_server_is_noticed_while_callers_come_and_go() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dead_clients_cost_no_more_than_declared() {
-    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
-    let open = async |addr| open(addr).await.unwrap();
-    laws::wake::dead_clients_cost_no_more_than_declared(server.addr(), Framing::Resp, open).await;
-}
-
-/// With the claim of 5 s that is the default: it follows the ttl of 2 s.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dead_waiters_of_a_short_ttl_cost_a_ttl_and_a_poll() {
-    let Ok(server) = servers::redis(RedisOptions::default()) else { return };
-    let open = async |addr: std::net::SocketAddr| {
-        let options = Options::from_url(&format!("redis://{addr}")).unwrap();
-        Arc::new(RedisStore::open(options).await.unwrap()) as Arc<dyn Store>
-    };
-    let bound = Duration::from_secs(3);
-    laws::wake::dead_waiters_of_a_short_ttl_cost_no_more_than(bound, server.addr(), Framing::Resp, open)
-        .await;
-}
-
-/// The same with a replica that has to have each grant.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dead_clients_cost_no_more_than_declared_with_replicas() {
-    let Ok(pair) = servers::redis_pair(RedisOptions::default()) else { return };
-    let open =
-        async |addr| open_at(&format!("redis://{addr}?timeout=2s&poll=100ms&claim=2s&wait_replicas=1")).await;
-    pair.wait_synced();
-    laws::wake::dead_clients_cost_no_more_than_declared(pair.primary().addr(), Framing::Resp, open).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_short_claim_does_not_shorten_that_of_another_client() {
     let Ok(server) = servers::redis(RedisOptions::default()) else { return };
     let proxy = Proxy::start(server.addr(), Framing::Resp);

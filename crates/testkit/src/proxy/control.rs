@@ -1,7 +1,7 @@
 //! The proxy's handle: cut, heal, hold and count.
 
 use std::fmt;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
@@ -24,7 +24,7 @@ pub struct Proxy {
     listener: TcpListener,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
-    _port: Port,
+    _port: Option<Port>,
 }
 
 impl Proxy {
@@ -34,15 +34,29 @@ impl Proxy {
     /// If the machine gives no port or no thread.
     pub fn start(upstream: impl Into<Upstream>, framing: Framing) -> Proxy {
         let (port, listener) = Port::listen();
+        Proxy::run(upstream.into(), framing, listener, Some(port))
+    }
+
+    /// Starts a proxy on another host of this machine, such as 127.0.0.2, and on the port of `upstream`. The nodes of a cluster that announce
+    /// their ports without a host send a client there that has reached one of them by such a proxy.
+    ///
+    /// # Panics
+    /// If the address is in use, or the machine gives no thread.
+    pub fn start_on(host: Ipv4Addr, upstream: SocketAddr, framing: Framing) -> Proxy {
+        let listener = TcpListener::bind((host, upstream.port())).expect("the address is free");
+        Proxy::run(upstream.into(), framing, listener, None)
+    }
+
+    fn run(upstream: Upstream, framing: Framing, listener: TcpListener, port: Option<Port>) -> Proxy {
         let addr = listener.local_addr().expect("a listener has an address");
         let taking = listener.try_clone().expect("a listener can be shared");
         taking.set_nonblocking(true).expect("a listener need not block");
         let script = Arc::new(FaultPlan::new(framing));
         let (stop, stopped) = oneshot::channel();
-        let (upstream, shared) = (Arc::new(upstream.into()), script.clone());
+        let (upstream, shared) = (Arc::new(upstream), script.clone());
         let thread = std::thread::Builder::new()
             .name("fault-proxy".into())
-            .spawn(move || run(shared, upstream, taking, stopped))
+            .spawn(move || accept_until_stopped(shared, upstream, taking, stopped))
             .expect("a thread can be started");
         Proxy { script, addr, listener, stop: Some(stop), thread: Some(thread), _port: port }
     }
@@ -136,7 +150,7 @@ impl Drop for Proxy {
     }
 }
 
-fn run(
+fn accept_until_stopped(
     script: Arc<FaultPlan>,
     upstream: Arc<Upstream>,
     listener: TcpListener,

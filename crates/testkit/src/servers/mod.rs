@@ -54,7 +54,7 @@ pub use redis_cluster::{
 };
 pub use redis_keys::RedisKey;
 pub use redis_pair::{RedisPair, redis_pair};
-pub use redis_sentinel::{RedisSentinel, redis_sentinel};
+pub use redis_sentinel::{RedisSentinel, redis_lone_sentinel, redis_sentinel};
 pub use require::{Skip, demand, only_with_full, require};
 pub use rustix::process::Signal;
 pub use server::{Program, Server, ServerSite};

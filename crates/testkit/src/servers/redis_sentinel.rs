@@ -46,11 +46,27 @@ pub struct RedisSentinel {
 pub fn redis_sentinel(options: RedisOptions) -> Result<RedisSentinel, Skip> {
     let pair = redis_pair(options)?;
     let program = redis_server()?;
-    let start = || Server::start(Sentinel { program: program.clone(), primary: pair.primary_link() });
+    let primary = pair.primary_link();
+    let start = || {
+        let name = RedisSentinel::NAME.to_owned();
+        Server::start(Sentinel { program: program.clone(), primary, name, quorum: 2, dead_after_ms: 2000 })
+    };
     let sentinels: Vec<Server> = (0..COUNT).map(|_| start()).collect();
     let fleet = RedisSentinel { pair, sentinels };
     fleet.sentinels().into_iter().for_each(wait_until_ready);
     Ok(fleet)
+}
+
+/// Starts a sentinel that is alone in watching a primary, by this name and at this address, and that never takes it for dead.
+///
+/// # Errors
+/// [`Skip`] if the tests are to run without `redis`.
+///
+/// # Panics
+/// If the program is missing or does not start.
+pub fn redis_lone_sentinel(name: &str, primary: SocketAddr) -> Result<Server, Skip> {
+    let (program, name) = (redis_server()?, name.to_owned());
+    Ok(Server::start(Sentinel { program, primary, name, quorum: 1, dead_after_ms: 3_600_000 }))
 }
 
 impl RedisSentinel {
@@ -108,6 +124,12 @@ fn wait_until_ready(sentinel: SocketAddr) {
 struct Sentinel {
     program: PathBuf,
     primary: SocketAddr,
+    /// The name of the primary.
+    name: String,
+    /// How many sentinels have to take the primary for dead.
+    quorum: usize,
+    /// The silence after which a sentinel takes the primary for dead.
+    dead_after_ms: u64,
 }
 
 impl Program for Sentinel {
@@ -120,15 +142,15 @@ impl Program for Sentinel {
     }
 
     fn prepare(&self, place: &ServerSite) -> io::Result<()> {
-        let (name, primary) = (RedisSentinel::NAME, self.primary);
+        let Sentinel { name, primary, quorum, dead_after_ms, .. } = self;
         let lines = [
             "bind 127.0.0.1".to_owned(),
             format!("port {}", place.addr(0).port()),
             format!("dir {}", place.dir().display()),
-            format!("sentinel monitor {name} {} {} 2", primary.ip(), primary.port()),
+            format!("sentinel monitor {name} {} {} {quorum}", primary.ip(), primary.port()),
             // Well over 1 s: a sentinel sends a new primary its first ping after that or this time, whichever is less,
             // and counts the silence before it. With 500 ms a failover is taken for the next failure, again and again.
-            format!("sentinel down-after-milliseconds {name} 2000"),
+            format!("sentinel down-after-milliseconds {name} {dead_after_ms}"),
             format!("sentinel failover-timeout {name} 2000"),
         ];
         // A sentinel keeps what it learns in its configuration, and finds it there when it starts again.
