@@ -38,9 +38,10 @@ for i = 1, #ARGV - 7 do
     -- fence that the client has seen, the slow path raises it.
     local value = redis.pcall('GET', KEYS[at])
     if type(value) == 'string' and string.sub(value, 1, 33) == attempt .. '\1' and struct.unpack('>d', value, 34) > floor then
+      -- First the write that needs no memory: see `press_on`.
+      redis.call('SREM', BASE .. 'unconfirmed:' .. client, attempt)
       redis.call('SET', KEYS[at], attempt .. '\0' .. string.sub(value, 34, 41) .. struct.pack('>d', ends)
         .. string.sub(value, 50), 'PX', px)
-      redis.call('SREM', BASE .. 'unconfirmed:' .. client, attempt)
       answer = struct.unpack('>d', value, 34)
     end
   elseif simple and not (waited and redis.call('EXISTS', BASE .. 'queue:' .. KEYS[at]) == 1) then

@@ -199,6 +199,20 @@ async fn a_full_server_takes_no_new_locks_and_goes_on_with_those_that_are_held()
     take(&two, &asked).await;
 }
 
+/// With replicas to wait for, a waiter confirms its hand-off by a lock request. A full server used to refuse that request, and the waiter lost
+/// the lock that it had been granted.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_server_lets_a_waiter_confirm_its_hand_off() {
+    let extra = vec![("maxmemory-policy".to_owned(), "noeviction".to_owned())];
+    let Ok(pair) = servers::redis_pair(RedisOptions { extra, ..RedisOptions::default() }) else { return };
+    let store = open(&format!("{}?wait_replicas=1", url(pair.primary()))).await;
+    let held = take(&store, &request("held")).await;
+    let waiter = join_queue(&store, &request("held"), 1).await;
+    fill(pair.primary());
+    assert_eq!(give_back(&store, &held.key).await, ReleaseOutcome::Released);
+    assert!(granted(waiter).await.fence > held.fence);
+}
+
 /// A server may run out of memory in the middle of a wait, too: the waiter gets an error or the lock, and is never
 /// left hanging with a lock that no client knows of.
 #[tokio::test(flavor = "multi_thread")]
