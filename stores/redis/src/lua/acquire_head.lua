@@ -7,7 +7,7 @@
 local COUNTER, WATCHED, WAITED, FORCED = KEYS[1], KEYS[2], KEYS[3], false
 local floor, BASE, client = tonumber(ARGV[1]), ARGV[3], ARGV[2]
 local answers, rest, RELEASED, UNREADABLE, HELD_BEFORE, OTHER_FORMAT = {}, {}, 17, 19, 20, 21
-local PLAIN = 16
+local PLAIN, NONE, CLAIM = 16, string.rep('-', 32), tonumber(ARGV[4])
 
 -- The fast path: a request whose one lock is free and has no queue is granted in the plain pattern.
 local known = redis.pcall('MGET', COUNTER, WATCHED, WAITED, BASE .. 'released')
@@ -26,6 +26,29 @@ local ends = math.floor(us / 1000) + px
 local fence, granted, first = math.max(last, us - 1, floor), false, struct.pack('>ddd', ends, us, 0)
 -- While a client watches, holds are stored in the hash, so that the scripts can report when they expire.
 local simple = count == 1 and kind == PLAIN and not known[2]
+local CLIENT = BASE .. 'client:' .. client
+
+-- Appends a plain request to the queue of a lock that has a plain hold of another attempt. Nil: the slow path decides.
+local function enqueue_behind_plain_hold(key, attempt, terms)
+  local value = redis.pcall('GET', key)
+  local plain = type(value) == 'string' and #value > 114 and string.byte(value, 33) <= 1 and string.sub(value, 66, 97) == NONE
+  if not plain or string.sub(value, 1, 32) == attempt then return nil end
+  local expires, now = struct.unpack('>d', value, 42), math.floor(us / 1000)
+  -- The hold has ended, or the clock was set back.
+  if expires <= now or expires > now + struct.unpack('>I4', value, 98) then return nil end
+  local queue = BASE .. 'queue:' .. key
+  if redis.pcall('HEXISTS', CLIENT, attempt) ~= 0 then return nil end
+  -- A full server rejects this.
+  local added = redis.pcall('ZADD', queue, fence + 1, attempt .. client)
+  if type(added) == 'table' then return nil end
+  fence, granted, waited = fence + 1, true, '1'
+  redis.call('HSET', CLIENT, attempt, struct.pack('>c1ddc0c0I4', head, us, 0, attempt, terms, CLAIM))
+  redis.call('PEXPIRE', CLIENT, (struct.unpack('>I4', head, 17)))
+  if redis.call('PTTL', queue) < CLAIM * 2 then redis.call('PEXPIRE', queue, CLAIM * 2) end
+  if redis.call('PTTL', WAITED) < CLAIM * 2 then redis.call('SET', WAITED, '1', 'PX', CLAIM * 3) end
+  return { 2, key, {}, redis.call('PTTL', key), redis.call('ZCARD', queue), now, fence }
+end
+
 for i = 1, #ARGV - 7 do
   local attempt, terms, answer = ARGV[i + 7], common, nil
   if #attempt > 32 then attempt, terms = string.sub(attempt, 1, 32), string.sub(attempt, 33) end
@@ -53,6 +76,9 @@ for i = 1, #ARGV - 7 do
       answer = fence
     end
   end
+  if not answer and simple and stage == 1 then
+    answer = enqueue_behind_plain_hold(KEYS[at], attempt, terms)
+  end
   answers[i] = answer or 0
   if not answer then rest[#rest + 1] = { i, at } end
   at = at + count
@@ -60,5 +86,3 @@ end
 if granted then redis.call('SET', COUNTER, fence) end
 if #rest == 0 then return answers end
 
-local CLAIM = tonumber(ARGV[4])
-local CLIENT = BASE .. 'client:' .. client

@@ -1,6 +1,5 @@
-local answers, at = {}, 4
-for i = 4, #ARGV, 2 do
-  local attempt, count = ARGV[i], tonumber(ARGV[i + 1])
+for _, one in ipairs(rest) do
+  local nth, attempt, at, count = unpack(one)
   local good, reason = true, nil
   for k = at, at + count - 1 do
     -- A hold that another version has written since cannot be renewed by this one: it is lost.
@@ -11,8 +10,7 @@ for i = 4, #ARGV, 2 do
   for k = at, at + count - 1 do
     if good and not reason then renew(load(KEYS[k]), find(load(KEYS[k]), attempt), client) end
   end
-  at = at + count
-  answers[#answers + 1] = good and (reason or 1) or 0
+  answers[nth] = good and (reason or 1) or 0
 end
 flush()
 return answers
