@@ -8,16 +8,17 @@ use lockkeeper_core::{
     AcquireOutcome, Busy, Error, Grant, LockName, LockRequest, ReleaseOutcome, Result, Wait,
 };
 use lockkeeper_host::sleep_until;
-use lockkeeper_store_kit::{CancelSignal, RecentSet};
+use lockkeeper_store_kit::admission::{AdmissionEntry, QueueVerdict, evaluate_request};
+use lockkeeper_store_kit::{CancelSignal, RecentSet, hash_attempt, hash_owner};
 
-use crate::admission::{self, RequestVerdict};
+use crate::admission::{self, RequestView};
 use crate::client::EtcdClient;
 use crate::codec::EntryState;
 use crate::error::Failure;
 use crate::fence_base::{FenceBase, fence_at};
-use crate::hold_registry::{HoldRegistry, RequestGuard};
+use crate::hold_registry::EtcdHolds;
 use crate::key_slots::SlotPool;
-use crate::keys::{self, KeyId};
+use crate::keys::KeyId;
 use crate::lease::EtcdLease;
 use crate::lease_pool::LeasePool;
 use crate::queue::QueueSnapshot;
@@ -37,7 +38,7 @@ const MAX_RETRIES: u32 = 8;
 pub struct Acquirer {
     pub client: Arc<EtcdClient>,
     pub base: Arc<FenceBase>,
-    pub registry: Arc<HoldRegistry>,
+    pub registry: Arc<EtcdHolds>,
     pub leases: Arc<LeasePool>,
     pub releaser: Arc<Releaser>,
     pub key_watcher: Arc<KeyWatcher>,
@@ -82,26 +83,24 @@ pub enum AcquireStep {
 
 impl Acquirer {
     pub async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
-        let attempt = keys::hash_attempt(&request.key.attempt);
-        let mut guard =
-            RequestGuard::new(&self.registry, &*self.client.clock, attempt, &request.key.names, request.ttl);
+        let attempt = hash_attempt(&request.key.attempt);
+        let mut guard = self.registry.begin(&*self.client.clock, attempt, &request.key.names, request.ttl);
         let enqueues = request.wait != Wait::No;
         // If this attempt already holds a grant, re-read the grant instead of enqueuing again.
         let (queued, outcome_unknown) = {
-            let registry = self.registry.lock();
-            let hold = registry.holds.get(&attempt);
+            let table = self.registry.table();
+            let hold = table.holds.get(&attempt);
             (hold.is_some_and(|hold| hold.grant.is_some()), hold.is_some_and(|hold| hold.outcome_unknown))
         };
-        let (created, read_all, out_of_space) = (0, false, false);
         let mut call = AcquireCall {
             acquirer: self,
             request,
             attempt,
             queued,
             enqueues,
-            created,
-            read_all,
-            out_of_space,
+            created: 0,
+            read_all: false,
+            out_of_space: false,
             outcome_unknown,
         };
         // Nearly every call ends here. The rest is a future many times as large, so it is created only when it is
@@ -115,7 +114,7 @@ impl Acquirer {
         if granted && (guard.caller.is_cancelled() || !self.registry.has_grant(&attempt)) {
             // Another call has released this request before this one had the reply. It may have looked for keys before the grant was written: so
             // whatever exists is removed, once more.
-            self.registry.lock().holds.remove(&attempt);
+            self.registry.table().holds.remove(&attempt);
             return Err(Error::Unavailable("another call has released this request".into()));
         }
         if matches!(reply, Err(Error::Lost(_))) {
@@ -123,10 +122,10 @@ impl Acquirer {
             guard.restore_expiry();
         }
         let open = call.queued || matches!(reply, Ok(AcquireOutcome::Granted(_)) | Err(Error::Unknown(_)));
-        guard.got_nothing = !open;
+        guard.left_nothing = !open;
         if call.out_of_space && !matches!(reply, Ok(_) | Err(Error::Unknown(_))) {
             // etcd has replied, so no transaction of this call is in flight: remove what it may have written now.
-            guard.got_nothing = Box::pin(call.end(SearchScope::WithSlots)).await.is_ok();
+            guard.left_nothing = Box::pin(call.end(SearchScope::WithSlots)).await.is_ok();
         }
         match reply {
             // The request is queued, whatever the outcome of the last transaction.
@@ -276,15 +275,13 @@ impl AcquireCall<'_> {
             }
             queues.push(queue);
         }
-        if !self.read_all
-            && queues.iter().any(|queue| !admission::is_sufficient(request, &self.attempt, queue))
-        {
+        if !self.read_all && self.views(&queues).any(|view| !view.is_sufficient(request)) {
             self.read_all = true;
             self.queued |= queues.iter().all(|queue| queue.entry_of(&self.attempt).is_some());
             return Ok(AcquireStep::Retry);
         }
         // The next read of a long queue needs only a part of it again.
-        self.read_all &= !(admission::is_simple(request) || admission::reads_ends(request));
+        self.read_all &= request.owner.is_some();
         self.decide(&lease, &reply, queues, highest_fence_seen).await
     }
 
@@ -328,16 +325,23 @@ impl AcquireCall<'_> {
             return Ok(AcquireStep::Retry);
         }
         let base = self.acquirer.base.get();
-        match admission::evaluate_request(self.request, &self.attempt, &queues, base, self.queued) {
-            Ok(RequestVerdict::Grant(fence)) => {
+        let owner = self.request.owner.as_ref().map(hash_owner);
+        let views: Vec<_> = self.views(&queues).collect();
+        match evaluate_request(self.request, owner, &views, base, self.queued) {
+            Ok(QueueVerdict::Grant(fence)) => {
                 self.take_lock(lease, &queues, revision, fence, highest_fence_seen).await
             }
-            Ok(RequestVerdict::Wait) => Ok(AcquireStep::Blocked { queues, revision }),
+            Ok(QueueVerdict::Wait) => Ok(AcquireStep::Blocked { queues, revision }),
             Err(error) => {
                 self.leave_queue().await?;
                 Err(error)
             }
         }
+    }
+
+    /// The queues, as they were read for this request.
+    pub fn views<'q>(&'q self, queues: &'q [QueueSnapshot]) -> impl Iterator<Item = RequestView<'q>> {
+        queues.iter().map(|queue| RequestView { queue, attempt: &self.attempt })
     }
 
     /// Ends what this attempt has stored.

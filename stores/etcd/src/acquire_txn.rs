@@ -4,6 +4,8 @@
 use std::sync::Arc;
 
 use lockkeeper_core::{Fence, Grant, LockName, Result};
+use lockkeeper_store_kit::OwnHold;
+use lockkeeper_store_kit::admission::{AdmissionEntry, revoked_error};
 
 use crate::acquire::{AcquireCall, AcquireStep, Acquirer, RETRY_DELAY};
 use crate::admission;
@@ -11,14 +13,13 @@ use crate::client::EtcdClient;
 use crate::codec::{EntryState, EntryValue};
 use crate::error::Failure;
 use crate::fence_base::fence_at;
-use crate::hold_registry::{GrantRecord, HoldEntry, KeyLocation};
+use crate::hold_registry::{GrantRecord, KeyLocation};
 use crate::key_slots::KeySlot;
 use crate::keys::KeyId;
 use crate::lease::EtcdLease;
 use crate::proto::{Compare, RequestOp};
 use crate::queue::{QueueEntry, QueueSnapshot};
 use crate::release::SearchScope;
-use crate::revoke::revoked_error;
 use crate::statements::{
     base_unchanged, created_at, first_keys, get, last_two, modified_at, nested, no_keys, put, range_by_value,
     txn, unmodified_since,
@@ -179,12 +180,10 @@ impl AcquireCall<'_> {
     /// Compares the hold that this request re-enters. A grant of several names ends as a whole, so one of its keys is
     /// compared for all: with 64 names there would be more comparisons than etcd allows.
     fn reentry_unchanged(&self, queues: &[QueueSnapshot], base: u64, fence: Fence) -> Vec<Compare> {
-        let guard = queues
-            .iter()
-            .filter_map(|queue| admission::find_reentered(self.request, &self.attempt, queue, base, fence));
         let mut seen: Vec<(Option<KeyId>, i64)> = Vec::new();
         let mut compare = Vec::new();
-        for entry in guard {
+        let views: Vec<_> = self.views(queues).collect();
+        for entry in views.iter().filter_map(|view| view.find_reentered(self.request, base, fence)) {
             if !seen.contains(&(entry.key_id, entry.modified)) {
                 seen.push((entry.key_id, entry.modified));
                 compare.push(modified_at(&entry.key, entry.modified));
@@ -201,7 +200,7 @@ impl AcquireCall<'_> {
         queues: &[QueueSnapshot],
         fence: Fence,
     ) -> Result<AcquireStep> {
-        if self.acquirer.registry.lock().ending.contains(&self.attempt) {
+        if self.acquirer.registry.table().ending.contains(&self.attempt) {
             // The grant expired before this call, and the process is about to end it.
             tokio::time::sleep(RETRY_DELAY).await;
             return Ok(AcquireStep::Retry);
@@ -215,7 +214,7 @@ impl AcquireCall<'_> {
         // If an outcome is unknown, a request to end the grant may still be in flight. Write the keys again, so that
         // its comparison fails.
         let outcome_unknown =
-            self.acquirer.registry.lock().holds.get(&self.attempt).is_some_and(|hold| hold.outcome_unknown);
+            self.acquirer.registry.table().holds.get(&self.attempt).is_some_and(|hold| hold.outcome_unknown);
         if !outcome_unknown && own.iter().all(|entry| entry.lease == lease.id && entry.modified == at) {
             let stored_fence = own[0].value.as_ref().and_then(|value| value.fence);
             let reply = TxnReply { revision: at, ..reply.clone() };
@@ -235,8 +234,8 @@ impl AcquireCall<'_> {
     /// Where a key of this attempt is. The slot belongs to this process if the registry knows it.
     fn location_of(&self, entry: &QueueEntry) -> KeyLocation {
         let attempt = entry.key_id.unwrap_or(self.attempt);
-        let registry = self.acquirer.registry.lock();
-        let grant = registry.holds.get(&self.attempt).and_then(|hold| hold.grant.as_ref());
+        let table = self.acquirer.registry.table();
+        let grant = table.holds.get(&self.attempt).and_then(|hold| hold.grant.as_ref());
         let location = grant.map(|grant| &grant.location).filter(|location| location.key_id == attempt);
         location.cloned().unwrap_or_else(|| attempt.into())
     }
@@ -272,11 +271,9 @@ impl AcquireCall<'_> {
         if location.key_id != self.attempt {
             value = value.with_attempt(&self.attempt);
         }
-        let (valid_until, written) = (sent_at + request.ttl, reply.revision);
-        let grant = GrantRecord { location, written, fence, valid_until, lease: lease.clone(), value };
-        let (grant, min_hold_until) = (Some(grant), Some(sent_at + request.min_hold));
-        let hold = HoldEntry::new(&request.key.names, request.ttl, sent_at + request.ttl);
-        acquirer.registry.insert(self.attempt, HoldEntry { grant, min_hold_until, ..hold });
+        let grant = GrantRecord { location, written: reply.revision, fence, lease: lease.clone(), value };
+        let hold = OwnHold::granted(&request.key.names, request.ttl, sent_at, grant);
+        acquirer.registry.insert(self.attempt, hold);
         if fence.get() <= highest_fence_seen {
             // The cluster was restored to an older state. Raise the base, and do not count this grant.
             Box::pin(acquirer.releaser.release_attempt(&request.key.names, self.attempt)).await?;

@@ -115,7 +115,7 @@ impl BatchRunner {
             self.send_alone(batch.remove(0)).await;
             return None;
         }
-        if batch.iter().all(|queued| !queued.optimistic()) {
+        if batch.iter().all(|queued| !queued.optimistic) {
             return Some(batch);
         }
         let sent_at = self.clock.now();
@@ -165,7 +165,7 @@ impl BatchRule for DistinctKeys {
                 // The task dropped it before it was sent.
                 continue;
             }
-            let (size, batch_operations) = (queued.size(), queued.batch_operations());
+            let (size, batch_operations) = (queued.size(), queued.batch_operations);
             let full = !batch.is_empty()
                 && (operations + batch_operations > MAX_OPERATIONS || bytes + size > MAX_BYTES);
             let blocked = queued
@@ -200,7 +200,7 @@ impl BatchRule for DistinctKeys {
 /// Keeps the transactions that may be sent again after a rejection. If the database is full, a transaction with puts
 /// may have been applied, so its outcome is unknown. The others need no space.
 fn keep_retryable(failure: &Failure, batch: Vec<QueuedTxn>) -> Option<Vec<QueuedTxn>> {
-    let unknown = |queued: &QueuedTxn| queued.has_puts() && failure.may_be_applied();
+    let unknown = |queued: &QueuedTxn| queued.has_puts && failure.may_be_applied();
     let (unknown, rest): (Vec<QueuedTxn>, Vec<QueuedTxn>) = batch.into_iter().partition(unknown);
     fail_all(failure, unknown);
     Some(rest).filter(|rest| !rest.is_empty())

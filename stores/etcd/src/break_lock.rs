@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{Fence, LockName, Result};
+use lockkeeper_store_kit::admission::AdmissionEntry;
 
 use crate::client::EtcdClient;
 use crate::codec::EntryState;

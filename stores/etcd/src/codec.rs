@@ -2,9 +2,10 @@
 //! format changes `FORMAT` and the golden fixture.
 
 use lockkeeper_core::{Attempt, Error, Fence, Holder, LockName, LockRequest, Mode, Result, WallTime};
+use lockkeeper_store_kit::hash_owner;
 use serde::{Deserialize, Serialize};
 
-use crate::keys::{self, KeyId};
+use crate::keys::KeyId;
 use crate::proto::Kv;
 
 /// The first bytes of every waiting entry's value. The values of all other states sort before it, so etcd can find
@@ -73,7 +74,7 @@ impl EntryValue {
         EntryValue {
             state,
             mode: request.mode,
-            owner: request.owner.as_ref().map(|owner| keys::hash_owner(owner).to_hex()),
+            owner: request.owner.as_ref().map(|owner| hash_owner(owner).to_hex()),
             attempt: None,
             fence,
             ttl_ms: millis(request.ttl),
@@ -139,6 +140,8 @@ pub fn decode_base(kv: &Kv) -> Result<u64> {
 mod tests {
     use std::sync::Arc;
 
+    use lockkeeper_store_kit::hash_attempt;
+
     use super::*;
 
     #[test]
@@ -188,7 +191,7 @@ mod tests {
         let name = |text: &str| LockName::new(text).unwrap();
         let ttl = std::time::Duration::from_secs(30);
         let fence = Fence::new(1_700_000_000_000_001).unwrap();
-        let id = |byte| Attempt::from_bytes(keys::hash_attempt(&Attempt::from_bytes([byte; 16]))).to_hex();
+        let id = |byte| Attempt::from_bytes(hash_attempt(&Attempt::from_bytes([byte; 16]))).to_hex();
         let mut request = LockRequest::new(Attempt::from_bytes([7; 16]), name("x"), ttl, holder);
         let value = |request: &LockRequest, fence| {
             EntryValue::new(request, EntryState::Granted, fence, WallTime::from_micros(1_700_000_000_000_000))
@@ -205,7 +208,7 @@ mod tests {
         add(
             "slot",
             "05".repeat(16),
-            plain.clone().with_attempt(&keys::hash_attempt(&request.key.attempt)).to_bytes(),
+            plain.clone().with_attempt(&hash_attempt(&request.key.attempt)).to_bytes(),
         );
         add(
             "revoked",

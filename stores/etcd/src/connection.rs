@@ -16,14 +16,14 @@ use tonic::codec::{Codec, EncodeBuf, Encoder};
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::metadata::MetadataValue;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Request, Status, Streaming};
+use tonic::{Request, Response, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 use crate::config::Options;
 use crate::error::Failure;
 use crate::proto::{AuthenticateRequest, AuthenticateResponse, TxnResponse};
-use crate::single_flight::SingleFlight;
 use lockkeeper_core::{Error, IgnorePoison, Result, Secret};
+use lockkeeper_store_kit::SingleFlight;
 
 /// A range with many values may be large.
 const MAX_REPLY_BYTES: usize = 256 << 20;
@@ -36,7 +36,7 @@ pub struct Connection {
     timeout: Duration,
     /// The index of the member in use, or of the one to try next.
     current: AtomicUsize,
-    member: SingleFlight<MemberChannel>,
+    member: SingleFlight<MemberChannel, Failure>,
     token: Mutex<Option<String>>,
     /// Counts failed channels, so that streams on them are reopened on the next one.
     failed_channels: watch::Sender<u64>,
@@ -169,29 +169,17 @@ impl Connection {
         }
     }
 
-    async fn call_at<B>(
+    async fn call_at<B: Message + Default + 'static>(
         &self,
         channel: &MemberChannel,
         path: &'static str,
         request: Bytes,
-    ) -> Result<B, Failure>
-    where
-        B: Message + Default + 'static,
-    {
-        let mut grpc = Grpc::new(channel.grpc.clone()).max_decoding_message_size(MAX_REPLY_BYTES);
-        let call = async {
-            grpc.ready().await.map_err(|error| {
-                Failure::NotSent(format!("{}: {}", channel.name, innermost_cause(&error)))
-            })?;
-            let request = self.with_metadata(request);
-            let codec = PreEncoded(PhantomData::<B>);
-            let reply = grpc.unary(request, PathAndQuery::from_static(path), codec).await;
-            reply.map(tonic::Response::into_inner).map_err(|status| Failure::of(&status, &channel.name))
+    ) -> Result<B, Failure> {
+        let request = self.with_metadata(request);
+        let call = async move |mut grpc: Grpc<Channel>| {
+            grpc.unary(request, PathAndQuery::from_static(path), PreEncoded(PhantomData::<B>)).await
         };
-        match tokio::time::timeout(self.timeout, call).await {
-            Ok(reply) => reply,
-            Err(_) => Err(Failure::NoReply(format!("{}: no reply within {:?}", channel.name, self.timeout))),
-        }
+        self.within_timeout(channel, call).await
     }
 
     /// Opens a stream in both directions. `requests` should already hold one: etcd sends no response headers before
@@ -207,23 +195,28 @@ impl Connection {
         B: Message + Default + 'static,
     {
         self.login(channel).await?;
-        let mut grpc = Grpc::new(channel.grpc.clone()).max_decoding_message_size(MAX_REPLY_BYTES);
-        let open = async {
-            grpc.ready().await.map_err(|error| {
-                Failure::NotSent(format!("{}: {}", channel.name, innermost_cause(&error)))
-            })?;
-            let codec = ProstCodec::<A, B>::default();
-            let reply =
-                grpc.streaming(self.with_metadata(requests), PathAndQuery::from_static(path), codec).await;
-            reply.map(tonic::Response::into_inner).map_err(|status| Failure::of(&status, &channel.name))
+        let requests = self.with_metadata(requests);
+        let open = async move |mut grpc: Grpc<Channel>| {
+            grpc.streaming(requests, PathAndQuery::from_static(path), ProstCodec::<A, B>::default()).await
         };
-        match tokio::time::timeout(self.timeout, open).await {
-            Ok(reply) => reply,
-            Err(_) => Err(Failure::NoReply(format!(
-                "{}: no reply to opening a stream within {:?}",
-                channel.name, self.timeout
-            ))),
-        }
+        self.within_timeout(channel, open).await
+    }
+
+    /// Runs a call when the channel is ready for it.
+    async fn within_timeout<T>(
+        &self,
+        channel: &MemberChannel,
+        call: impl AsyncFnOnce(Grpc<Channel>) -> Result<Response<T>, Status>,
+    ) -> Result<T, Failure> {
+        let mut grpc = Grpc::new(channel.grpc.clone()).max_decoding_message_size(MAX_REPLY_BYTES);
+        let reply = async {
+            let not_ready =
+                |error| Failure::NotSent(format!("{}: {}", channel.name, innermost_cause(&error)));
+            grpc.ready().await.map_err(not_ready)?;
+            call(grpc).await.map(Response::into_inner).map_err(|status| Failure::of(&status, &channel.name))
+        };
+        let silent = |_| Failure::NoReply(format!("{}: no reply within {:?}", channel.name, self.timeout));
+        tokio::time::timeout(self.timeout, reply).await.map_err(silent)?
     }
 
     /// A transaction that is already encoded.

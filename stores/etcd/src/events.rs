@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use lockkeeper_core::{Event, EventKind, EventStream, Holder, IgnorePoison, LockName, Result};
 use lockkeeper_store_kit::EventHub;
+use lockkeeper_store_kit::admission::AdmissionEntry;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
@@ -214,7 +215,7 @@ impl Watchers {
         if let Some(ended) = leases.get(&entry.lease) {
             return *ended;
         }
-        let ended = matches!(self.client.connection.lease_time_left(entry.lease, false).await, Ok(None));
+        let ended = matches!(self.client.connection.lease_time_left(entry.lease).await, Ok(None));
         leases.insert(entry.lease, ended);
         ended
     }

@@ -42,8 +42,7 @@ impl Inspector {
         let leases: BTreeSet<i64> =
             queues.flat_map(|queue| queue.all.iter().filter(matters)).map(|entry| entry.lease).collect();
         let requests = leases.into_iter().map(|id| async move {
-            let found = self.client.connection.lease_time_left(id, false).await?;
-            Ok((id, found.map_or(Duration::ZERO, |(left, _)| left)))
+            Ok((id, self.client.connection.lease_time_left(id).await?.unwrap_or_default()))
         });
         join_all(requests).await.into_iter().collect()
     }

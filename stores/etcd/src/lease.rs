@@ -8,9 +8,7 @@ use tokio::sync::watch;
 
 use crate::connection::Connection;
 use crate::error::Failure;
-use crate::proto::{
-    LeaseGrantRequest, LeaseGrantResponse, LeaseKeysRequest, LeaseRequest, LeaseResponse, LeaseRevokeResponse,
-};
+use crate::proto::{LeaseGrantRequest, LeaseGrantResponse, LeaseRequest, LeaseResponse, LeaseRevokeResponse};
 
 /// An etcd lease of this process.
 #[derive(Debug)]
@@ -80,14 +78,10 @@ impl Connection {
         }
     }
 
-    /// How long a lease lasts without a keep-alive, and the keys attached to it. `None`: the lease does not exist.
-    pub async fn lease_time_left(
-        &self,
-        id: i64,
-        keys: bool,
-    ) -> Result<Option<(Duration, Vec<Vec<u8>>)>, Failure> {
-        let request = LeaseKeysRequest { id, keys };
-        let reply: LeaseResponse = self.call("/etcdserverpb.Lease/LeaseTimeToLive", &request).await?;
-        Ok(u64::try_from(reply.ttl).ok().map(|ttl| (Duration::from_secs(ttl), reply.keys)))
+    /// How long a lease lasts without a keep-alive. `None`: the lease does not exist.
+    pub async fn lease_time_left(&self, id: i64) -> Result<Option<Duration>, Failure> {
+        let reply: LeaseResponse =
+            self.call("/etcdserverpb.Lease/LeaseTimeToLive", &LeaseRequest { id }).await?;
+        Ok(u64::try_from(reply.ttl).ok().map(Duration::from_secs))
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{BootInstant, IgnorePoison};
 use lockkeeper_host::Clock;
+use lockkeeper_store_kit::SingleFlight;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::StreamExt;
 use tonic::Streaming;
@@ -15,10 +16,9 @@ use tonic::Streaming;
 use crate::config::{CLAIM_MIN, Options};
 use crate::connection::Connection;
 use crate::error::Failure;
-use crate::hold_registry::HoldRegistry;
+use crate::hold_registry::EtcdHolds;
 use crate::lease::EtcdLease;
 use crate::proto::{LeaseRequest, LeaseResponse};
-use crate::single_flight::SingleFlight;
 
 /// How long an unused lease is kept alive, so that the next grant of that length costs one round trip.
 const KEEP_IDLE: Duration = Duration::from_secs(60);
@@ -29,17 +29,20 @@ const RECONNECT_DELAY: Duration = Duration::from_millis(50);
 pub struct LeasePool {
     clock: Arc<dyn Clock>,
     connection: Arc<Connection>,
-    registry: Arc<HoldRegistry>,
+    registry: Arc<EtcdHolds>,
     /// How long the queue entry of a dead process stays at most.
     claim: Duration,
     /// One for each length in seconds.
-    by_length: Mutex<HashMap<u64, Arc<SingleFlight<Arc<EtcdLease>>>>>,
+    by_length: Mutex<HashMap<u64, Arc<SharedLease>>>,
     /// The leases to keep alive.
     living: Mutex<HashMap<i64, Arc<EtcdLease>>>,
     /// The leases of queue entries, one for each length.
     queue_leases: Mutex<Vec<Arc<EtcdLease>>>,
     requests: mpsc::UnboundedSender<i64>,
 }
+
+/// The lease of one length: the first task that needs it creates it.
+type SharedLease = SingleFlight<Arc<EtcdLease>, Failure>;
 
 pub struct KeepAliveRequests(mpsc::UnboundedReceiver<i64>);
 
@@ -52,7 +55,7 @@ impl LeasePool {
     pub fn new(
         options: &Options,
         connection: Arc<Connection>,
-        registry: Arc<HoldRegistry>,
+        registry: Arc<EtcdHolds>,
     ) -> (Self, KeepAliveRequests) {
         let (requests, receiver) = mpsc::unbounded_channel();
         let pool = LeasePool {
@@ -156,7 +159,8 @@ impl LeasePool {
 
     /// The leases of queue entries, if this process has a waiter.
     fn queue_leases_in_use(&self) -> Vec<i64> {
-        if !self.registry.has_waiters() {
+        let has_waiters = self.registry.table().holds.values().any(|hold| hold.caller.is_some());
+        if !has_waiters {
             return Vec::new();
         }
         self.queue_leases().iter().map(|lease| lease.id).collect()
@@ -166,7 +170,7 @@ impl LeasePool {
     pub async fn check_leases(&self, lease: &EtcdLease) -> Result<(), Failure> {
         let leases = self.queue_leases().clone();
         for lease in leases.iter().map(|lease| &**lease).chain([lease]) {
-            if self.connection.lease_time_left(lease.id, false).await?.is_none() {
+            if self.connection.lease_time_left(lease.id).await?.is_none() {
                 self.mark_expired(lease);
             }
         }

@@ -65,15 +65,10 @@ pub struct PutRequest {
     pub value: Vec<u8>,
     #[prost(int64, tag = "3")]
     pub lease: i64,
-    #[prost(bool, tag = "4")]
-    pub prev_kv: bool,
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub struct PutResponse {
-    #[prost(message, optional, tag = "2")]
-    pub prev_kv: Option<Kv>,
-}
+pub struct PutResponse {}
 
 #[derive(Clone, PartialEq, Message)]
 pub struct DeleteRequest {
@@ -193,14 +188,6 @@ pub struct LeaseRequest {
 }
 
 #[derive(Clone, PartialEq, Message)]
-pub struct LeaseKeysRequest {
-    #[prost(int64, tag = "1")]
-    pub id: i64,
-    #[prost(bool, tag = "2")]
-    pub keys: bool,
-}
-
-#[derive(Clone, PartialEq, Message)]
 pub struct LeaseRevokeResponse {}
 
 /// The reply to a keep-alive has the new ttl, or zero if the lease is gone. The reply to a ttl query has the time
@@ -211,8 +198,6 @@ pub struct LeaseResponse {
     pub id: i64,
     #[prost(int64, tag = "3")]
     pub ttl: i64,
-    #[prost(bytes = "vec", repeated, tag = "5")]
-    pub keys: Vec<Vec<u8>>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -262,8 +247,6 @@ pub struct WatchResponse {
     pub created: bool,
     #[prost(bool, tag = "4")]
     pub canceled: bool,
-    #[prost(int64, tag = "5")]
-    pub compact_revision: i64,
     #[prost(message, repeated, tag = "11")]
     pub events: Vec<KeyEvent>,
 }
@@ -284,12 +267,8 @@ pub struct StatusRequest {}
 
 #[derive(Clone, PartialEq, Message)]
 pub struct StatusResponse {
-    #[prost(message, optional, tag = "1")]
-    pub header: Option<Header>,
     #[prost(string, tag = "2")]
     pub version: String,
-    #[prost(uint64, tag = "4")]
-    pub leader: u64,
 }
 
 #[derive(Clone, PartialEq, Message)]

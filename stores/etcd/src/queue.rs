@@ -2,6 +2,7 @@
 
 use lockkeeper_core::admission::ActiveHold;
 use lockkeeper_core::{Fence, Holder, HolderView, LockName, Mode, Owner, WaiterView, WallTime};
+use lockkeeper_store_kit::admission::AdmissionEntry;
 
 use crate::codec::{EntryState, EntryValue, GRANTED_PREFIX, WAITING_PREFIX};
 use crate::keys::{self, KeyId, Keys};
@@ -48,29 +49,15 @@ impl QueueEntry {
         self.value.as_ref().is_some_and(|value| value.state == state)
     }
 
-    pub fn is_foreign(&self) -> bool {
-        self.value.is_none()
-    }
-
-    pub fn fence(&self, base: u64) -> Fence {
-        let counted = || Fence::new(base.saturating_add(self.modified as u64)).unwrap_or(Fence::MAX);
-        self.value.as_ref().and_then(|value| value.fence).unwrap_or_else(counted)
-    }
-
-    /// Why the hold was revoked, if it was.
-    pub fn revoked(&self) -> Option<&str> {
-        self.value.as_ref().filter(|value| value.state == EntryState::Granted)?.revoked.as_deref()
-    }
-
-    pub fn owner(&self) -> Option<Owner> {
-        Owner::from_hex(self.value.as_ref()?.owner.as_ref()?).ok()
+    pub fn has_owner(&self) -> bool {
+        self.value.as_ref().is_some_and(|value| value.owner.is_some())
     }
 
     /// The hold for the rule of admission.
     pub fn active_hold(&self, base: u64) -> ActiveHold {
         ActiveHold {
             owner: if self.is(EntryState::Lingering) { None } else { self.owner() },
-            mode: self.value.as_ref().map_or(Mode::Exclusive, |value| value.mode),
+            mode: self.mode(),
             fence: self.fence(base),
         }
     }
@@ -89,7 +76,7 @@ impl QueueEntry {
         HolderView {
             holder: self.holder(),
             fence: self.fence(base),
-            mode: self.value.as_ref().map_or(Mode::Exclusive, |value| value.mode),
+            mode: self.mode(),
             since: self.value.as_ref().map_or(WallTime::default(), |value| value.since_us),
             expires_in_ms,
             lingering: self.is(EntryState::Lingering),
@@ -100,9 +87,40 @@ impl QueueEntry {
     pub fn waiter_view(&self) -> WaiterView {
         WaiterView {
             holder: self.holder(),
-            mode: self.value.as_ref().map_or(Mode::Exclusive, |value| value.mode),
+            mode: self.mode(),
             since: self.value.as_ref().map_or(WallTime::default(), |value| value.since_us),
         }
+    }
+}
+
+impl AdmissionEntry for QueueEntry {
+    fn attempt(&self) -> Option<KeyId> {
+        self.attempt
+    }
+
+    fn owner(&self) -> Option<Owner> {
+        Owner::from_hex(self.value.as_ref()?.owner.as_ref()?).ok()
+    }
+
+    fn mode(&self) -> Mode {
+        self.value.as_ref().map_or(Mode::Exclusive, |value| value.mode)
+    }
+
+    fn fence(&self, base: u64) -> Fence {
+        let counted = || Fence::new(base.saturating_add(self.modified as u64)).unwrap_or(Fence::MAX);
+        self.value.as_ref().and_then(|value| value.fence).unwrap_or_else(counted)
+    }
+
+    fn is_waiting(&self) -> bool {
+        self.is(EntryState::Waiting)
+    }
+
+    fn is_foreign(&self) -> bool {
+        self.value.is_none()
+    }
+
+    fn revoked(&self) -> Option<&str> {
+        self.value.as_ref().filter(|value| value.state == EntryState::Granted)?.revoked.as_deref()
     }
 }
 
@@ -227,10 +245,5 @@ impl QueueSnapshot {
 
     pub fn waiters(&self) -> impl Iterator<Item = &QueueEntry> {
         self.all.iter().filter(|entry| !self.holds(entry) && !entry.is(EntryState::Delayed))
-    }
-
-    /// The holders except this attempt.
-    pub fn other_holders<'a>(&'a self, but: &'a KeyId) -> impl Iterator<Item = &'a QueueEntry> {
-        self.holders().filter(move |entry| entry.attempt.as_ref() != Some(but))
     }
 }

@@ -103,7 +103,7 @@ impl RecordStore {
     pub async fn write(
         &self,
         key: &LockName,
-        value: Vec<u8>,
+        value: &[u8],
         expect: Expect,
         ttl: Option<Duration>,
     ) -> Result<WriteOutcome> {
@@ -112,7 +112,7 @@ impl RecordStore {
             None => (0, Duration::ZERO),
         };
         let stored_key = self.client.keys.record(key);
-        let reply = match self.apply_record_op(key, expect, put(&stored_key, value, lease)).await {
+        let reply = match self.apply_record_op(key, expect, put(&stored_key, value.to_vec(), lease)).await {
             Ok(RecordStep::Applied(reply)) => reply,
             Ok(RecordStep::Conflict(found)) => {
                 self.revoke_in_background(lease);

@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{BootInstant, Fence, Names, ReleaseOutcome, Result};
+use lockkeeper_store_kit::OwnHold;
+use lockkeeper_store_kit::admission::AdmissionEntry;
 
 use crate::client::EtcdClient;
 use crate::codec::EntryState;
 use crate::error::Failure;
 use crate::fence_base::FenceBase;
-use crate::hold_registry::{GrantRecord, HoldEntry, HoldRegistry};
+use crate::hold_registry::{EtcdHolds, GrantRecord, schedule_recheck};
 use crate::keys::KeyId;
 use crate::lease::whole_seconds;
 use crate::proto::RequestOp;
@@ -26,60 +28,30 @@ pub enum SearchScope {
     WithSlots,
 }
 
-/// A hold that is being released. If the call ends before the release is confirmed, the registry ends the hold later:
-/// no other caller comes back to it.
-struct ReleaseGuard<'a> {
-    releaser: &'a Releaser,
-    attempt: KeyId,
-    hold: Option<HoldEntry>,
-}
-
-impl Drop for ReleaseGuard<'_> {
-    fn drop(&mut self) {
-        let Some(hold) = self.hold.take() else { return };
-        let outcome_unknown = hold.outcome_unknown || hold.grant.is_none();
-        let Releaser { client, registry, .. } = self.releaser;
-        let expires = client.clock.now();
-        registry.schedule_cleanup(self.attempt, HoldEntry { outcome_unknown, expires, ..hold });
-    }
-}
-
 /// Ends what an attempt has stored.
 pub struct Releaser {
     pub client: Arc<EtcdClient>,
     pub base: Arc<FenceBase>,
-    pub registry: Arc<HoldRegistry>,
+    pub registry: Arc<EtcdHolds>,
 }
 
 impl Releaser {
     /// Releases a hold, or leaves the queue. If this call fails, the registry goes on with it.
     pub async fn release_attempt(&self, names: &Names, attempt: KeyId) -> Result<ReleaseOutcome, Failure> {
-        let hold = self.registry.lock().holds.remove(&attempt);
-        let mut guard = ReleaseGuard { releaser: self, attempt, hold };
-        let caller = guard.hold.as_ref().and_then(|hold| hold.caller.clone());
-        if let Some(caller) = &caller {
-            caller.cancel();
-        }
-        let min_hold_until = guard.hold.as_ref().and_then(|hold| hold.min_hold_until);
-        let done = match guard.hold.as_ref().and_then(|hold| hold.grant.as_ref()) {
-            Some(grant_record) => self.release_grant(names, &attempt, grant_record, min_hold_until).await,
-            None => {
-                Box::pin(self.end_attempt_until(names, &attempt, SearchScope::WithSlots, min_hold_until))
-                    .await
-            }
+        let mut release = self.registry.begin_release(&*self.client.clock, attempt, names);
+        let since = release.hold.as_ref().and_then(|hold| hold.since);
+        let done = match release.hold.as_ref().and_then(|hold| hold.grant.as_ref()) {
+            Some(grant_record) => self.release_grant(names, &attempt, grant_record, since).await,
+            None => Box::pin(self.end_attempt_of(names, &attempt, SearchScope::WithSlots, since)).await,
         };
         if done.is_ok() {
-            let outcome_unknown =
-                |hold: &HoldEntry| hold.outcome_unknown || hold.grant.is_none() && hold.caller.is_none();
-            let hold = guard.hold.take().filter(outcome_unknown);
-            hold.into_iter().for_each(|hold| self.registry.schedule_recheck(&self.client, attempt, hold));
+            let outcome_unknown = |hold: &OwnHold<GrantRecord>| {
+                hold.outcome_unknown || hold.grant.is_none() && hold.caller.is_none()
+            };
+            let hold = release.hold.take().filter(outcome_unknown);
+            hold.into_iter().for_each(|hold| schedule_recheck(&self.registry, &self.client, attempt, hold));
         }
-        match done {
-            Ok(ReleaseOutcome::AlreadyGone) if caller.is_some_and(|caller| caller.has_left_queue()) => {
-                Ok(ReleaseOutcome::Released)
-            }
-            done => done,
-        }
+        release.finish(done)
     }
 
     async fn release_grant(
@@ -87,13 +59,11 @@ impl Releaser {
         names: &Names,
         attempt: &KeyId,
         grant_record: &GrantRecord,
-        min_hold_until: Option<BootInstant>,
+        since: Option<BootInstant>,
     ) -> Result<ReleaseOutcome, Failure> {
-        if grant_record.value.min_hold_ms > 0
-            && min_hold_until.is_none_or(|min_hold_until| min_hold_until > self.client.clock.now())
-        {
-            return Box::pin(self.end_attempt_until(names, attempt, SearchScope::WithSlots, min_hold_until))
-                .await;
+        let min_hold = Duration::from_millis(grant_record.value.min_hold_ms);
+        if !min_hold.is_zero() && since.is_none_or(|since| since + min_hold > self.client.clock.now()) {
+            return Box::pin(self.end_attempt_of(names, attempt, SearchScope::WithSlots, since)).await;
         }
         let keys = self.client.keys.entry_keys(names, &grant_record.location.key_id);
         let deletions: Vec<RequestOp> = keys.iter().map(|key| delete(key)).collect();
@@ -112,8 +82,7 @@ impl Releaser {
             return Ok(ReleaseOutcome::Released);
         }
         // The hold was broken, or a part of it was deleted.
-        match Box::pin(self.end_attempt_until(names, attempt, SearchScope::WithSlots, min_hold_until)).await?
-        {
+        match Box::pin(self.end_attempt_of(names, attempt, SearchScope::WithSlots, since)).await? {
             ReleaseOutcome::AlreadyGone if deleted > 0 => Ok(ReleaseOutcome::Released),
             release => Ok(release),
         }
@@ -154,20 +123,20 @@ impl Releaser {
         attempt: &KeyId,
         scope: SearchScope,
     ) -> Result<ReleaseOutcome, Failure> {
-        self.end_attempt_until(names, attempt, scope, None).await
+        self.end_attempt_of(names, attempt, scope, None).await
     }
 
-    /// The same, with the end of the minimum hold if this process knows it.
-    async fn end_attempt_until(
+    /// The same for a grant whose request this process sent at `since`.
+    async fn end_attempt_of(
         &self,
         names: &Names,
         attempt: &KeyId,
         scope: SearchScope,
-        min_hold_until: Option<BootInstant>,
+        since: Option<BootInstant>,
     ) -> Result<ReleaseOutcome, Failure> {
         loop {
             let found = self.find_entries(names, attempt, scope).await?;
-            if let Some(release) = self.end_entries(names, found, min_hold_until).await? {
+            if let Some(release) = self.end_entries(names, found, since).await? {
                 return Ok(release);
             }
         }
@@ -178,7 +147,7 @@ impl Releaser {
         &self,
         names: &Names,
         mut found: Vec<QueueEntry>,
-        min_hold_until: Option<BootInstant>,
+        since: Option<BootInstant>,
     ) -> Result<Option<ReleaseOutcome>, Failure> {
         found.retain(|entry| entry.is(EntryState::Granted) || entry.is(EntryState::Waiting));
         // A waiting entry beside a granted one belongs to a call that did not hear of the grant.
@@ -187,36 +156,28 @@ impl Releaser {
             return Ok(Some(ReleaseOutcome::AlreadyGone));
         };
         let unchanged = found.iter().map(|entry| modified_at(&entry.key, entry.modified)).collect();
-        let remaining_min_hold = self.remaining_min_hold(first, min_hold_until);
-        let lease = match remaining_min_hold {
+        let lease = match self.remaining_min_hold(first, since) {
             Some(time) => Some(self.client.connection.grant_lease(whole_seconds(time)).await?.0),
             None => None,
         };
         let fence = first.fence(self.base.get());
-        let min_hold_until = |entry: &QueueEntry| lease.filter(|_| entry.is(EntryState::Granted));
-        let ops = found
-            .iter()
-            .map(|entry| end_op(entry, min_hold_until(entry), EntryState::Lingering, fence))
-            .collect();
+        let lingers = |entry: &QueueEntry| lease.filter(|_| entry.is(EntryState::Granted));
+        let ops =
+            found.iter().map(|entry| end_op(entry, lingers(entry), EntryState::Lingering, fence)).collect();
         let reply =
             self.client.batch.send(txn(unchanged, ops, Vec::new()), ConflictKey::of_names(names)).await?;
         Ok(reply.txn.succeeded.then_some(ReleaseOutcome::Released))
     }
 
-    /// How much longer a minimum hold lasts. `min_hold_until` is known to the process that acquired it. Another
-    /// process has only the wall clock.
-    fn remaining_min_hold(
-        &self,
-        entry: &QueueEntry,
-        min_hold_until: Option<BootInstant>,
-    ) -> Option<Duration> {
+    /// How much longer a minimum hold lasts. The process that acquired it knows `since` when. Another process has only the wall clock.
+    fn remaining_min_hold(&self, entry: &QueueEntry, since: Option<BootInstant>) -> Option<Duration> {
         // A revoked lock is to be free.
         let value = entry
             .value
             .as_ref()
             .filter(|value| value.state == EntryState::Granted && value.revoked.is_none())?;
-        if let Some(min_hold_until) = min_hold_until {
-            let left = min_hold_until.since(self.client.clock.now());
+        if let Some(since) = since {
+            let left = (since + Duration::from_millis(value.min_hold_ms)).since(self.client.clock.now());
             return (!left.is_zero()).then_some(left);
         }
         let until = value.since_us.as_micros().saturating_add(value.min_hold_ms * 1000);

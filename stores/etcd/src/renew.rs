@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use lockkeeper_core::{BootInstant, Grant, RenewOutcome, Result};
+use lockkeeper_store_kit::{OwnHold, hash_attempt};
 
 use crate::client::EtcdClient;
 use crate::codec::EntryState;
 use crate::error::Failure;
-use crate::hold_registry::{GrantRecord, HoldEntry, HoldRegistry, RequestGuard};
-use crate::keys::{self, KeyId};
+use crate::hold_registry::{EtcdHolds, GrantRecord, schedule_recheck};
+use crate::keys::KeyId;
 use crate::lease::EtcdLease;
 use crate::lease_pool::LeasePool;
 use crate::queue::QueueEntry;
@@ -33,7 +34,7 @@ enum GrantPresence {
 /// Renews grants.
 pub struct Renewer {
     pub client: Arc<EtcdClient>,
-    pub registry: Arc<HoldRegistry>,
+    pub registry: Arc<EtcdHolds>,
     pub leases: Arc<LeasePool>,
     pub releaser: Arc<Releaser>,
 }
@@ -41,8 +42,7 @@ pub struct Renewer {
 impl Renewer {
     pub async fn renew(&self, grants: &[Grant]) -> Result<Vec<RenewOutcome>> {
         let now = self.client.clock.now();
-        let attempts: Vec<KeyId> =
-            grants.iter().map(|grant| keys::hash_attempt(&grant.key.attempt)).collect();
+        let attempts: Vec<KeyId> = grants.iter().map(|grant| hash_attempt(&grant.key.attempt)).collect();
         let presence = grants.iter().zip(&attempts).map(|(grant, attempt)| self.check_grant(grant, attempt));
         // Check the keys while the keep-alives are in flight.
         let presence = join_all(presence);
@@ -81,30 +81,29 @@ impl Renewer {
             // A revoked lease is not extended.
             return Ok(RenewOutcome::Revoked(reason.into()));
         }
-        let mut registry = self.registry.lock();
-        if let Some(hold) = registry.holds.get_mut(attempt).filter(|_| presence == GrantPresence::Intact)
-            && let Some(grant_record) = &mut hold.grant
+        let mut table = self.registry.table();
+        if let Some(hold) = table.holds.get_mut(attempt).filter(|_| presence == GrantPresence::Intact)
+            && let Some(grant_record) = &hold.grant
             && leases.get(&grant_record.lease.id).is_none_or(|alive| !matches!(alive, Ok(false)))
         {
             if let Some(Err(failure)) = leases.get(&grant_record.lease.id) {
                 return Err(failure.clone());
             }
             hold.expires = hold.expires.max(now + grant.ttl);
-            grant_record.valid_until = grant_record.valid_until.max(now + grant.ttl);
             return Ok(RenewOutcome::Renewed);
         }
         // A later success would not bring the hold back.
-        let hold = registry.holds.remove(attempt).filter(|hold| hold.outcome_unknown);
-        drop(registry);
-        hold.into_iter().for_each(|hold| self.registry.schedule_recheck(&self.client, *attempt, hold));
+        let hold = table.holds.remove(attempt).filter(|hold| hold.outcome_unknown);
+        drop(table);
+        hold.into_iter().for_each(|hold| schedule_recheck(&self.registry, &self.client, *attempt, hold));
         Ok(RenewOutcome::Lost)
     }
 
     /// The leases of these holds, and until when each must last.
     fn leases_of(&self, attempts: &[KeyId], now: BootInstant) -> Vec<(Arc<EtcdLease>, BootInstant)> {
-        let registry = self.registry.lock();
+        let table = self.registry.table();
         let mut leases: BTreeMap<i64, (Arc<EtcdLease>, BootInstant)> = BTreeMap::new();
-        for hold in attempts.iter().filter_map(|attempt| registry.holds.get(attempt)) {
+        for hold in attempts.iter().filter_map(|attempt| table.holds.get(attempt)) {
             let Some(grant_record) = &hold.grant else { continue };
             let until = now + hold.ttl + Duration::from_millis(grant_record.value.lock_delay_ms);
             grant_record.lease.touch(now);
@@ -118,11 +117,11 @@ impl Renewer {
     /// Whether the keys of a grant are unchanged since it was granted.
     async fn check_grant(&self, grant: &Grant, attempt: &KeyId) -> Result<GrantPresence> {
         let grant_record = {
-            let registry = self.registry.lock();
-            if registry.ending.contains(attempt) {
+            let table = self.registry.table();
+            if table.ending.contains(attempt) {
                 return Ok(GrantPresence::Gone);
             }
-            let grant_record = registry.holds.get(attempt).and_then(|hold| hold.grant.as_ref());
+            let grant_record = table.holds.get(attempt).and_then(|hold| hold.grant.as_ref());
             grant_record.map(|grant_record| (grant_record.location.key_id, grant_record.written))
         };
         match grant_record {
@@ -169,25 +168,17 @@ impl Renewer {
         });
         let request = txn(unchanged, puts.collect(), Vec::new());
         // From here on the grant may be attached to our lease, whether a reply comes or not.
-        let mut guard =
-            RequestGuard::new(&self.registry, &*self.client.clock, *attempt, &grant.key.names, grant.ttl);
+        let mut guard = self.registry.begin(&*self.client.clock, *attempt, &grant.key.names, grant.ttl);
         let reply = self.client.batch.send(request, ConflictKey::of_names(&grant.key.names)).await?;
-        guard.got_nothing = !reply.txn.succeeded;
-        if guard.got_nothing || !self.leases.ensure_valid_until(&lease, now + needed).await? {
+        guard.left_nothing = !reply.txn.succeeded;
+        if guard.left_nothing || !self.leases.ensure_valid_until(&lease, now + needed).await? {
             return Ok(GrantPresence::Gone);
         }
-        let location = location.into();
-        let grant_record = GrantRecord {
-            location,
-            written: reply.revision,
-            fence: grant.fence,
-            valid_until: now + grant.ttl,
-            lease,
-            value,
-        };
+        let (location, written, fence) = (location.into(), reply.revision, grant.fence);
+        let grant_record = GrantRecord { location, written, fence, lease, value };
         // Another process acquired the grant, so the start of its minimum hold is not known here.
-        let hold = HoldEntry::new(&grant.key.names, grant.ttl, now + grant.ttl);
-        self.registry.insert(*attempt, HoldEntry { grant: Some(grant_record), ..hold });
+        let hold = OwnHold::granted(&grant.key.names, grant.ttl, now, grant_record);
+        self.registry.insert(*attempt, OwnHold { since: None, ..hold });
         Ok(GrantPresence::Intact)
     }
 }

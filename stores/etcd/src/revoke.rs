@@ -4,8 +4,8 @@
 
 use std::collections::BTreeSet;
 
-use lockkeeper_core::lease::LossReason;
 use lockkeeper_core::{Error, Fence, LockName, Names, Result};
+use lockkeeper_store_kit::admission::AdmissionEntry;
 
 use crate::break_lock::{GrantKeys, LockBreaker, names_of};
 use crate::client::EtcdClient;
@@ -17,11 +17,6 @@ use crate::proto::RequestOp;
 use crate::queue::QueueEntry;
 use crate::statements::{delete, get, nested, put, txn};
 use crate::txn_batch::ConflictKey;
-
-/// The error for a request whose grant was revoked.
-pub fn revoked_error(reason: &str) -> Error {
-    Error::Lost(LossReason::Revoked(reason.into()).to_string())
-}
 
 impl LockBreaker {
     /// Marks all grants of a lock as revoked. A lingering hold and a lock-delay are ended.

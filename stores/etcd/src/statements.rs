@@ -50,7 +50,7 @@ pub fn unmodified_since(prefix: &[u8], revision: i64) -> Compare {
 }
 
 pub fn put(key: &[u8], value: Vec<u8>, lease: i64) -> RequestOp {
-    op(OpRequest::Put(PutRequest { key: key.into(), value, lease, prev_kv: false }))
+    op(OpRequest::Put(PutRequest { key: key.into(), value, lease }))
 }
 
 pub fn delete(key: &[u8]) -> RequestOp {

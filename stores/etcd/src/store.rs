@@ -10,7 +10,7 @@ use lockkeeper_core::{
     AcquireOutcome, Error, EventStream, Fence, Grant, LockName, LockPage, LockRequest, LockView, Locks, Page,
     Profile, ReleaseOutcome, RenewOutcome, RequestKey, Result, limits,
 };
-use lockkeeper_store_kit::{IoThread, RecentSet, RecordLimits, Task};
+use lockkeeper_store_kit::{IoThread, RecentSet, RecordLimits, Task, hash_attempt};
 
 use crate::acquire::Acquirer;
 use crate::batch::{self, BatchRunner};
@@ -20,10 +20,10 @@ use crate::config::Options;
 use crate::connection::Connection;
 use crate::events::Watchers;
 use crate::fence_base::FenceBase;
-use crate::hold_registry::HoldRegistry;
+use crate::hold_registry::EtcdHolds;
 use crate::inspect::Inspector;
 use crate::key_slots::SlotPool;
-use crate::keys::{self, Keys};
+use crate::keys::Keys;
 use crate::lease_pool::{self, LeasePool};
 use crate::profile;
 use crate::record_store::RecordStore;
@@ -51,8 +51,8 @@ pub(crate) struct EtcdShared {
     breaker: LockBreaker,
     inspector: Inspector,
     watchers: Arc<Watchers>,
-    pub records: RecordStore,
-    pub limits: RecordLimits,
+    records: RecordStore,
+    limits: RecordLimits,
     profile: OnceLock<Profile>,
 }
 
@@ -79,7 +79,7 @@ impl EtcdStore {
             BatchRunner { keys: keys.clone(), clock: clock.clone(), connection: connection.clone() };
         let client = Arc::new(EtcdClient { keys, clock, connection: connection.clone(), batch });
         let base = Arc::new(FenceBase::new(client.clone()));
-        let registry = Arc::new(HoldRegistry::default());
+        let registry = Arc::<EtcdHolds>::default();
         let (leases, keep_alives) = LeasePool::new(&options, connection.clone(), registry.clone());
         let leases = Arc::new(leases);
         let (key_watcher, watch_commands) = watcher::channel();
@@ -153,6 +153,11 @@ impl EtcdStore {
     }
 }
 
+// Rate limits compare and swap records, because etcd has no clock that a transaction can read. The wall clock of the client
+// decides, and never goes back in a stored bucket.
+lockkeeper_store_kit::lent_records!(EtcdStore, |store|
+    records: store.shared.records, limits: store.shared.limits, clock: store.shared.client.clock, wall: store.shared.client.clock.wall());
+
 #[async_trait]
 impl Locks for EtcdStore {
     fn profile(&self) -> Profile {
@@ -174,7 +179,7 @@ impl Locks for EtcdStore {
     }
 
     async fn release(&self, key: &RequestKey) -> Result<ReleaseOutcome> {
-        let attempt = keys::hash_attempt(&key.attempt);
+        let attempt = hash_attempt(&key.attempt);
         Ok(self.run(self.shared.releaser.release_attempt(&key.names, attempt)).await?)
     }
 

@@ -38,15 +38,16 @@ impl ConflictKey {
 pub struct QueuedTxn {
     encoded: Vec<u8>,
     operations: usize,
-    batch_operations: usize,
+    /// How many operations it adds to a batch.
+    pub batch_operations: usize,
     /// Expected to succeed, with no operations for the other case.
-    optimistic: bool,
+    pub optimistic: bool,
     /// The fence base to compare. Many transactions have the same, so a batch compares it once.
     base: Option<u64>,
     /// No conflict keys: it writes nothing, and another transaction of the same batch may write what it reads.
     read_only: bool,
     /// Needs space in the database.
-    has_puts: bool,
+    pub has_puts: bool,
     pub conflicts: Vec<ConflictKey>,
     reply: oneshot::Sender<Result<TxnReply, Failure>>,
 }
@@ -93,23 +94,9 @@ impl QueuedTxn {
         }
     }
 
-    pub fn optimistic(&self) -> bool {
-        self.optimistic
-    }
-
-    /// Whether it contains a put.
-    pub fn has_puts(&self) -> bool {
-        self.has_puts
-    }
-
     /// Its size in bytes.
     pub fn size(&self) -> usize {
         self.encoded.len()
-    }
-
-    /// How many operations it adds to a batch.
-    pub fn batch_operations(&self) -> usize {
-        self.batch_operations
     }
 
     /// The task that enqueued it has dropped the reply.

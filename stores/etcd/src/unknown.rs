@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::BootInstant;
+use lockkeeper_store_kit::{EndOutcome, OwnHold};
 
 use crate::client::EtcdClient;
 use crate::codec::{EntryState, EntryValue};
 use crate::error::Failure;
 use crate::events::ChangeCause;
-use crate::hold_registry::{GrantRecord, HoldEntry, HoldRegistry};
+use crate::hold_registry::{EtcdHolds, GrantRecord, schedule_recheck};
 use crate::keys::KeyId;
 use crate::lease::whole_seconds;
 use crate::lease_pool::LeasePool;
@@ -19,13 +19,10 @@ use crate::revoke::find_revoked;
 use crate::statements::{delete, modified_at, put, txn};
 use crate::txn_batch::ConflictKey;
 
-/// The delay before an end that failed is sent again.
-const RETRY_DELAY: Duration = Duration::from_millis(500);
-
 /// Ends what no caller holds or waits for any more.
 pub struct HoldEnder {
     pub client: Arc<EtcdClient>,
-    pub registry: Arc<HoldRegistry>,
+    pub registry: Arc<EtcdHolds>,
     pub leases: Arc<LeasePool>,
     pub releaser: Arc<Releaser>,
 }
@@ -33,65 +30,54 @@ pub struct HoldEnder {
 impl HoldEnder {
     /// Ends the holds that were not renewed in time, while the store is open.
     pub async fn run(self: Arc<Self>) {
-        loop {
-            let now = self.client.clock.now();
-            let (due, next) = self.registry.take_due(now);
-            for (attempt, hold) in due {
-                let ender = self.clone();
-                tokio::spawn(async move { ender.end_until_confirmed(attempt, hold).await });
-            }
-            let pause = next.filter(|next| *next != BootInstant::NEVER).map(|next| next.since(now));
-            tokio::select! {
-                () = tokio::time::sleep(pause.unwrap_or(Duration::from_secs(3600))) => {}
-                () = self.registry.changed() => {}
-            }
-        }
+        let (registry, clock) = (self.registry.clone(), self.client.clock.clone());
+        let end = move |attempt, hold: Arc<OwnHold<GrantRecord>>| {
+            let ender = self.clone();
+            async move { ender.end(attempt, &hold).await }
+        };
+        registry.end_expired(clock, end).await;
     }
 
-    /// Ends a hold, and retries until etcd confirms it.
-    async fn end_until_confirmed(&self, attempt: KeyId, hold: HoldEntry) {
-        loop {
-            if let Some(again) =
-                self.registry.lock().holds.get_mut(&attempt).filter(|again| again.grant.is_some())
-            {
-                // A caller sent the request again, and it was granted.
-                again.outcome_unknown |= hold.outcome_unknown;
-                return;
-            }
-            let done = match &hold.grant {
-                Some(grant) => self.expire(&attempt, &hold, grant).await,
-                None => match self.end_unwanted(&hold, &attempt).await {
-                    // Left to the caller that sent it again.
-                    Ok(false) => return self.registry.schedule_recheck(&self.client, attempt, hold),
-                    done => done.map(|_| ()),
-                },
-            };
-            match done {
-                Ok(()) if hold.outcome_unknown => {
-                    return self.registry.schedule_recheck(&self.client, attempt, hold);
-                }
-                Ok(()) => break,
-                Err(failure) => {
-                    tracing::debug!(?failure, "could not end an expired hold; retrying in 500 ms")
-                }
-            }
-            tokio::time::sleep(RETRY_DELAY).await;
+    async fn end(&self, attempt: KeyId, hold: &OwnHold<GrantRecord>) -> Result<EndOutcome, Failure> {
+        if let Some(again) =
+            self.registry.table().holds.get_mut(&attempt).filter(|again| again.grant.is_some())
+        {
+            // A caller sent the request again, and it was granted.
+            again.outcome_unknown |= hold.outcome_unknown;
+            return Ok(EndOutcome::Superseded);
         }
-        self.registry.lock().ending.remove(&attempt);
+        let is_left_to_caller = match &hold.grant {
+            Some(grant) => {
+                self.expire(&attempt, hold, grant).await?;
+                false
+            }
+            None => !self.end_unwanted(hold, &attempt).await?,
+        };
+        if !is_left_to_caller && !hold.outcome_unknown {
+            return Ok(EndOutcome::Confirmed);
+        }
+        schedule_recheck(&self.registry, &self.client, attempt, hold.clone());
+        Ok(EndOutcome::Superseded)
+    }
+
+    /// Whether a caller waits for the attempt or holds the lock by it.
+    fn is_wanted(&self, attempt: &KeyId) -> bool {
+        let table = self.registry.table();
+        table.holds.get(attempt).is_some_and(|hold| hold.grant.is_some() || hold.caller.is_some())
     }
 
     /// Ends what an attempt has stored if no caller wants it. False: a caller does. A call registers itself before it
     /// sends anything to etcd, so a key that was found before the registry was checked is not the result of a newer
     /// call. Keys attached to a lease of another process belong to that process.
-    async fn end_unwanted(&self, hold: &HoldEntry, attempt: &KeyId) -> Result<bool, Failure> {
+    async fn end_unwanted(&self, hold: &OwnHold<GrantRecord>, attempt: &KeyId) -> Result<bool, Failure> {
         let names = &hold.names;
         loop {
             let mut found = self.releaser.find_entries(names, attempt, SearchScope::WithSlots).await?;
-            if self.registry.is_wanted(attempt) {
+            if self.is_wanted(attempt) {
                 return Ok(false);
             }
             found.retain(|entry| self.leases.keeps_alive(entry.lease));
-            if self.releaser.end_entries(names, found, hold.min_hold_until).await?.is_some() {
+            if self.releaser.end_entries(names, found, hold.since).await?.is_some() {
                 return Ok(true);
             }
         }
@@ -101,7 +87,7 @@ impl HoldEnder {
     async fn expire(
         &self,
         attempt: &KeyId,
-        hold: &HoldEntry,
+        hold: &OwnHold<GrantRecord>,
         grant_record: &GrantRecord,
     ) -> Result<(), Failure> {
         let delay = grant_record.value.lock_delay_ms;

@@ -2,10 +2,12 @@
 
 use futures_util::future::select_all;
 use lockkeeper_core::{LockRequest, Mode};
+use lockkeeper_store_kit::admission::{AdmissionEntry, may_share};
+use lockkeeper_store_kit::hash_owner;
 
-use crate::admission;
+use crate::admission::RequestView;
 use crate::codec::EntryState;
-use crate::keys::{KeyId, Keys, hash_owner};
+use crate::keys::{KeyId, Keys};
 use crate::proto::WatchCreate;
 use crate::queue::QueueSnapshot;
 use crate::statements::range_end_of;
@@ -51,8 +53,10 @@ impl WaitingRequest<'_> {
             ..WatchCreate::default()
         };
         let mut watches = Vec::new();
-        let blocks = |queue| admission::find_blocker(self.request, &self.attempt, queue, self.base);
-        let blocked = queues.iter().find_map(|queue| Some((queue, blocks(queue)?)));
+        let views: Vec<_> =
+            queues.iter().map(|queue| RequestView { queue, attempt: &self.attempt }).collect();
+        let blocked =
+            views.iter().find_map(|view| Some((view.queue, view.find_blocker(self.request, self.base)?)));
         // Each name alone would admit the request, but not all together: its owner holds some of them in another way.
         // Or a hold that this same attempt released lingers.
         let blocked =
@@ -65,7 +69,7 @@ impl WaitingRequest<'_> {
                 from(prefix.clone(), range_end_of(&prefix), vec![NO_PUTS])
             } else {
                 let filters =
-                    if admission::may_share(self.request.mode, before) { vec![] } else { vec![NO_PUTS] };
+                    if may_share(self.request.mode, before.mode()) { vec![] } else { vec![NO_PUTS] };
                 from(before.key.clone(), Vec::new(), filters)
             });
         }

@@ -10,8 +10,9 @@ use futures_util::StreamExt;
 use futures_util::future::join_all;
 use lockkeeper_core::{AcquireOutcome, EventKind, Mode, RenewOutcome, Store, Wait};
 use lockkeeper_testkit::laws::{
-    eventually, give_back, name, queue_reaches, request, set_patience, soon, take, with,
+    eventually, give_back, name, queue_reaches, request, request_all, set_patience, soon, take, with,
 };
+use lockkeeper_testkit::scenarios::crowd::{an_owner_among_sharers, take_many};
 use lockkeeper_testkit::servers::{self, EtcdOptions, Server};
 
 async fn patient(server: &Server) -> Arc<dyn Store> {
@@ -52,13 +53,10 @@ async fn a_hand_off_costs_the_same_however_many_wait() {
     assert!(few < 3.3 && many < 3.3, "{few} {many}");
 }
 
-/// How many bytes the server sends for one shared acquire beside this many holders, with and without a wait.
-async fn bytes_per_sharer(server: &Server, store: &Arc<dyn Store>, name: &str, holders: usize) -> f64 {
-    let shared = || with(request(name), |request| request.mode = Mode::Shared);
-    let requests: Vec<_> = (0..holders).map(|_| shared()).collect();
-    for each in requests.chunks(10) {
-        join_all(each.iter().map(|request| take(store, request))).await;
-    }
+/// How many bytes the server sends for one shared acquire of these names beside this many holders, with and without a wait.
+async fn bytes_per_sharer(server: &Server, store: &Arc<dyn Store>, names: &[&str], holders: usize) -> f64 {
+    let shared = || with(request_all(names), |request| request.mode = Mode::Shared);
+    take_many(store, holders, shared).await;
     let before = bytes_sent(server);
     for round in 0..10 {
         let wait = if round % 2 == 0 { Wait::No } else { Wait::Forever };
@@ -73,12 +71,20 @@ async fn bytes_per_sharer(server: &Server, store: &Arc<dyn Store>, name: &str, h
 async fn a_sharer_costs_the_same_however_many_share() {
     let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
     let store = patient(&server).await;
-    let few = bytes_per_sharer(&server, &store, "few", 50).await;
-    let many = bytes_per_sharer(&server, &store, "many", 200).await;
-    println!("bytes per shared acquire: {few} beside 50 holders, {many} beside 200");
-    assert!(many < few * 1.5, "{few} {many}");
-    let view = store.inspect(&name("many")).await.unwrap().unwrap();
-    assert_eq!(view.held.len(), 200);
+    for (few, many) in [(vec!["few"], vec!["many"]), (vec!["few/a", "few/b"], vec!["many/a", "many/b"])] {
+        let bytes = bytes_per_sharer(&server, &store, &few, 50).await;
+        let more = bytes_per_sharer(&server, &store, &many, 200).await;
+        println!("bytes per shared acquire of {many:?}: {bytes} beside 50 holders, {more} beside 200");
+        assert!(more < bytes * 1.5, "{bytes} {more}");
+        let view = store.inspect(&name(many[0])).await.unwrap().unwrap();
+        assert_eq!(view.held.len(), 200);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_owner_is_found_among_many_sharers() {
+    let Ok(server) = servers::etcd(EtcdOptions::default()) else { return };
+    an_owner_among_sharers(&patient(&server).await).await;
 }
 
 /// The bytes that the server sends for a permit of ten that a waiter is granted, in a queue of this many.
