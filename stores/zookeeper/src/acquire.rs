@@ -7,21 +7,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{
-    AcquireOutcome, BootInstant, Busy, Error, Grant, LockName, LockRequest, Names, Result,
-};
+use lockkeeper_core::{AcquireOutcome, BootInstant, Busy, Error, Grant, LockName, LockRequest, Result};
 use lockkeeper_host::sleep_until;
-use lockkeeper_store_kit::{CancelSignal, RecentSet};
+use lockkeeper_store_kit::admission::{QueueVerdict, evaluate_request};
+use lockkeeper_store_kit::{AttemptHash, CancelSignal, RecentSet, hash_attempt, hash_owner};
 
-use crate::admission::{self, Decision};
+use crate::admission;
 use crate::client::ZooKeeperClient;
 use crate::codec::EventTag;
-use crate::error::Failure;
-use crate::error::StepError;
+use crate::error::{Failure, StepError};
 use crate::event_log::EventLog;
 use crate::fence_base::FenceBase;
-use crate::hold_registry::HoldRegistry;
-use crate::keys::AttemptHash;
+use crate::hold_registry::ZooKeeperHolds;
 use crate::queue::QueueSnapshot;
 use crate::read_queue::QueueReader;
 use crate::release::Releaser;
@@ -39,7 +36,7 @@ const MIN_RETRIES: u32 = 8;
 pub struct Acquirer {
     pub client: Arc<ZooKeeperClient>,
     pub base: Arc<FenceBase>,
-    pub registry: Arc<HoldRegistry>,
+    pub registry: Arc<ZooKeeperHolds>,
     pub events: Arc<EventLog>,
     pub queues: Arc<QueueReader>,
     pub barriers: Arc<RequestBarriers>,
@@ -67,8 +64,6 @@ pub struct PendingAcquire<'a> {
     pub has_hold_back: bool,
     /// Nodes of an earlier call with the same attempt may exist.
     pub may_exist: bool,
-    /// When the lease of an earlier call with the same attempt was to end.
-    pub previous_expiry: BootInstant,
     /// The request was found blocked at least once, and waits.
     pub is_waiting: bool,
     /// The highest fence that this process had seen before it sent the last write.
@@ -83,33 +78,10 @@ pub enum AcquireStep {
     Again,
 }
 
-/// Ends the request's entry in the registry, also when the caller drops the future.
-struct RegistryGuard<'a> {
-    acquirer: &'a Acquirer,
-    hash: AttemptHash,
-    names: &'a Names,
-    caller: Arc<CancelSignal>,
-    left_nothing: bool,
-}
-
-impl Drop for RegistryGuard<'_> {
-    fn drop(&mut self) {
-        let now = self.acquirer.client.clock.now();
-        self.acquirer.registry.end(self.hash, self.names, &self.caller, self.left_nothing, now);
-    }
-}
-
 impl Acquirer {
     pub async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
-        let hash = crate::keys::hash_attempt(&request.key.attempt);
-        let (caller, before) = self.registry.begin(hash, request, self.client.clock.now());
-        let mut entered = RegistryGuard {
-            acquirer: self,
-            hash,
-            names: &request.key.names,
-            caller: caller.clone(),
-            left_nothing: false,
-        };
+        let hash = hash_attempt(&request.key.attempt);
+        let mut call = self.registry.begin(&*self.client.clock, hash, &request.key.names, request.ttl);
         let mut pending = PendingAcquire {
             acquirer: self,
             request,
@@ -118,23 +90,26 @@ impl Acquirer {
             own_nodes: Vec::new(),
             version: 0,
             has_hold_back: false,
-            may_exist: before.is_some(),
-            previous_expiry: before.unwrap_or(BootInstant::NEVER),
+            may_exist: call.known_expiry.is_some(),
             is_waiting: false,
             highest_fence_before: 0,
         };
-        let answer = pending.run(&caller).await;
+        let answer = pending.run(&call.caller).await;
         let granted = matches!(answer, Ok(AcquireOutcome::Granted(_)));
-        if granted && (caller.is_cancelled() || !self.registry.has_grant(&hash)) {
+        if granted && (call.caller.is_cancelled() || !self.registry.has_grant(&hash)) {
             // Another call has released this request before this one had the reply. It may have looked for nodes before
             // the grant was written: so whatever exists is removed, once more.
             self.registry.table().holds.remove(&hash);
             return Err(Error::Unavailable("a release has cancelled the request".into()));
         }
+        if matches!(answer, Err(Error::Lost(_))) {
+            // The grant was revoked. The attempt keeps its hold until the earlier lease ends: this call does not extend it.
+            call.restore_expiry();
+        }
         // Nodes of an earlier call may exist, also when this call could not send anything.
         let may_have = pending.may_exist || !pending.own_nodes.is_empty();
         let open = may_have || matches!(answer, Ok(AcquireOutcome::Granted(_)) | Err(Error::Unknown(_)));
-        entered.left_nothing = !open;
+        call.left_nothing = !open;
         match answer {
             // This call enqueued the request, and no reply says that its nodes are gone: the outcome is unknown.
             Err(Error::Unavailable(why)) if may_have && pending.session.is_some() => Err(Error::Unknown(why)),
@@ -297,9 +272,11 @@ impl PendingAcquire<'_> {
             }
         }
         let base = self.acquirer.base.get().number;
-        match admission::evaluate_request(self.request, &self.own_nodes, &queues, base, self.is_waiting) {
-            Ok(Decision::Grant(fence)) => self.write_grant(session, &queues, fence).await,
-            Ok(Decision::Wait) => Ok(AcquireStep::Blocked(queues)),
+        let owner = self.request.owner.as_ref().map(hash_owner);
+        let views = admission::views(&queues, &self.own_nodes);
+        match evaluate_request(self.request, owner, &views, base, self.is_waiting) {
+            Ok(QueueVerdict::Grant(fence)) => self.write_grant(session, &queues, fence).await,
+            Ok(QueueVerdict::Wait) => Ok(AcquireStep::Blocked(queues)),
             Err(error) => {
                 self.leave_queue().await?;
                 Err(StepError::Final(error))

@@ -4,15 +4,15 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use lockkeeper_core::{BootInstant, Error, Fence, Grant, LockName};
+use lockkeeper_store_kit::admission::{AdmissionEntry, revoked_error};
 use zookeeper_client as zk;
 
 use crate::acquire::{AcquireStep, EnqueueOutcome, PendingAcquire, RETRY_DELAY};
-use crate::admission::revoked_error;
 use crate::codec::{EventTag, RequestState, StoredRequest};
 use crate::error::{Failure, StepError};
 use crate::fence_base::fence_at;
 use crate::hold_back::hold_back_for;
-use crate::hold_registry::{OwnHold, SessionGrant};
+use crate::hold_registry::{SessionGrant, SessionHold};
 use crate::queue::{QueueEntry, QueueSnapshot};
 use crate::session::Session;
 use crate::statements::{ANY, TxnOp, check, create, create_ephemeral, set};
@@ -252,8 +252,6 @@ impl PendingAcquire<'_> {
             return Ok(None);
         }
         if let Some(reason) = alive.iter().find_map(QueueEntry::revoked) {
-            // The attempt keeps its hold until the earlier lease ends. This call does not extend it.
-            self.acquirer.registry.expire_by(&self.hash, self.previous_expiry);
             return Err(StepError::Final(revoked_error(reason)));
         }
         self.own_nodes = alive.iter().map(|entry| entry.path.clone()).collect();
@@ -330,22 +328,12 @@ impl PendingAcquire<'_> {
             paths: self.own_nodes.clone(),
             version: self.version,
             fence,
-            since: sent_at,
             stored,
             has_hold_back: self.has_hold_back,
             writing_hold_back: false,
         };
-        self.acquirer.registry.insert(
-            self.hash,
-            OwnHold {
-                names: self.request.key.names.clone(),
-                ttl: self.request.ttl,
-                expires: sent_at + self.request.ttl,
-                grant: Some(known),
-                caller: None,
-                outcome_unknown: false,
-            },
-        );
+        let hold = SessionHold::granted(&self.request.key.names, self.request.ttl, sent_at, known);
+        self.acquirer.registry.insert(self.hash, hold);
     }
 
     fn granted_step(&self, session: &Session, sent_at: BootInstant, fence: Fence) -> AcquireStep {

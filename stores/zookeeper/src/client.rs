@@ -6,7 +6,8 @@ use std::time::Duration;
 use lockkeeper_core::LockName;
 use lockkeeper_host::Clock;
 
-use crate::batch::BatchSender;
+use crate::batch::{self, BatchQueue, BatchSender};
+use crate::config::Options;
 use crate::connection::Connection;
 use crate::error::Failure;
 use crate::keys::Keys;
@@ -25,6 +26,13 @@ pub struct ZooKeeperClient {
 }
 
 impl ZooKeeperClient {
+    /// The client, and the queue of its batches.
+    pub fn new(options: &Options) -> (Arc<Self>, BatchQueue) {
+        let (batch, batch_queue) = batch::channel();
+        let (keys, connection) = (Keys::new(&options.base), Connection::new(options));
+        (Arc::new(ZooKeeperClient { keys, clock: options.clock.clone(), connection, batch }), batch_queue)
+    }
+
     /// Sends a transaction, and does what follows every write.
     pub async fn write(self: &Arc<Self>, session: &Session, ops: &[TxnOp]) -> Result<MultiReply, Failure> {
         let done = session.multi(ops).await?;

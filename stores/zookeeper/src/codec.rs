@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use lockkeeper_core::{Fence, Holder, LockName, LockRequest, Mode, Wait, WallTime};
+use lockkeeper_store_kit::hash_owner;
 use serde::{Deserialize, Serialize};
-
-use crate::keys;
 
 /// The version of all stored formats: node names, queue entries, hold-back nodes, events and records. It is written in
 /// the node `=format`. Change it with anything that programs of the previous version cannot read; `tests/golden.rs` fails
@@ -71,7 +70,7 @@ impl StoredRequest {
         StoredRequest {
             state,
             mode: request.mode,
-            owner: request.owner.as_ref().map(|owner| keys::hash_owner(owner).to_hex()),
+            owner: request.owner.as_ref().map(|owner| hash_owner(owner).to_hex()),
             fence,
             no_wait: request.wait == Wait::No,
             ttl_ms: millis(request.ttl),

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{BootInstant, IgnorePoison, Secret};
 use lockkeeper_host::Clock;
+use lockkeeper_store_kit::SingleFlight;
 use zookeeper_client::{self as zk, Acls, Client};
 
 use crate::config::Options;
@@ -23,9 +24,7 @@ pub struct Connection {
     timeout: Duration,
     session: Duration,
     clock: Arc<dyn Clock>,
-    current: tokio::sync::Mutex<Option<Arc<Session>>>,
-    /// How many attempts to connect have failed, and why the last one did.
-    failed: Mutex<(u64, Option<Failure>)>,
+    current: SingleFlight<Arc<Session>, Failure>,
     known_ensemble_time: Mutex<Option<(u64, BootInstant)>>,
 }
 
@@ -38,8 +37,7 @@ impl Connection {
             timeout: options.timeout,
             session: options.session,
             clock: options.clock.clone(),
-            current: tokio::sync::Mutex::default(),
-            failed: Mutex::default(),
+            current: SingleFlight::default(),
             known_ensemble_time: Mutex::default(),
         }
     }
@@ -50,45 +48,14 @@ impl Connection {
 
     /// The current session with a live connection, or a new one.
     pub async fn session(&self) -> Result<Arc<Session>, Failure> {
-        let session = {
-            let before = self.failed().0;
-            let mut now = self.current.lock().await;
-            match now.as_ref().filter(|session| !session.is_over()) {
-                Some(session) => session.clone(),
-                None => {
-                    *now = None;
-                    let fresh = Arc::new(self.connect_since(before).await?);
-                    tracing::debug!(id = fresh.id, "opened a session with ZooKeeper");
-                    now.insert(fresh).clone()
-                }
-            }
-        };
+        let is_alive = |session: &Arc<Session>| !session.is_over();
+        let session = self.current.get(is_alive, || Box::pin(self.connect())).await?;
         session.wait_connected(self.timeout).await?;
         session.probe_after_silence().await?;
         Ok(session)
     }
 
-    fn failed(&self) -> (u64, Option<Failure>) {
-        self.failed.lock().ignore_poison().clone()
-    }
-
-    /// Connects, unless another caller has failed to connect while this one waited for the mutex; `before` is the
-    /// number of failures before that. So all waiting callers share one failure instead of trying one after the other.
-    async fn connect_since(&self, before: u64) -> Result<Session, Failure> {
-        if let (count, Some(failure)) = self.failed()
-            && count != before
-        {
-            return Err(failure);
-        }
-        let connected = self.connect().await;
-        if let Err(failure) = &connected {
-            let mut failed = self.failed.lock().ignore_poison();
-            *failed = (failed.0 + 1, Some(failure.clone()));
-        }
-        connected
-    }
-
-    async fn connect(&self) -> Result<Session, Failure> {
+    async fn connect(&self) -> Result<Arc<Session>, Failure> {
         let mut connector = Client::connector()
             .with_session_timeout(self.session)
             .with_connection_timeout(self.timeout)
@@ -109,7 +76,9 @@ impl Connection {
                 )));
             }
         };
-        Ok(Session::new(client, self.timeout, self.clock.clone(), self.login.is_some()))
+        let session = Session::new(client, self.timeout, self.clock.clone(), self.login.is_some());
+        tracing::debug!(id = session.id, "opened a session with ZooKeeper");
+        Ok(Arc::new(session))
     }
 
     async fn connect_with(&self, connector: zk::Connector) -> Result<Client, Failure> {

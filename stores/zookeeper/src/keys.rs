@@ -3,25 +3,8 @@
 //!
 //! Nodes that are not locks begin with `=`, which no encoded name does.
 
-use lockkeeper_core::{Attempt, LockName, Owner};
-use ring::digest::{SHA256, digest};
-
-/// Stands for an attempt in nodes that other clients can read: a hash, from which the attempt cannot be found.
-pub type AttemptHash = [u8; 16];
-
-pub fn hash_attempt(attempt: &Attempt) -> AttemptHash {
-    sha256_prefix(b"attempt", attempt.as_bytes())
-}
-
-/// The hash of an owner. The owner allows a re-entry, so it is not stored either.
-pub fn hash_owner(owner: &Owner) -> Owner {
-    Owner::from_bytes(sha256_prefix(b"owner", owner.as_bytes()))
-}
-
-fn sha256_prefix(domain: &[u8], secret: &[u8; 16]) -> AttemptHash {
-    let long = digest(&SHA256, &[domain, &secret[..]].concat());
-    std::array::from_fn(|i| long.as_ref()[i])
-}
+use lockkeeper_core::{Attempt, LockName};
+use lockkeeper_store_kit::AttemptHash;
 
 fn hex(hash: &AttemptHash) -> String {
     Attempt::from_bytes(*hash).to_hex()
@@ -191,6 +174,8 @@ pub fn decode(node: &str) -> Option<LockName> {
 
 #[cfg(test)]
 mod tests {
+    use lockkeeper_store_kit::hash_attempt;
+
     use super::*;
 
     #[test]

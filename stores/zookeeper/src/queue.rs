@@ -4,10 +4,12 @@ use std::collections::{HashMap, HashSet};
 
 use lockkeeper_core::admission::{ActiveHold, Admission, evaluate};
 use lockkeeper_core::{Fence, Holder, HolderView, LockName, Mode, Owner, WaiterView, WallTime};
+use lockkeeper_store_kit::AttemptHash;
+use lockkeeper_store_kit::admission::AdmissionEntry;
 use zookeeper_client::Stat;
 
 use crate::codec::{HoldBackKind, HoldBackNode, RequestState, StoredRequest};
-use crate::keys::{self, AttemptHash, NodeKind};
+use crate::keys::{self, NodeKind};
 
 /// One entry of a queue, a holder or a waiter.
 #[derive(Clone, Debug)]
@@ -41,29 +43,6 @@ impl QueueEntry {
         self.content.as_ref().map(|read| read.stat.mzxid)
     }
 
-    pub fn is_foreign(&self) -> bool {
-        self.hash.is_none() || self.content.as_ref().is_some_and(|read| read.stored.is_none())
-    }
-
-    pub fn fence(&self, base: u64) -> Fence {
-        let zxid = self.content.as_ref().map_or(0, |read| read.stat.mzxid.unsigned_abs());
-        let counted = || Fence::new(base.saturating_add(zxid)).unwrap_or(Fence::MAX);
-        self.stored().and_then(|stored| stored.fence).unwrap_or_else(counted)
-    }
-
-    pub fn owner(&self) -> Option<Owner> {
-        Owner::from_hex(self.stored()?.owner.as_ref()?).ok()
-    }
-
-    /// The reason of a revocation, if there is one.
-    pub fn revoked(&self) -> Option<&str> {
-        self.stored()?.revoked.as_deref()
-    }
-
-    pub fn mode(&self) -> Mode {
-        self.stored().map_or(Mode::Exclusive, |stored| stored.mode)
-    }
-
     fn holder(&self) -> Holder {
         match self.stored() {
             Some(stored) => stored.holder.clone(),
@@ -94,6 +73,38 @@ impl QueueEntry {
 
     pub fn waiter_view(&self) -> WaiterView {
         WaiterView { holder: self.holder(), mode: self.mode(), since: self.since() }
+    }
+}
+
+impl AdmissionEntry for QueueEntry {
+    fn attempt(&self) -> Option<AttemptHash> {
+        self.hash
+    }
+
+    fn owner(&self) -> Option<Owner> {
+        Owner::from_hex(self.stored()?.owner.as_ref()?).ok()
+    }
+
+    fn mode(&self) -> Mode {
+        self.stored().map_or(Mode::Exclusive, |stored| stored.mode)
+    }
+
+    fn fence(&self, base: u64) -> Fence {
+        let zxid = self.content.as_ref().map_or(0, |read| read.stat.mzxid.unsigned_abs());
+        let counted = || Fence::new(base.saturating_add(zxid)).unwrap_or(Fence::MAX);
+        self.stored().and_then(|stored| stored.fence).unwrap_or_else(counted)
+    }
+
+    fn is_waiting(&self) -> bool {
+        self.is_in(RequestState::Waiting)
+    }
+
+    fn is_foreign(&self) -> bool {
+        self.hash.is_none() || self.content.as_ref().is_some_and(|read| read.stored.is_none())
+    }
+
+    fn revoked(&self) -> Option<&str> {
+        self.stored()?.revoked.as_deref()
     }
 }
 
@@ -144,8 +155,8 @@ pub struct QueueSnapshot {
     pub hold_back_hashes: HashSet<AttemptHash>,
     /// The zxid of the last change of the queue node's children.
     pub children_zxid: i64,
-    /// Every entry ahead of the request holds the lock and shares it, though not all of them were read.
-    pub sharers_ahead: bool,
+    /// How many of the first entries hold the lock and share it, though not all of them were read.
+    pub sharers_ahead: usize,
 }
 
 impl QueueSnapshot {
@@ -176,7 +187,31 @@ impl QueueSnapshot {
             orphans,
             hold_back_hashes,
             children_zxid,
-            sharers_ahead: false,
+            sharers_ahead: 0,
+        }
+    }
+
+    /// Concludes from the entry at `nearest`, the nearest one ahead of a request that has no owner, about all entries before it. The first
+    /// entry, and all with an owner, were read. Returns whether that decides a request of this mode.
+    ///
+    /// If the entry waits, the request waits behind it, unless it re-enters. If it holds and shares, it was granted by the same rule: no waiter
+    /// was ahead of it, and every holder shared. That is still so: no entry is inserted before another one, and while it holds, an exclusive
+    /// hold could only be a re-entry of an exclusive hold. Hold-backs are another matter. A counted request has to count the holders.
+    pub fn conclude_from(&mut self, nearest: usize, mode: Mode) -> bool {
+        if nearest == 0 {
+            return true;
+        }
+        // A foreign client holds by its position alone.
+        let ours = self.entries[..=nearest].iter().all(|entry| entry.hash.is_some());
+        match self.entries[nearest].stored().filter(|_| ours).map(|stored| (stored.state, stored.mode)) {
+            Some((RequestState::Waiting | RequestState::Queued, _)) => true,
+            Some((RequestState::Granted, Mode::Shared)) if mode == Mode::Shared => {
+                self.sharers_ahead = nearest + 1;
+                true
+            }
+            // It is not a hold of this owner, so it blocks an exclusive request.
+            Some((RequestState::Granted, _)) => mode == Mode::Exclusive,
+            None => false,
         }
     }
 
@@ -226,17 +261,6 @@ impl QueueSnapshot {
         self.entries
             .iter()
             .filter(|entry| !self.holds(entry) && !entry.stored().is_some_and(|stored| stored.no_wait))
-    }
-
-    /// The holds in this queue, except that of the node `but`.
-    pub fn active_holds<'a>(&'a self, base: u64, but: &'a str) -> impl Iterator<Item = ActiveHold> + 'a {
-        let held = self.holders().filter(move |entry| entry.path != but).map(move |entry| ActiveHold {
-            owner: entry.owner(),
-            mode: entry.mode(),
-            fence: entry.fence(base),
-        });
-        let kept = self.hold_backs.iter().filter_map(HoldBack::holder_view);
-        held.chain(kept.map(|held| ActiveHold { owner: None, mode: held.mode, fence: held.fence }))
     }
 }
 

@@ -5,12 +5,11 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use lockkeeper_core::{LockName, LockRequest, Mode, Names};
+use lockkeeper_store_kit::AttemptHash;
 
-use crate::admission::{PredecessorVerdict, evaluate_predecessor, is_plain_sharer};
 use crate::client::ZooKeeperClient;
 use crate::error::Failure;
 use crate::hold_back::HoldBacks;
-use crate::keys::AttemptHash;
 use crate::queue::{NodeContent, QueueEntry, QueueSnapshot};
 use crate::session::Session;
 
@@ -76,9 +75,8 @@ impl QueueReader {
         Ok(())
     }
 
-    /// Reads what is needed to decide about a request. An exclusive request without an owner only needs to know
-    /// whether there is an entry ahead; but re-entries may be at any position. A plain sharer is often decided by the entry
-    /// right ahead.
+    /// Reads what is needed to decide about a request. An exclusive request without an owner only needs to know whether there is an entry
+    /// ahead; but re-entries may be at any position. The nearest entry ahead that has no owner decides most other requests.
     pub async fn read_for_request(
         &self,
         session: &Session,
@@ -86,39 +84,31 @@ impl QueueReader {
         queue: &mut QueueSnapshot,
         own: &str,
     ) -> Result<(), Failure> {
-        if is_plain_sharer(request) && self.read_predecessor(session, request.mode, queue, own).await? {
-            return self.hold_backs.read(session, queue).await;
-        }
         let position = queue.position(own).unwrap_or(queue.entries.len());
-        let simple = request.mode == Mode::Exclusive && request.owner.is_none();
-        let wanted = |i: usize, entry: &QueueEntry| match simple {
-            true => position == 0 && entry.owned,
-            false => i < position || (entry.owned && i != position),
-        };
-        self.read_entries(session, queue, wanted).await?;
+        if request.mode == Mode::Exclusive && request.owner.is_none() {
+            self.read_entries(session, queue, |_, entry| position == 0 && entry.owned).await?;
+        } else if !self.read_nearest(session, request.mode, queue, position).await? {
+            self.read_entries(session, queue, |i, _| i < position).await?;
+        }
         self.hold_backs.read(session, queue).await
     }
 
-    /// Reads the entry right ahead of a plain sharer or counted request, the first entry, and all re-entries. Returns whether that decides the request.
-    async fn read_predecessor(
+    /// Reads the nearest entry ahead that has no owner, the first entry, and all that have an owner. Returns whether that decides the request.
+    async fn read_nearest(
         &self,
         session: &Session,
         mode: Mode,
         queue: &mut QueueSnapshot,
-        own: &str,
+        position: usize,
     ) -> Result<bool, Failure> {
         let listed = queue.entries.len();
-        let position = queue.position(own).unwrap_or(listed);
+        let nearest = queue.entries[..position].iter().rposition(|entry| !entry.owned);
         let wanted =
-            |i: usize, entry: &QueueEntry| i != position && (i == 0 || i + 1 == position || entry.owned);
+            |i: usize, entry: &QueueEntry| i != position && (i == 0 || Some(i) == nearest || entry.owned);
         self.read_entries(session, queue, wanted).await?;
-        if queue.entries.len() < listed {
-            // The caller lists the queue again.
-            return Ok(true);
-        }
-        let verdict = evaluate_predecessor(queue, mode, position);
-        queue.sharers_ahead = verdict == PredecessorVerdict::AllShare;
-        Ok(verdict != PredecessorVerdict::Unknown)
+        // The caller lists the queue again if an entry is gone.
+        let is_gone = queue.entries.len() < listed;
+        Ok(is_gone || nearest.is_none_or(|nearest| queue.conclude_from(nearest, mode)))
     }
 
     /// Reads the first entries, to report the holders.

@@ -3,19 +3,18 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{Fence, Names, ReleaseOutcome, Result};
+use lockkeeper_core::{BootInstant, Fence, Names, ReleaseOutcome, Result};
+use lockkeeper_store_kit::AttemptHash;
+use lockkeeper_store_kit::admission::AdmissionEntry;
 use zookeeper_client as zk;
 
 use crate::client::ZooKeeperClient;
-use crate::codec::EventTag;
-use crate::codec::{HoldBackKind, HoldBackNode, RequestState, millis};
+use crate::codec::{EventTag, HoldBackKind, HoldBackNode, RequestState, millis};
 use crate::error::Failure;
 use crate::event_log::EventLog;
 use crate::fence_base::FenceBase;
 use crate::hold_back::HoldBacks;
-use crate::hold_registry::HoldRegistry;
-use crate::hold_registry::{OwnHold, SessionGrant};
-use crate::keys::AttemptHash;
+use crate::hold_registry::{SessionGrant, SessionHold, ZooKeeperHolds};
 use crate::queue::QueueEntry;
 use crate::read_queue::QueueReader;
 use crate::request_barrier::RequestBarriers;
@@ -30,29 +29,11 @@ pub enum RemovedBy {
     Registry,
 }
 
-/// A release that is in progress. If it fails, or its caller drops the future, the registry removes the nodes later:
-/// no caller will come back for them.
-struct UnfinishedRelease<'a> {
-    releaser: &'a Releaser,
-    hash: AttemptHash,
-    names: &'a Names,
-    done: bool,
-}
-
-impl Drop for UnfinishedRelease<'_> {
-    fn drop(&mut self) {
-        if !self.done {
-            let hold = OwnHold::abandoned(self.names.clone(), self.releaser.client.clock.now());
-            self.releaser.registry.schedule_cleanup(self.hash, hold);
-        }
-    }
-}
-
 /// Ends what an attempt has stored.
 pub struct Releaser {
     pub client: Arc<ZooKeeperClient>,
     pub base: Arc<FenceBase>,
-    pub registry: Arc<HoldRegistry>,
+    pub registry: Arc<ZooKeeperHolds>,
     pub events: Arc<EventLog>,
     pub hold_backs: Arc<HoldBacks>,
     pub queues: Arc<QueueReader>,
@@ -62,29 +43,17 @@ pub struct Releaser {
 impl Releaser {
     /// Releases a grant, or removes a request from its queue.
     pub async fn release_attempt(&self, names: &Names, hash: AttemptHash) -> Result<ReleaseOutcome, Failure> {
-        let hold = {
-            let mut table = self.registry.table();
-            table.ending.remove(&hash);
-            table.holds.remove(&hash)
-        };
-        let mut unfinished = UnfinishedRelease { releaser: self, hash, names, done: false };
-        let caller = hold.as_ref().and_then(|hold| hold.caller.clone());
-        if let Some(caller) = &caller {
-            caller.cancel();
-        }
-        let done = match hold.as_ref().and_then(|hold| hold.grant.as_ref()) {
-            Some(known) if !known.session.is_over() => self.release_grant(names, &hash, known).await,
+        self.registry.table().ending.remove(&hash);
+        let mut release = self.registry.begin_release(&*self.client.clock, hash, names);
+        let done = match &release.hold {
+            Some(SessionHold { grant: Some(known), since, .. }) if !known.session.is_over() => {
+                self.release_grant(names, &hash, known, *since).await
+            }
             // The call of `acquire` is still running, and knows which replies it has missed.
-            _ if caller.is_some() => self.remove_attempt(names, &hash).await,
+            Some(hold) if hold.caller.is_some() => self.remove_attempt(names, &hash).await,
             _ => self.remove_late_attempt(names, &hash, RemovedBy::Caller).await,
         };
-        unfinished.done = done.is_ok();
-        match done {
-            Ok(ReleaseOutcome::AlreadyGone) if caller.is_some_and(|caller| caller.has_left_queue()) => {
-                Ok(ReleaseOutcome::Released)
-            }
-            done => done,
-        }
+        release.finish(done)
     }
 
     async fn release_grant(
@@ -92,9 +61,10 @@ impl Releaser {
         names: &Names,
         hash: &AttemptHash,
         known: &SessionGrant,
+        since: Option<BootInstant>,
     ) -> Result<ReleaseOutcome, Failure> {
         let session = self.client.connection.session().await?;
-        let held = self.client.clock.now().since(known.since);
+        let held = since.map_or(Duration::ZERO, |since| self.client.clock.now().since(since));
         let rest = Duration::from_millis(known.stored.min_hold_ms).saturating_sub(held);
         let hold_back = (!rest.is_zero()).then_some((HoldBackKind::Lingering, rest));
         match self.end_grant(&session, names, hash, known, hold_back, EventTag::Released).await {
@@ -109,7 +79,7 @@ impl Releaser {
     pub async fn expire(
         &self,
         hash: &AttemptHash,
-        hold: &OwnHold,
+        hold: &SessionHold,
         known: &SessionGrant,
     ) -> Result<(), Failure> {
         let session = self.client.connection.session().await?;

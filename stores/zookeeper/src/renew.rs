@@ -6,15 +6,14 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use lockkeeper_core::{BootInstant, Grant, Names, RenewOutcome, Result};
+use lockkeeper_store_kit::{AttemptHash, hash_attempt};
 use zookeeper_client as zk;
 
 use crate::client::ZooKeeperClient;
 use crate::codec::StoredRequest;
 use crate::error::Failure;
 use crate::hold_back::hold_back_for;
-use crate::hold_registry::HoldRegistry;
-use crate::hold_registry::SessionGrant;
-use crate::keys::{self, AttemptHash};
+use crate::hold_registry::{SessionGrant, ZooKeeperHolds};
 use crate::session::Session;
 use crate::statements::{ANY, TxnOp, check, create, delete};
 
@@ -38,14 +37,13 @@ struct PendingRenewal {
 /// Renews holds.
 pub struct Renewer {
     pub client: Arc<ZooKeeperClient>,
-    pub registry: Arc<HoldRegistry>,
+    pub registry: Arc<ZooKeeperHolds>,
 }
 
 impl Renewer {
     pub async fn renew(&self, grants: &[Grant]) -> Result<Vec<RenewOutcome>> {
         let now = self.client.clock.now();
-        let hashes: Vec<AttemptHash> =
-            grants.iter().map(|grant| keys::hash_attempt(&grant.key.attempt)).collect();
+        let hashes: Vec<AttemptHash> = grants.iter().map(|grant| hash_attempt(&grant.key.attempt)).collect();
         let (mut renewed, mut revoked, mut no_reply) = (HashSet::new(), HashMap::new(), HashSet::new());
         if self.has_renewable(&hashes) {
             let session = self.client.connection.session().await?;

@@ -3,6 +3,7 @@
 //! its position, so the lock stays held.
 
 use lockkeeper_core::{Error, Result};
+use lockkeeper_store_kit::admission::AdmissionEntry;
 
 use crate::queue::HolderNode;
 use crate::statements::{TxnOp, set};

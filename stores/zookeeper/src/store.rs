@@ -8,23 +8,21 @@ use lockkeeper_core::{
     AcquireOutcome, Error, EventStream, Fence, Grant, LockName, LockPage, LockRequest, LockView, Locks, Page,
     Profile, ReleaseOutcome, RenewOutcome, RequestKey, Result, limits,
 };
-use lockkeeper_store_kit::{IoThread, RecentSet, RecordLimits, Task};
+use lockkeeper_store_kit::{IoThread, RecentSet, RecordLimits, Task, hash_attempt};
 use tokio::sync::Notify;
 
 use crate::acquire::Acquirer;
-use crate::batch;
+use crate::batch::{self, BatchQueue};
 use crate::break_lock::LockBreaker;
 use crate::catch_up::CatchUp;
 use crate::client::ZooKeeperClient;
 use crate::config::Options;
-use crate::connection::Connection;
 use crate::event_log::EventLog;
 use crate::events::Watchers;
 use crate::fence_base::FenceBase;
 use crate::hold_back::HoldBacks;
-use crate::hold_registry::HoldRegistry;
+use crate::hold_registry::ZooKeeperHolds;
 use crate::inspect::Inspector;
-use crate::keys::{self, Keys};
 use crate::profile;
 use crate::read_queue::QueueReader;
 use crate::record_chunks::ChunkStore;
@@ -55,9 +53,16 @@ pub(crate) struct ZooKeeperShared {
     breaker: LockBreaker,
     inspector: Inspector,
     watchers: Arc<Watchers>,
-    pub records: Arc<RecordStore>,
-    pub limits: RecordLimits,
+    records: Arc<RecordStore>,
+    limits: RecordLimits,
     profile: OnceLock<Profile>,
+}
+
+/// The tasks of a store that have no other place.
+struct BackgroundTasks {
+    hold_ender: HoldEnder,
+    sweeper: Sweeper,
+    batch_queue: BatchQueue,
 }
 
 impl std::fmt::Debug for ZooKeeperStore {
@@ -77,15 +82,38 @@ impl ZooKeeperStore {
         options.check()?;
         let io_thread = IoThread::start("lockkeeper-zookeeper")
             .map_err(|error| Error::Unavailable(format!("no thread for the connection: {error}")))?;
-        let (batch, batch_queue) = batch::channel();
-        let client = Arc::new(ZooKeeperClient {
-            keys: Keys::new(&options.base),
-            clock: options.clock.clone(),
-            connection: Connection::new(&options),
-            batch,
-        });
+        let (shared, background) = ZooKeeperShared::new(options);
+        let overdue = background.sweeper.overdue.clone();
+        let tasks = [
+            io_thread.spawn(Arc::new(background.hold_ender).run()),
+            io_thread.spawn(shared.watchers.clone().run()),
+            io_thread.spawn(shared.records.clone().run_expiry()),
+            io_thread.spawn(background.sweeper.run()),
+            io_thread.spawn(batch::run(background.batch_queue)),
+        ];
+        let store = ZooKeeperStore { shared: Arc::new(shared), io_thread: Arc::new((io_thread, tasks)) };
+        let ZooKeeperShared { options, client, base, profile, .. } = &*store.shared;
+        let checked = store.run(profile::check(options, client, base)).await?;
+        _ = profile.set(checked);
+        match store.run(sweep::is_overdue(client, options.sweep)).await {
+            Ok(true) => overdue.notify_one(),
+            Ok(false) => {}
+            Err(failure) => tracing::debug!(?failure, "cannot find out whether a sweep is overdue"),
+        }
+        Ok(store)
+    }
+
+    /// Runs a future with the sockets and timers of the store's own thread. Dropping the returned future cancels it.
+    pub(crate) async fn run<T>(&self, work: impl Future<Output = T>) -> T {
+        self.io_thread.0.lend(work).await
+    }
+}
+
+impl ZooKeeperShared {
+    fn new(options: Options) -> (Self, BackgroundTasks) {
+        let (client, batch_queue) = ZooKeeperClient::new(&options);
         let base = Arc::new(FenceBase::new(client.clone()));
-        let registry = Arc::new(HoldRegistry::default());
+        let registry = Arc::<ZooKeeperHolds>::default();
         let catch_up = Arc::new(CatchUp::new(client.keys.bases()));
         let events = Arc::new(EventLog { client: client.clone(), base: base.clone() });
         let hold_backs = Arc::new(HoldBacks::new(client.clone()));
@@ -109,7 +137,6 @@ impl ZooKeeperStore {
             chunks: chunks.clone(),
             expiry: RecordExpiry::default(),
         });
-        let overdue = Arc::<Notify>::default();
         let hold_ender =
             HoldEnder { client: client.clone(), registry: registry.clone(), releaser: releaser.clone() };
         let sweeper = Sweeper {
@@ -118,16 +145,9 @@ impl ZooKeeperStore {
             queues: queues.clone(),
             chunks,
             every: options.sweep,
-            overdue: overdue.clone(),
+            overdue: Arc::<Notify>::default(),
         };
-        let tasks = [
-            io_thread.spawn(Arc::new(hold_ender).run()),
-            io_thread.spawn(watchers.clone().run()),
-            io_thread.spawn(records.clone().run_expiry()),
-            io_thread.spawn(sweeper.run()),
-            io_thread.spawn(batch::run(batch_queue)),
-        ];
-        let shared = Arc::new(ZooKeeperShared {
+        let shared = ZooKeeperShared {
             acquirer: Acquirer {
                 client: client.clone(),
                 base: base.clone(),
@@ -157,24 +177,15 @@ impl ZooKeeperStore {
             options,
             client,
             base,
-        });
-        let store = ZooKeeperStore { shared, io_thread: Arc::new((io_thread, tasks)) };
-        let ZooKeeperShared { options, client, base, profile, .. } = &*store.shared;
-        let checked = store.run(profile::check(options, client, base)).await?;
-        _ = profile.set(checked);
-        match store.run(sweep::is_overdue(client, options.sweep)).await {
-            Ok(true) => overdue.notify_one(),
-            Ok(false) => {}
-            Err(failure) => tracing::debug!(?failure, "cannot find out whether a sweep is overdue"),
-        }
-        Ok(store)
-    }
-
-    /// Runs a future with the sockets and timers of the store's own thread. Dropping the returned future cancels it.
-    pub(crate) async fn run<T>(&self, work: impl Future<Output = T>) -> T {
-        self.io_thread.0.lend(work).await
+        };
+        (shared, BackgroundTasks { hold_ender, sweeper, batch_queue })
     }
 }
+
+// Rate limits compare and swap records, because ZooKeeper has no clock that a transaction can read. The wall clock of the
+// client decides, and never goes back in a stored bucket.
+lockkeeper_store_kit::lent_records!(ZooKeeperStore, |store|
+    records: store.shared.records, limits: store.shared.limits, clock: store.shared.client.clock, wall: store.shared.client.clock.wall());
 
 #[async_trait]
 impl Locks for ZooKeeperStore {
@@ -192,7 +203,7 @@ impl Locks for ZooKeeperStore {
     }
 
     async fn release(&self, key: &RequestKey) -> Result<ReleaseOutcome> {
-        let hash = keys::hash_attempt(&key.attempt);
+        let hash = hash_attempt(&key.attempt);
         Ok(self.run(self.shared.releaser.release_attempt(&key.names, hash)).await?)
     }
 

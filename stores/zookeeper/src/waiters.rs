@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use futures_util::future::select_all;
 use lockkeeper_core::Mode;
+use lockkeeper_store_kit::admission::{AdmissionEntry, may_share};
+use lockkeeper_store_kit::hash_owner;
 
 use crate::acquire::{PendingAcquire, RETRY_DELAY};
 use crate::admission;
@@ -33,9 +35,9 @@ impl PendingAcquire<'_> {
             wakeups.push(Box::pin(node_changed(session, &hold_back.path, None)));
             wakeups.push(Box::pin(tokio::time::sleep(Duration::from_millis(hold_back.left_ms + 1))));
         }
-        let before = queues.iter().zip(&self.own_nodes).filter_map(|(queue, own)| {
-            Some((queue, admission::entry_to_watch(self.request.mode, queue, own)?))
-        });
+        let views = admission::views(queues, &self.own_nodes);
+        let before =
+            views.iter().filter_map(|view| Some((view.queue, view.entry_to_watch(self.request.mode)?)));
         // An exclusive request needs all queues, so it waits for one after the other. A request that can share a lock
         // may not be blocked by the entry ahead in one queue, but by an entry in another.
         let queues_at_once = if self.request.mode == Mode::Exclusive { 1 } else { usize::MAX };
@@ -44,14 +46,14 @@ impl PendingAcquire<'_> {
             wakeups.push(if counted && queue.holds(before) {
                 // The first waiter for a permit: any of the permit holders may release next.
                 Box::pin(self.queue_changed(session, queue))
-            } else if admission::may_share(self.request.mode, before) {
+            } else if may_share(self.request.mode, before.mode()) {
                 Box::pin(node_changed(session, &before.path, before.written_zxid()))
             } else {
                 Box::pin(node_deleted(session, &before.path))
             });
         }
         // A grant to another request of the same owner admits this one, past the waiters.
-        if let Some(owner) = self.request.owner.as_ref().map(crate::keys::hash_owner) {
+        if let Some(owner) = self.request.owner.as_ref().map(hash_owner) {
             let siblings =
                 queues.iter().flat_map(|queue| &queue.entries).filter(|entry| entry.owner() == Some(owner));
             let siblings = siblings.filter(|entry| !self.own_nodes.contains(&entry.path));

@@ -8,7 +8,10 @@ use std::time::Duration;
 use common::{four_letter, keeper, try_open};
 use futures_util::future::join_all;
 use lockkeeper_core::{AcquireOutcome, Mode, RenewOutcome, Store, Wait};
-use lockkeeper_testkit::laws::{eventually, give_back, name, request, set_patience, soon, take, with};
+use lockkeeper_testkit::laws::{
+    eventually, give_back, name, owner, request, request_all, set_patience, soon, take, with,
+};
+use lockkeeper_testkit::scenarios::crowd::take_many;
 use lockkeeper_testkit::servers::{self, Server, ZooKeeperOptions};
 
 async fn patient(server: &Server) -> Arc<dyn Store> {
@@ -74,22 +77,28 @@ async fn a_hand_off_costs_the_same_however_many_wait() {
     assert!(few < 4.0 && many < 3.3, "{few} {many}");
 }
 
-/// The requests of one shared acquire and its release beside this many holders.
-async fn requests_per_sharer(server: &Server, store: &Arc<dyn Store>, name: &str, holders: usize) -> f64 {
+/// The requests of one shared acquire of these names and its release beside this many holders without an owner.
+async fn requests_per_sharer(
+    server: &Server,
+    store: &Arc<dyn Store>,
+    names: &[&str],
+    with_owner: bool,
+    holders: usize,
+) -> f64 {
     let shared = || {
-        with(request(name), |request| {
+        with(request_all(names), |request| {
             request.mode = Mode::Shared;
             request.wait = Wait::Forever;
         })
     };
-    let requests: Vec<_> = (0..holders).map(|_| shared()).collect();
-    for each in requests.chunks(10) {
-        join_all(each.iter().map(|request| take(store, request))).await;
-    }
+    take_many(store, holders, shared).await;
     let before = handled(server);
     for round in 0..10 {
         let wait = if round % 2 == 0 { Wait::No } else { Wait::Forever };
-        let sharer = take(store, &with(shared(), |request| request.wait = wait)).await;
+        let sharer = with(shared(), |request| {
+            (request.wait, request.owner) = (wait, with_owner.then(owner));
+        });
+        let sharer = take(store, &sharer).await;
         give_back(store, &sharer.key).await;
     }
     (handled(server) - before) as f64 / 10.0
@@ -100,14 +109,21 @@ async fn requests_per_sharer(server: &Server, store: &Arc<dyn Store>, name: &str
 async fn a_sharer_costs_the_same_however_many_share() {
     let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
     let store = patient(&server).await;
-    let few = requests_per_sharer(&server, &store, "few", 50).await;
-    let many = requests_per_sharer(&server, &store, "many", 200).await;
-    println!("requests per shared acquire: {few} beside 50 holders, {many} beside 200");
-    // To enqueue, to list, to read two nodes, to write the grant, to release; and pings.
-    assert!(few < 12.0 && many < 12.0, "{few} {many}");
-    let view = store.inspect(&name("many")).await.unwrap().unwrap();
-    // A view reads the first hundred entries.
-    assert_eq!((view.held.len() > 100, view.held.len() + view.waiting), (true, 200));
+    for (few, many, with_owner) in [
+        (vec!["few"], vec!["many"], false),
+        (vec!["few/owner"], vec!["many/owner"], true),
+        (vec!["few/a", "few/b"], vec!["many/a", "many/b"], false),
+    ] {
+        let requests = requests_per_sharer(&server, &store, &few, with_owner, 50).await;
+        let more = requests_per_sharer(&server, &store, &many, with_owner, 200).await;
+        println!("requests per shared acquire of {many:?}: {requests} beside 50 holders, {more} beside 200");
+        // To enqueue, to list, to read two nodes, to write the grant, to release; and pings. The lists and the nodes for each name.
+        let most = 12.0 * many.len() as f64;
+        assert!(requests < most && more < most, "{requests} {more}");
+        let view = store.inspect(&name(many[0])).await.unwrap().unwrap();
+        // A view reads the first hundred entries.
+        assert_eq!((view.held.len() > 100, view.held.len() + view.waiting), (true, 200));
+    }
 }
 
 /// The requests for a permit of four, from its enqueuing to its release, in a queue of this many waiters.
