@@ -8,6 +8,7 @@
 //! - Traits: [`Locks`], [`Records`] and [`Limits`], which every store implements.
 //! - State machines: [`table::Table`], the reference for every store, [`lease::Lease`], which decides whether a guard is valid, and
 //!   [`limit::decide`], which decides about rate limits.
+//! - [`faults`]: what each store is declared to keep under which fault.
 //! - [`assignment`]: which member of a group owns which partition.
 #![deny(missing_docs)]
 
@@ -15,6 +16,7 @@ pub mod admission;
 pub mod assignment;
 pub mod deadlock;
 mod error;
+pub mod faults;
 mod fence;
 mod finding;
 mod id;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::faults::{Deployment, Guarantees};
 use crate::{Error, Finding, LockRequest, Mode, Promise, Result, Severity};
 
 /// The purpose of a lock. It decides which stores may be used.
@@ -27,6 +28,18 @@ pub enum Guarantee {
     Likely,
     /// Not kept.
     No,
+}
+
+impl Guarantee {
+    /// The weaker of the two.
+    #[must_use]
+    pub fn weaker(self, other: Guarantee) -> Guarantee {
+        match (self, other) {
+            (Guarantee::No, _) | (_, Guarantee::No) => Guarantee::No,
+            (Guarantee::Likely, _) | (_, Guarantee::Likely) => Guarantee::Likely,
+            (Guarantee::Kept, Guarantee::Kept) => Guarantee::Kept,
+        }
+    }
 }
 
 /// In which order waiters get a lock.
@@ -56,6 +69,10 @@ pub enum LimitSupport {
 pub struct Profile {
     /// The scheme of the store's URL.
     pub store: String,
+    /// The columns of the [table of faults](crate::faults) that describe this store as it is deployed. The guarantees below are the
+    /// weakest of them. Empty for a store that is not in the table.
+    #[serde(default)]
+    pub deployments: Vec<Deployment>,
     /// X: no two valid guards of one lock at once, while clock rates differ by less than the margin.
     pub exclusion: Guarantee,
     /// F: fences strictly grow, over release, expiry, crash, restart, clean-up and fail-over.
@@ -95,10 +112,17 @@ pub struct Profile {
 }
 
 impl Profile {
+    /// A profile with the guarantees that follow from these columns of the table of faults, and no feature yet.
+    pub fn deployed(store: &str, deployments: Vec<Deployment>) -> Profile {
+        let Guarantees { exclusion, fence, durable } = Guarantees::of(deployments.iter().copied());
+        Profile { deployments, exclusion, fence, durable, ..Profile::undeclared(store) }
+    }
+
     /// A profile that declares nothing: where the author of a store begins.
     pub fn undeclared(store: &str) -> Profile {
         Profile {
             store: store.into(),
+            deployments: Vec::new(),
             exclusion: Guarantee::No,
             fence: Guarantee::No,
             durable: Guarantee::No,

@@ -1,7 +1,8 @@
 //! The check of the table when the store is opened, and the guarantees that follow from it.
 
 use aws_sdk_dynamodb::types::{KeyType, ScalarAttributeType, TableDescription, TableStatus};
-use lockkeeper_core::{Error, Finding, Guarantee, LimitSupport, Profile, Promise, Result, WaitOrder};
+use lockkeeper_core::faults::Deployment;
+use lockkeeper_core::{Error, Finding, LimitSupport, Profile, Promise, Result, WaitOrder};
 
 use crate::attributes::KEY;
 use crate::config::Options;
@@ -15,12 +16,8 @@ pub(crate) async fn profile(table: &TableClient, options: &Options) -> Result<Pr
     // Each replica of a global table decides conditions for itself, so two regions can grant the same lock.
     let replicated = !table.replicas().is_empty();
     let findings = findings(replicated);
-    let kept = |kept: bool| if kept { Guarantee::Kept } else { Guarantee::Likely };
+    let deployment = if replicated { Deployment::DynamoDbGlobal } else { Deployment::DynamoDb };
     Ok(Profile {
-        store: "dynamodb".into(),
-        exclusion: kept(!replicated),
-        fence: kept(!replicated),
-        durable: kept(!replicated),
         waiting: WaitOrder::Poll,
         wake: options.poll + options.timeout,
         shared: true,
@@ -35,6 +32,7 @@ pub(crate) async fn profile(table: &TableClient, options: &Options) -> Result<Pr
         records: true,
         limits: LimitSupport::CompareAndSwap,
         findings,
+        ..Profile::deployed("dynamodb", vec![deployment])
     })
 }
 

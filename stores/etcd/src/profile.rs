@@ -1,6 +1,7 @@
 //! The checks when the store is opened, and the guarantees that follow.
 
-use lockkeeper_core::{Error, Finding, Guarantee, LimitSupport, Profile, Promise, Result, WaitOrder};
+use lockkeeper_core::faults::Deployment;
+use lockkeeper_core::{Error, Finding, LimitSupport, Profile, Promise, Result, WaitOrder};
 
 use crate::config::Options;
 use crate::connection::Connection;
@@ -26,11 +27,8 @@ pub(crate) async fn profile(options: &Options, connection: &Connection, base: &F
         // The same at every call: a program may print it once a day.
         tracing::warn!(daily = true, servers = ?options.servers, "{}", findings[0]);
     }
+    let deployment = if revokes { Deployment::EtcdOld } else { Deployment::Etcd };
     Ok(Profile {
-        store: "etcd".into(),
-        exclusion: if revokes { Guarantee::Likely } else { Guarantee::Kept },
-        fence: Guarantee::Kept,
-        durable: Guarantee::Kept,
         waiting: WaitOrder::Queue,
         wake: options.poll + options.claim,
         shared: true,
@@ -45,6 +43,7 @@ pub(crate) async fn profile(options: &Options, connection: &Connection, base: &F
         records: true,
         limits: LimitSupport::CompareAndSwap,
         findings,
+        ..Profile::deployed("etcd", vec![deployment])
     })
 }
 

@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use lockkeeper_core::faults::Deployment;
 use lockkeeper_core::table::{Answer, Now, Table, TableEffect};
 use lockkeeper_core::{
-    AcquireOutcome, Attempt, BootInstant, Error, EventStream, Fence, Finding, Grant, Guarantee, IgnorePoison,
+    AcquireOutcome, Attempt, BootInstant, Error, EventStream, Fence, Finding, Grant, IgnorePoison,
     LimitSupport, LockName, LockPage, LockRequest, LockView, Locks, Page, Profile, Promise, ReleaseOutcome,
     RenewOutcome, RequestKey, Result, WaitOrder, limits,
 };
@@ -103,10 +104,6 @@ impl MemoryShared {
 impl Locks for MemoryStore {
     fn profile(&self) -> Profile {
         Profile {
-            store: "memory".into(),
-            exclusion: Guarantee::Kept,
-            fence: Guarantee::Likely,
-            durable: Guarantee::No,
             waiting: WaitOrder::Queue,
             wake: Duration::from_millis(50),
             shared: true,
@@ -127,6 +124,7 @@ impl Locks for MemoryStore {
                     "after a restart fences go on from the wall clock: they go back if that was set back",
                 ),
             ],
+            ..Profile::deployed("memory", vec![Deployment::Memory])
         }
     }
 

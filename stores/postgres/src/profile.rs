@@ -1,6 +1,7 @@
 //! The checks of the server when the store is opened, and the guarantees that follow from its settings.
 
-use lockkeeper_core::{Error, Finding, Guarantee, LimitSupport, Profile, Promise, Result, WaitOrder};
+use lockkeeper_core::faults::Deployment;
+use lockkeeper_core::{Error, Finding, LimitSupport, Profile, Promise, Result, WaitOrder};
 use tokio::sync::Notify;
 
 use crate::config::Options;
@@ -70,14 +71,14 @@ pub(crate) async fn check(
     if notifies {
         connection.prepare().await?;
     }
-    let synced = found.fsync == "on" && found.synchronous_commit != "off";
-    let lossy = found.has_lossy_standby();
-    let guarantee = if synced && !lossy { Guarantee::Kept } else { Guarantee::Likely };
+    let deployments = [
+        (true, Deployment::Postgres),
+        (found.synchronous_commit == "off", Deployment::PostgresUnsynced),
+        (found.fsync != "on", Deployment::PostgresNoFsync),
+        (found.has_lossy_standby(), Deployment::PostgresStandby),
+    ];
+    let deployments = deployments.into_iter().filter(|(so, _)| *so).map(|(_, deployment)| deployment);
     Ok(Profile {
-        store: "postgres".into(),
-        exclusion: Guarantee::Likely,
-        fence: guarantee,
-        durable: if found.fsync == "on" { guarantee } else { Guarantee::No },
         waiting: WaitOrder::Queue,
         wake: options.poll + options.claim,
         shared: true,
@@ -92,6 +93,7 @@ pub(crate) async fn check(
         records: true,
         limits: LimitSupport::Native,
         findings: findings(&found, options, notifies),
+        ..Profile::deployed("postgres", deployments.collect())
     })
 }
 

@@ -5,9 +5,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use futures_util::future::join_all;
-use lockkeeper_core::{
-    Error, Finding, Guarantee, IgnorePoison, LimitSupport, Profile, Promise, Result, WaitOrder,
-};
+use lockkeeper_core::faults::Deployment;
+use lockkeeper_core::{Error, Finding, IgnorePoison, LimitSupport, Profile, Promise, Result, WaitOrder};
 use redis::{Pipeline, Value};
 
 use crate::config::Servers;
@@ -43,6 +42,15 @@ impl ServerSettings {
     /// is promoted with the fewest grants.
     fn has_replica(&self) -> bool {
         !self.is("connected_slaves", "0") || self.is("repl_backlog_active", "1")
+    }
+
+    /// The column of the table of faults. A server that does not report a setting may have the worse one.
+    fn persistence(&self, syncs_always: bool) -> Deployment {
+        match syncs_always {
+            true => Deployment::RedisAlways,
+            false if self.is("aof_enabled", "1") => Deployment::RedisEverySecond,
+            false => Deployment::RedisVolatile,
+        }
     }
 
     fn evicts(&self) -> bool {
@@ -250,22 +258,22 @@ async fn refresh(monitor: &ProfileMonitor) {
 /// The profile that follows from the settings.
 fn profile_of(monitor: &ProfileMonitor) -> Profile {
     let mut findings = Vec::new();
-    let (mut durable, mut evicts, mut replicas) = (true, false, false);
+    let (mut deployments, mut replicas) = (Vec::new(), false);
     let all = monitor.settings.found();
     for endpoint in monitor.runner.router.serving() {
         let Some(found) = all.get(&endpoint) else {
-            durable = false;
+            deployments.push(Deployment::RedisEverySecond);
             let text = format!("{endpoint} has not reported its settings yet");
             findings.push(Finding::risk(Promise::Durability, text));
             continue;
         };
         replicas |= found.replicated;
         if found.evicts() {
-            evicts = true;
+            deployments.push(Deployment::RedisEvicting);
             findings.push(eviction(found, &endpoint));
         }
         let gap = found.durability_gap(&endpoint);
-        durable &= gap.is_none();
+        deployments.push(found.persistence(gap.is_none()));
         findings.push(gap.unwrap_or_else(|| {
             let text = format!("{endpoint} writes every grant to its disk before it replies");
             Finding::hint(Promise::Durability, text)
@@ -274,6 +282,7 @@ fn profile_of(monitor: &ProfileMonitor) -> Profile {
     drop(all);
     let fails_over = replicas || !matches!(monitor.runner.options.servers, Servers::Single(_));
     if fails_over {
+        deployments.push(Deployment::RedisReplicated);
         findings.push(fail_over(monitor.runner.options.wait_replicas));
     }
     findings.push(Finding::hint(
@@ -285,13 +294,9 @@ fn profile_of(monitor: &ProfileMonitor) -> Profile {
         "cycles of waiting owners are not found: give requests a wait time",
     ));
     findings.sort_by_key(|finding| finding.severity);
-    let kept = durable && !evicts && !fails_over;
-    let promise = if kept { Guarantee::Kept } else { Guarantee::Likely };
+    deployments.sort_unstable();
+    deployments.dedup();
     Profile {
-        store: monitor.runner.scheme().into(),
-        exclusion: Guarantee::Likely,
-        fence: promise,
-        durable: if evicts { Guarantee::No } else { promise },
         waiting: WaitOrder::Queue,
         wake: monitor.runner.options.poll + monitor.runner.options.claim,
         shared: true,
@@ -306,6 +311,7 @@ fn profile_of(monitor: &ProfileMonitor) -> Profile {
         records: true,
         limits: LimitSupport::Native,
         findings,
+        ..Profile::deployed(monitor.runner.scheme(), deployments)
     }
 }
 

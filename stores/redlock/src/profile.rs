@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use lockkeeper_core::{Error, Finding, Guarantee, Profile, Promise, Result};
+use lockkeeper_core::faults::Deployment;
+use lockkeeper_core::{Error, Finding, Profile, Promise, Result};
 use lockkeeper_redis::{Endpoint, Failure};
 use redis::Value;
 
@@ -120,14 +121,11 @@ fn declare(options: &Options, mut findings: Vec<Finding>) -> Profile {
     findings.extend(declared_findings(options));
     findings.sort_by_key(|finding| finding.severity);
     Profile {
-        exclusion: Guarantee::Likely,
-        fence: Guarantee::Likely,
-        durable: Guarantee::No,
         // A try, if no message comes; and the time it takes if a node says nothing in each of its three steps.
         wake: options.poll + options.node_timeout * 3,
         revoke: true,
         findings,
-        ..Profile::undeclared("redlock")
+        ..Profile::deployed("redlock", vec![Deployment::Redlock])
     }
 }
 

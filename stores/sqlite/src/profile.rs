@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use lockkeeper_core::{Error, Finding, Guarantee, LimitSupport, Profile, Promise, Result, WaitOrder};
+use lockkeeper_core::faults::Deployment;
+use lockkeeper_core::{Error, Finding, LimitSupport, Profile, Promise, Result, WaitOrder};
 use lockkeeper_host::SystemClock;
 
 use crate::config::Options;
@@ -132,12 +133,12 @@ impl StorageInfo {
                 "this process runs in a time namespace: its offset is subtracted, so that all processes agree on deadlines",
             ));
         }
-        let kept_if = |good: bool| if good { Guarantee::Kept } else { Guarantee::Likely };
+        let deployment = match self {
+            StorageInfo { remote: true, .. } => Deployment::SqliteNetwork,
+            StorageInfo { durable: true, .. } => Deployment::Sqlite,
+            _ => Deployment::SqliteVolatile,
+        };
         Profile {
-            store: "sqlite".into(),
-            exclusion: kept_if(!self.remote),
-            fence: kept_if(self.durable),
-            durable: kept_if(self.durable),
             waiting: WaitOrder::Queue,
             wake: wake + Duration::from_millis(100),
             shared: true,
@@ -152,6 +153,7 @@ impl StorageInfo {
             records: true,
             limits: LimitSupport::Native,
             findings,
+            ..Profile::deployed("sqlite", vec![deployment])
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The profile: what the store checks when it is opened, and the guarantees that follow.
 
-use lockkeeper_core::{Error, Finding, Guarantee, LimitSupport, Profile, Promise, Result, WaitOrder};
+use lockkeeper_core::faults::Deployment;
+use lockkeeper_core::{Error, Finding, LimitSupport, Profile, Promise, Result, WaitOrder};
 use zookeeper_client::{self as zk, CreateMode};
 
 use crate::client::ZooKeeperClient;
@@ -40,14 +41,10 @@ pub(crate) async fn check(options: &Options, client: &ZooKeeperClient, base: &Fe
         // The same at every call: a program may print it once a day.
         tracing::warn!(daily = true, servers = ?options.servers, "{finding}");
     }
-    let guarantee = if warning.is_some() { Guarantee::Likely } else { Guarantee::Kept };
+    // A new epoch has higher zxids, also if the last one lost writes: fences grow in both columns.
+    let deployment = if warning.is_some() { Deployment::ZooKeeperOld } else { Deployment::ZooKeeper };
     let findings = findings(options, &session, warning);
     Ok(Profile {
-        store: "zk".into(),
-        exclusion: guarantee,
-        // A new epoch has higher zxids, also if the last one lost writes.
-        fence: Guarantee::Kept,
-        durable: guarantee,
         waiting: WaitOrder::Queue,
         // The servers round the end of a session up to their next tick, and a session has at least two ticks.
         wake: options.poll + granted * 3 / 2,
@@ -63,6 +60,7 @@ pub(crate) async fn check(options: &Options, client: &ZooKeeperClient, base: &Fe
         records: true,
         limits: LimitSupport::CompareAndSwap,
         findings,
+        ..Profile::deployed("zk", vec![deployment])
     })
 }
 

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use lockkeeper::{Error, Guarantee, LeaseState, LossReason, ReleaseOutcome};
+use lockkeeper_core::faults::Guarantees;
 
 use super::*;
 
@@ -322,6 +323,11 @@ pub async fn correctness_is_refused_where_it_is_not_kept<H: Harness>(h: H) {
             Err(Error::Unsupported(reason)) => assert!(reason.contains(&profile.store), "{reason}"),
             other => panic!("correctness was to be refused: {other:?}"),
         }
+    }
+    if !profile.deployments.is_empty() {
+        let declared = (profile.exclusion, profile.fence, profile.durable);
+        let Guarantees { exclusion, fence, durable } = Guarantees::of(profile.deployments);
+        assert_eq!(declared, (exclusion, fence, durable), "the profile differs from the table of faults");
     }
     assert!(keeper.lock("orders/43").for_efficiency().try_acquire().await.unwrap().is_some());
 }
