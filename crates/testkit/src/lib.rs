@@ -8,6 +8,7 @@
 //! - [`proxy`]: a TCP proxy that cuts, holds, resets, duplicates and throttles at message boundaries.
 //! - [`ratio`]: measures a store beside a peer, for the benchmarks; [`lock_table`]: drives a store beside the lock table of `core`.
 //! - [`verify`]: runs the laws on a store that its user runs already, and gives a verdict for each promise.
+//! - [`torture`]: client processes that contend in real stores, faults, and checks: the matrix of faults.
 //! - [`servers`]: starters for real servers; [`resource`]: things for a lock to protect, fenced and not; [`stop`]: stops a process.
 
 pub mod bugs;
@@ -26,6 +27,8 @@ pub mod scenarios;
 pub mod servers;
 mod simulated_keeper;
 pub mod stop;
+#[cfg(feature = "servers")]
+pub mod torture;
 pub mod verify;
 
 pub use simulated_keeper::SimulatedKeeper;

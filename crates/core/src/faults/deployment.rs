@@ -111,6 +111,24 @@ impl Deployment {
         table::cell(self, fault)
     }
 
+    /// The column of the same store as it should be deployed, if this is another one.
+    pub fn main_column(self) -> Option<Deployment> {
+        match self {
+            Deployment::SqliteVolatile | Deployment::SqliteNetwork => Some(Deployment::Sqlite),
+            Deployment::PostgresUnsynced | Deployment::PostgresNoFsync | Deployment::PostgresStandby => {
+                Some(Deployment::Postgres)
+            }
+            Deployment::RedisEverySecond
+            | Deployment::RedisVolatile
+            | Deployment::RedisReplicated
+            | Deployment::RedisEvicting => Some(Deployment::RedisAlways),
+            Deployment::EtcdOld => Some(Deployment::Etcd),
+            Deployment::ZooKeeperOld => Some(Deployment::ZooKeeper),
+            Deployment::DynamoDbGlobal => Some(Deployment::DynamoDb),
+            _ => None,
+        }
+    }
+
     /// The longest time for which the store keeps a lease of this ttl that no holder renews. etcd counts whole seconds, and adds an
     /// eighth of the ttl for renewals of many locks by one lease.
     pub fn longest_lease(self, ttl: Duration) -> Duration {

@@ -48,9 +48,7 @@ const EXCEPTIONS: &[Exception] = &[
         &[StoreClockForward],
         can_break(Likely, Kept),
     ),
-    (&[RedisEverySecond], &[PowerCut, SyncFails, DiskFull], can_break(Likely, Likely)),
-    // The server writes to the file before it replies, unless a sync of the file is still under way.
-    (&[RedisEverySecond], &[SlowDisk], can_break(Likely, Likely)),
+    (&[RedisEverySecond], &[PowerCut], can_break(Likely, Likely)),
     (&[RedisVolatile], &[StoreKilled, PowerCut], can_break(Likely, No)),
     (&[RedisReplicated], &[FailOver], can_break(Likely, Likely)),
     (&[RedisEvicting], &[MemoryLimit], can_break(Likely, No)),

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::sync::Arc;
 
+use lockkeeper_core::BootInstant;
 use lockkeeper_host::{Clock, SystemClock};
 
 use super::HistoryEvent;
@@ -44,7 +45,15 @@ impl HistoryRecorder {
     /// # Panics
     /// If the event cannot be written: a history with holes proves nothing.
     pub fn record(&self, event: HistoryEvent) {
-        let event = HistoryEvent { t: self.clock.now().as_nanos(), proc: self.proc.clone(), ..event };
+        self.record_at(self.clock.now(), event);
+    }
+
+    /// Writes down that this happened at a moment of before, of which the caller learned only now.
+    ///
+    /// # Panics
+    /// As [`HistoryRecorder::record`].
+    pub fn record_at(&self, at: BootInstant, event: HistoryEvent) {
+        let event = HistoryEvent { t: at.as_nanos(), proc: self.proc.clone(), ..event };
         let mut line = serde_json::to_vec(&event).expect("an event can be written as JSON");
         line.push(b'\n');
         // One call, at the end of the file: lines of several processes do not mix, and a kill does not tear one.

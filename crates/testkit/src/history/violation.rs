@@ -13,6 +13,8 @@ pub enum Rule {
     Fence,
     /// C3: a fenced resource takes writes in the order of their fences, and loses none.
     Resource,
+    /// C4: a free lock goes to a waiter within the declared bound.
+    Liveness,
     /// C5: nothing is left in the store.
     Residue,
     /// C6: a holder learns of the loss by its deadline.
@@ -30,6 +32,7 @@ impl Rule {
             Rule::Exclusion => "C1",
             Rule::Fence => "C2",
             Rule::Resource => "C3",
+            Rule::Liveness => "C4",
             Rule::Residue => "C5",
             Rule::Signal => "C6",
             Rule::Owner => "C7",

@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use rustix::net::{Shutdown, listen, shutdown};
@@ -17,9 +17,13 @@ use crate::port::Port;
 
 const BACKLOG: i32 = 128;
 
+/// Where new connections go now.
+type CurrentUpstream = Mutex<Arc<Upstream>>;
+
 /// A running proxy. Dropping it closes everything.
 pub struct Proxy {
     script: Arc<FaultPlan>,
+    upstream: Arc<CurrentUpstream>,
     addr: SocketAddr,
     listener: TcpListener,
     stop: Option<oneshot::Sender<()>>,
@@ -53,12 +57,13 @@ impl Proxy {
         taking.set_nonblocking(true).expect("a listener need not block");
         let script = Arc::new(FaultPlan::new(framing));
         let (stop, stopped) = oneshot::channel();
-        let (upstream, shared) = (Arc::new(upstream), script.clone());
+        let upstream = Arc::new(Mutex::new(Arc::new(upstream)));
+        let (target, shared) = (upstream.clone(), script.clone());
         let thread = std::thread::Builder::new()
             .name("fault-proxy".into())
-            .spawn(move || accept_until_stopped(shared, upstream, taking, stopped))
+            .spawn(move || accept_until_stopped(shared, target, taking, stopped))
             .expect("a thread can be started");
-        Proxy { script, addr, listener, stop: Some(stop), thread: Some(thread), _port: port }
+        Proxy { script, upstream, addr, listener, stop: Some(stop), thread: Some(thread), _port: port }
     }
 
     /// Where clients are to connect.
@@ -86,6 +91,13 @@ impl Proxy {
         self.script.weather.send_modify(|weather| weather.refusing = true);
         // Linux takes a listener that is shut down back to "bound": the port stays reserved, and no client connects.
         let _ = shutdown(&self.listener, Shutdown::Read);
+        self.cut(Pick::Any);
+    }
+
+    /// The address leads to another server from now on, as a virtual address does after a fail-over: open connections are closed, and new
+    /// ones go there.
+    pub fn redirect(&self, upstream: impl Into<Upstream>) {
+        *locked(&self.upstream) = Arc::new(upstream.into());
         self.cut(Pick::Any);
     }
 
@@ -152,7 +164,7 @@ impl Drop for Proxy {
 
 fn accept_until_stopped(
     script: Arc<FaultPlan>,
-    upstream: Arc<Upstream>,
+    upstream: Arc<CurrentUpstream>,
     listener: TcpListener,
     stopped: oneshot::Receiver<()>,
 ) {
@@ -165,7 +177,7 @@ fn accept_until_stopped(
     });
 }
 
-async fn accept(script: Arc<FaultPlan>, upstream: Arc<Upstream>, listener: TcpListener) {
+async fn accept(script: Arc<FaultPlan>, upstream: Arc<CurrentUpstream>, listener: TcpListener) {
     let mut weather = script.weather.subscribe();
     loop {
         let _ = weather.wait_for(|weather| !weather.refusing).await;
@@ -183,9 +195,9 @@ async fn accept(script: Arc<FaultPlan>, upstream: Arc<Upstream>, listener: TcpLi
 }
 
 /// Takes connections until that fails.
-async fn take(script: &Arc<FaultPlan>, upstream: &Arc<Upstream>, listener: &tokio::net::TcpListener) {
+async fn take(script: &Arc<FaultPlan>, upstream: &Arc<CurrentUpstream>, listener: &tokio::net::TcpListener) {
     while let Ok((client, _)) = listener.accept().await {
-        let (script, upstream) = (script.clone(), upstream.clone());
+        let (script, upstream) = (script.clone(), locked(upstream).clone());
         let line = script.open_line();
         tokio::spawn(async move {
             // One that came in just before the listener was shut down is not among those that `cut_all` closed.

@@ -152,6 +152,17 @@ pub(super) fn srvr(addr: SocketAddr) -> io::Result<String> {
     told(dial(addr)?)
 }
 
+/// The version of a server, as `3.8.0`.
+///
+/// # Errors
+/// If it does not serve.
+pub fn zookeeper_version(addr: SocketAddr) -> io::Result<String> {
+    let told = srvr(addr)?;
+    let line = told.lines().find_map(|line| line.strip_prefix("Zookeeper version: "));
+    let version = line.and_then(|line| line.split(['-', ',', ' ']).next());
+    version.map(str::to_owned).ok_or_else(|| io::Error::other(told.clone()))
+}
+
 fn dial(addr: SocketAddr) -> io::Result<TcpStream> {
     let limit = Duration::from_secs(1);
     let stream = TcpStream::connect_timeout(&addr, limit)?;
