@@ -16,6 +16,7 @@ mod system;
 mod time_namespace;
 mod timers;
 mod virtual_clock;
+mod vital_thread;
 
 pub use clock::{Clock, Timer, sleep_until};
 pub use log::log_elsewhere;
@@ -24,6 +25,7 @@ pub use stop::{BusySection, stop_this_process, while_busy};
 pub use system::SystemClock;
 pub use time_namespace::{awake_time, read_clock_offsets};
 pub use virtual_clock::VirtualClock;
+pub use vital_thread::{forbid_blocking, may_block};
 
 /// 128 bits from the operating system's random source.
 ///

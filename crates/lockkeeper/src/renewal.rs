@@ -14,7 +14,7 @@ use futures_util::stream::FuturesUnordered;
 use lockkeeper_core::lease::{Lease, LeaseEffect, LeaseState, LossReason};
 use lockkeeper_core::limit::{LimitOutcome, LimitRequest};
 use lockkeeper_core::{BootInstant, Grant, RenewOutcome, RequestKey, Store};
-use lockkeeper_host::{Clock, Timer, log_elsewhere, sleep_until};
+use lockkeeper_host::{Clock, Timer, forbid_blocking, log_elsewhere, sleep_until};
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::background_releases::{
@@ -88,6 +88,8 @@ impl RenewalDriver {
             // Log on another thread, also for the store's renewals: a subscriber that blocks must not stop
             // the renewals.
             let _log = log_elsewhere();
+            // Nor must a release on a disk that hangs.
+            forbid_blocking();
             runtime.block_on(renewal_loop.run(receiver));
         };
         std::thread::Builder::new().name("lockkeeper".into()).spawn(run)?;

@@ -141,6 +141,7 @@ impl Tx<'_> {
             self.change(statements::ADD_HELD_NAME, row)?;
         }
         self.after.durable = true;
+        self.after.granted.push(key.clone());
         self.after.changed.extend(key.names.iter().cloned());
         self.record_event(key.names.as_slice(), &EventKind::Granted { fence }, Some(holder))?;
         Ok(Grant { key: key.clone(), fence, mode: *mode, ttl: *ttl, sent_at: self.sent, lease: *ttl })

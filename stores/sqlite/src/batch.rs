@@ -1,48 +1,50 @@
 //! One batch: the requests of many callers in one transaction, so that one sync of the log serves all of them.
 
-use lockkeeper_core::{AcquireOutcome, Error, RequestKey, Result};
+use lockkeeper_core::{AcquireOutcome, Error, Result};
 
 use crate::acquire::AcquireReply;
 use crate::requests::{WriteRequest, WriteResult};
 use crate::transaction::PostCommit;
 use crate::waiters::LocalWaiter;
-use crate::worker::Worker;
+use crate::worker::{BegunWrite, Worker};
 
 impl Worker {
     /// Runs all requests in one transaction, and answers their callers. If a request fails, the worker answers it with the
     /// error and runs the others without it.
     pub fn run_batch(&mut self, mut requests: Vec<WriteRequest>) {
         while !requests.is_empty() {
-            let durable = requests.iter().any(|request| self.waits_for_disk(request));
-            let mut failed = None;
-            let done = self.commit(durable, |tx| {
-                let each = requests
-                    .iter_mut()
-                    .enumerate()
-                    .map(|(i, request)| request.run(tx).inspect_err(|_| failed = Some(i)));
-                each.collect::<Result<Vec<WriteResult>>>()
-            });
-            match (done, failed) {
-                (Ok((results, after)), _) => return self.reply_to_batch(requests, results, after),
-                (Err(error), Some(i)) => self.fail(requests.remove(i), error),
-                (Err(error), None) => {
+            let sync_in_commit = requests.iter().any(WriteRequest::syncs_in_commit);
+            match self.begin_write(sync_in_commit) {
+                Ok(begun) => requests = self.run_requests(begun, requests),
+                Err(error) => {
                     return requests.into_iter().for_each(|request| self.fail(request, error.clone()));
                 }
             }
         }
     }
 
-    /// Whether the commit of a request most likely has to wait for the disk. A release without a waiter need not: the next
-    /// grant syncs the log, and the release is in the log before that grant. A power cut can only undo a release that no
-    /// grant has followed.
-    fn waits_for_disk(&self, request: &WriteRequest) -> bool {
-        let has_waiters = |key: &RequestKey| key.names.iter().any(|name| self.waiters.first(name).is_some());
-        match request {
-            WriteRequest::Acquire { request, .. } => !has_waiters(&request.key),
-            WriteRequest::Release { key, .. } => has_waiters(key),
-            WriteRequest::Withdraw(_) => false,
-            WriteRequest::Other(_) => true,
+    /// Runs all requests in the transaction that has begun, and returns those that have to run again because another one has
+    /// failed.
+    pub fn run_requests(&mut self, begun: BegunWrite, mut requests: Vec<WriteRequest>) -> Vec<WriteRequest> {
+        let mut failed = None;
+        let done = self.finish_write(begun, |tx| {
+            let each = requests
+                .iter_mut()
+                .enumerate()
+                .map(|(i, request)| request.run(tx).inspect_err(|_| failed = Some(i)));
+            each.collect::<Result<Vec<WriteResult>>>()
+        });
+        match (done, failed) {
+            (Ok((results, after)), _) => self.reply_to_batch(requests, results, after),
+            (Err(error), Some(i)) => {
+                self.fail(requests.remove(i), error);
+                return requests;
+            }
+            (Err(error), None) => {
+                requests.into_iter().for_each(|request| self.fail(request, error.clone()));
+            }
         }
+        Vec::new()
     }
 
     fn reply_to_batch(&mut self, requests: Vec<WriteRequest>, results: Vec<WriteResult>, after: PostCommit) {
@@ -74,6 +76,7 @@ impl Worker {
                     drop(reply.send(Err(error)))
                 }
                 (WriteRequest::Release { key, reply }, WriteResult::Released(release)) => {
+                    self.own_grants.remove(&key.attempt);
                     self.forget_request(&key);
                     let _ = reply.send(Ok(release));
                 }

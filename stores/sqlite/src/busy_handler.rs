@@ -1,6 +1,8 @@
 //! The busy handler: waits for the write lock of the file, for which SQLite has no queue.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::config::NO_PROGRESS_LIMIT;
@@ -8,6 +10,8 @@ use crate::db_path::beside;
 
 /// How long a process waits while other processes do write.
 const WAIT_LIMIT: Duration = Duration::from_secs(30);
+/// How often a caller's thread looks for the write lock again. Another process keeps it for some microseconds.
+const IMPATIENT_ROUNDS: i32 = 16;
 
 /// Sleeps longer with each retry, with jitter, and stops after [`NO_PROGRESS_LIMIT`] without a write by any process, or
 /// after [`WAIT_LIMIT`].
@@ -15,6 +19,25 @@ const WAIT_LIMIT: Duration = Duration::from_secs(30);
 /// The sleep is a part of the time waited so far: two processes retry within microseconds, and two hundred leave the CPU to
 /// the one that has the lock.
 pub(crate) fn busy_handler(database: &Path) -> impl FnMut(i32) -> bool + Send + 'static {
+    patient_handler(database)
+}
+
+/// The same, but it gives up at once while `impatient` is set: on the thread of a caller, which has other work.
+pub(crate) fn busy_handler_unless(
+    database: &Path,
+    impatient: Arc<AtomicBool>,
+) -> impl FnMut(i32) -> bool + Send + 'static {
+    let mut wait = patient_handler(database);
+    move |round| match impatient.load(Ordering::Relaxed) {
+        true => {
+            std::thread::yield_now();
+            round < IMPATIENT_ROUNDS
+        }
+        false => wait(round),
+    }
+}
+
+fn patient_handler(database: &Path) -> impl FnMut(i32) -> bool + Send + 'static {
     let log = beside(database, "-wal");
     let mut dice = u64::from_ne_bytes(lockkeeper_host::random_128()[..8].try_into().expect("8 of 16")) | 1;
     let mut began = Instant::now();

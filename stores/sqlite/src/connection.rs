@@ -3,24 +3,30 @@
 use std::cell::Cell;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 
 use lockkeeper_core::{Error, Result};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
-use crate::busy_handler::busy_handler;
+use crate::busy_handler::{busy_handler, busy_handler_unless};
 use crate::config::Options;
 use crate::db_files::{self, WalFiles};
 use crate::db_path::{self, FileId, FilePair, beside, file_pair};
 use crate::error::{open_error, sql_error};
 use crate::fence_floor::FenceFloor;
 use crate::file_version::{check_foreign_file, check_version, file_version};
+use crate::log_file::LogFile;
 use crate::profile::{StorageInfo, check_file_system};
 use crate::statements;
 
 /// An open database that meets the preconditions.
 pub(crate) struct LockDatabase {
     pub sql: Connection,
+    pub log: LogFile,
+    /// While it is set, a transaction does not begin if it had to wait for another process.
+    pub impatient: Arc<AtomicBool>,
     pub path: PathBuf,
     pub id: FileId,
     wal_files: WalFiles,
@@ -78,7 +84,8 @@ impl LockDatabase {
                 round += 1;
                 continue;
             }
-            let sql = connect(&path, boot);
+            let impatient = Arc::new(AtomicBool::new(false));
+            let opened = connect(&path, boot, &impatient);
             let (after, wal_files) = (FileId::of(&options.path), WalFiles::of(&path));
             let pair = file_pair(&path);
             // The file was replaced during the open: the connection may have either of the two.
@@ -87,20 +94,22 @@ impl LockDatabase {
             if changed {
                 continue;
             }
-            let sql = sql?;
-            changed = !wal_files.exist();
-            if changed {
+            let (sql, pages) = opened?;
+            let log = LogFile::open(&path, wal_files.log, pages).filter(|_| wal_files.exist());
+            changed = log.is_none();
+            let Some(log) = log else {
                 drop((sql, lock));
                 if !wait(round) {
                     return Err(files_deleted_error(&path));
                 }
                 round += 1;
                 continue;
-            }
+            };
             if !complete {
                 db_files::share_files(&path, &floor, pair);
             }
-            return Ok(LockDatabase { sql, path, id, wal_files, pair, unchanged: Cell::new(None), storage });
+            let unchanged = Cell::new(None);
+            return Ok(LockDatabase { sql, log, impatient, path, id, wal_files, pair, unchanged, storage });
         }
     }
 
@@ -164,16 +173,12 @@ fn files_deleted_error(path: &Path) -> Error {
     ))
 }
 
-/// `synchronous`: every commit waits for the disk.
+/// `synchronous`: every commit waits for the disk, before any other process sees it.
 pub(crate) const FULL: i64 = 2;
 /// `synchronous`: only a checkpoint waits for the disk.
 pub(crate) const NORMAL: i64 = 1;
-/// After how many pages of log SQLite makes a checkpoint.
-const SHORT_LOG: i64 = 64;
-/// The same for a process that writes much: SQLite's own default.
-pub(crate) const LONG_LOG: i64 = 1000;
 
-fn connect(path: &Path, boot: &str) -> Result<Connection> {
+fn connect(path: &Path, boot: &str, impatient: &Arc<AtomicBool>) -> Result<(Connection, Arc<AtomicU32>)> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let not_open = |e| open_error(e, path);
     let mut sql = Connection::open_with_flags(path, flags).map_err(not_open)?;
@@ -182,7 +187,7 @@ fn connect(path: &Path, boot: &str) -> Result<Connection> {
     sql.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true).map_err(not_open)?;
     // Else SQLite compiles some statements anew for each new value, in case another plan is better. All plans are the same here.
     sql.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map_err(not_open)?;
-    sql.busy_handler(Some(busy_handler(path))).map_err(not_open)?;
+    sql.busy_handler(Some(busy_handler_unless(path, impatient.clone()))).map_err(not_open)?;
     if sql.is_readonly("main").map_err(not_open)? {
         return Err(Error::Denied(format!("the file {} cannot be written", path.display())));
     }
@@ -202,10 +207,9 @@ fn connect(path: &Path, boot: &str) -> Result<Connection> {
     if statements::pragma(&sql, "synchronous").map_err(not_open)? != FULL {
         return Err(Error::Unsupported("SQLite does not take synchronous=FULL".into()));
     }
-    // The next open reads a short log faster.
-    statements::set_pragma(&sql, "wal_autocheckpoint", SHORT_LOG).map_err(not_open)?;
+    let pages = LogFile::count_pages(&mut sql).map_err(not_open)?;
     sql.set_prepared_statement_cache_capacity(64);
-    Ok(sql)
+    Ok((sql, pages))
 }
 
 /// Switches to write-ahead logging. The switch needs an exclusive lock for a moment, for which SQLite does not wait.

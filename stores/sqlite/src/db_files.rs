@@ -27,7 +27,7 @@ use crate::statements;
 /// The log and the index that a connection has open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WalFiles {
-    log: Option<FileId>,
+    pub log: Option<FileId>,
     index: Option<FileId>,
 }
 

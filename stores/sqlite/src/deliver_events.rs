@@ -13,13 +13,13 @@ impl Worker {
         }
         self.watchers.hub.sweep();
         if !self.watchers.hub.any() {
-            let _ = self.write(false, |tx| tx.change(statements::REMOVE_WATCHER, [tx.identity.peer]));
+            let _ = self.write(|tx| tx.change(statements::REMOVE_WATCHER, [tx.identity.peer]));
             return;
         }
         // A lease may end without a request for its lock: the sweep writes the event that watchers wait for.
         let now = self.now();
         let next = self.next_expiry();
-        if next.is_some_and(|next| next <= now) && self.write(false, |tx| tx.sweep()).is_ok() {
+        if next.is_some_and(|next| next <= now) && self.write(|tx| tx.sweep()).is_ok() {
             // More leases may have ended; the worker runs other requests before it continues.
             self.wake_self();
         }
@@ -34,7 +34,7 @@ impl Worker {
         let peer = self.peer();
         let (known, _) = self.read(|tx| tx.one(statements::IS_WATCHER, [peer], |_| Ok(())))?;
         if known.is_none() {
-            self.write(false, |tx| tx.start_watching().map(drop))?;
+            self.write(|tx| tx.start_watching().map(drop))?;
         }
         Ok(())
     }

@@ -55,6 +55,12 @@ pub(crate) enum WriteResult {
 }
 
 impl WriteRequest {
+    /// Whether its commit has to be on the disk before any other process sees it: another process may report a record to its
+    /// caller. A lock that another process sees too early costs nothing but a wait.
+    pub fn syncs_in_commit(&self) -> bool {
+        matches!(self, WriteRequest::Other(_))
+    }
+
     pub fn other<T: Send + 'static>(
         work: impl FnMut(&mut Tx<'_>) -> Result<T> + Send + 'static,
         reply: oneshot::Sender<Result<T>>,

@@ -54,10 +54,10 @@ impl Worker {
         let old = self.peer();
         tracing::warn!("the pipe that wakes this process was deleted: creating another");
         self.recreate_pipe();
-        let _ = self.write(false, |tx| tx.remove_dead_peer(&old));
+        let _ = self.write(|tx| tx.remove_dead_peer(&old));
         if self.watchers.hub.any() {
             self.watchers.hub.miss();
-            let _ = self.write(false, |tx| tx.start_watching());
+            let _ = self.write(|tx| tx.start_watching());
             let _ = self.start_wake_thread();
         }
     }
@@ -129,7 +129,7 @@ impl Worker {
         names: &[LockName],
         overdue: &[QueueTicket],
     ) -> bool {
-        let served = self.write(true, |tx| {
+        let served = self.write(|tx| {
             let peer = tx.identity.peer;
             for ticket in tickets {
                 let entry = tx.entry(*ticket)?;
@@ -225,7 +225,7 @@ impl Worker {
         }
         self.run_batch(requests);
         if self.watchers.hub.any() {
-            let _ = self.write(false, |tx| tx.start_watching());
+            let _ = self.write(|tx| tx.start_watching());
             let _ = self.start_wake_thread();
         }
     }

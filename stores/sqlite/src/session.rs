@@ -2,11 +2,13 @@
 //! deleted or replaced.
 
 use std::path::Path;
+use std::sync::atomic::Ordering;
 
 use lockkeeper_core::table::Now;
 use lockkeeper_core::{BootInstant, Error, Finding, Promise, Result};
 use lockkeeper_host::random_128;
 use rusqlite::Connection;
+use rusqlite::ffi::SQLITE_IOERR_FSYNC;
 
 use crate::config::Options;
 use crate::connection::{self, LockDatabase};
@@ -21,6 +23,10 @@ use crate::waiters::Waiters;
 
 /// How many transactions a short-lived command makes at most. Other processes let the log grow longer between checkpoints.
 const SHORT_LIVED: u32 = 256;
+/// How many pages of log a short-lived command leaves: the next one reads a short log faster.
+const SHORT_LOG: u32 = 64;
+/// How many pages of log other processes leave: SQLite's own default.
+const LONG_LOG: u32 = 1000;
 /// How many requests of a short-lived command are pending together at most.
 const FEW_REQUESTS: usize = 8;
 /// A session sweeps in one of so many transactions.
@@ -41,10 +47,8 @@ pub(crate) struct FileSession {
     commits: u32,
     /// Whether this session has seen that the file has no locks of another boot.
     this_boot: bool,
-    /// Whether a commit on this connection waits for the disk.
-    durable: bool,
-    /// Whether this connection lets the log grow long between checkpoints.
-    long_log: bool,
+    /// Whether a commit on this connection syncs the log inside its transaction.
+    syncs_in_commit: bool,
 }
 
 /// The result of [`FileSession::begin`].
@@ -83,8 +87,7 @@ impl FileSession {
             identity,
             commits,
             this_boot: false,
-            durable: true,
-            long_log: false,
+            syncs_in_commit: true,
         })
     }
 
@@ -138,6 +141,20 @@ impl FileSession {
         self.reopen()
     }
 
+    /// Begins a writing transaction on the open file, unless that would have to wait for another process.
+    pub fn begin_at_once(&mut self) -> bool {
+        self.rollback();
+        let Some(db) = &self.db else { return false };
+        db.impatient.store(true, Ordering::Relaxed);
+        let begun = connection::begin(&db.sql, true).is_ok();
+        db.impatient.store(false, Ordering::Relaxed);
+        let begun = begun && db.is_in_place(&self.options.path);
+        if !begun {
+            self.rollback();
+        }
+        begun
+    }
+
     /// Ends a transaction without a commit, if one has begun.
     pub fn rollback(&self) {
         if let Some(db) = &self.db
@@ -163,7 +180,7 @@ impl FileSession {
         }
         (self.id, self.file, self.storage) = (db.id, db.file(), db.storage.clone());
         self.db = Some(db);
-        (self.this_boot, self.durable, self.long_log) = (false, true, false);
+        (self.this_boot, self.syncs_in_commit) = (false, true);
         self.commits %= SWEEP_INTERVAL;
         let path = self.options.path.display();
         if same {
@@ -231,7 +248,6 @@ impl FileSession {
         sent: BootInstant,
         work: impl FnOnce(&mut Tx<'_>) -> Result<T>,
     ) -> Result<(T, PostCommit)> {
-        let durable = self.durable;
         self.commits = self.commits.wrapping_add(1);
         let mut tx = Tx::new(self.sql()?, &self.identity, waiters, true, sent, self.time());
         let sweeps = self.commits.is_multiple_of(SWEEP_INTERVAL);
@@ -248,20 +264,16 @@ impl FileSession {
         })();
         let after = tx.after;
         let end = match done {
-            Ok(_) => statements::run(self.sql()?, "COMMIT").map_err(commit_error),
+            Ok(_) => statements::run(self.sql()?, "COMMIT").map_err(|e| {
+                self.note_commit_error(&e);
+                commit_error(e)
+            }),
             Err(_) => Ok(()),
         };
         self.rollback();
         let done = done?;
         end?;
-        if after.durable && !durable {
-            self.sync()?;
-        }
         self.this_boot = true;
-        if self.commits >= SHORT_LIVED && !self.long_log {
-            let _ = statements::set_pragma(self.sql()?, "wal_autocheckpoint", connection::LONG_LOG);
-            self.long_log = true;
-        }
         Ok((done, after))
     }
 
@@ -273,12 +285,25 @@ impl FileSession {
         }
     }
 
-    /// Copies the log into the database if this process has written much.
+    /// Whether the log is so long that it should be copied into the database.
+    pub fn has_long_log(&self) -> bool {
+        let long = if self.commits >= SHORT_LIVED { LONG_LOG } else { SHORT_LOG };
+        self.db.as_ref().is_some_and(|db| db.log.pages() >= long)
+    }
+
+    /// Copies the log into the database, as far as other processes allow.
     pub fn checkpoint(&self) {
-        if let Some(db) = &self.db
-            && self.commits > SHORT_LIVED
-        {
+        if let Some(db) = &self.db {
             let _ = statements::checkpoint(&db.sql, "PASSIVE");
+            db.log.start_counting();
+        }
+    }
+
+    /// Copies the log into the database if this process has written much.
+    pub fn checkpoint_at_end(&self) {
+        self.repair_log();
+        if self.commits > SHORT_LIVED {
+            self.checkpoint();
         }
     }
 
@@ -286,29 +311,51 @@ impl FileSession {
         Now { moment: self.options.clock.now(), wall: self.options.clock.wall() }
     }
 
-    /// Sets whether the next commit waits for the disk. The log is written in order, so a commit that waits brings all
-    /// earlier commits to the disk too.
-    pub fn set_durable(&mut self, durable: bool) -> Result<()> {
+    /// Sets whether the next commit syncs the log inside its transaction, so that no other process sees the change before it is on
+    /// the disk.
+    pub fn set_sync_in_commit(&mut self, sync: bool) -> Result<()> {
         if let Some(db) = &self.db
-            && self.durable != durable
+            && self.syncs_in_commit != sync
         {
-            let level = if durable { connection::FULL } else { connection::NORMAL };
+            let level = if sync { connection::FULL } else { connection::NORMAL };
             statements::set_pragma(&db.sql, "synchronous", level).map_err(sql_error)?;
-            self.durable = durable;
+            self.syncs_in_commit = sync;
         }
         Ok(())
     }
 
-    /// Brings the earlier commits to the disk.
-    fn sync(&mut self) -> Result<()> {
-        let unknown = |e: Error| Error::Unknown(format!("a power cut could still take it back: {e}"));
-        self.set_durable(true).map_err(unknown)?;
-        let sql = self.sql()?;
-        connection::begin(sql, true).map_err(unknown)?;
-        let done = statements::run(sql, statements::FORCE_SYNC)
-            .and_then(|()| statements::run(sql, "COMMIT"))
-            .map_err(|e| unknown(sql_error(e)));
-        self.rollback();
-        done
+    /// Brings all commits so far to the disk, unless the last one has done so itself.
+    pub fn sync(&self) -> Result<()> {
+        match &self.db {
+            Some(db) if !self.syncs_in_commit || db.log.is_damaged() => db.log.sync(&db.sql),
+            _ => Ok(()),
+        }
+    }
+
+    /// After a sync that failed: tries to begin the log anew. Another process that opens the log from now on does not learn of the failure.
+    pub fn repair_log(&self) {
+        if let Some(db) = &self.db
+            && db.log.is_damaged()
+        {
+            let _ = db.log.sync(&db.sql);
+        }
+    }
+
+    /// After a commit that could not sync the log, earlier commits that did not sync it themselves may be missing on the disk too.
+    fn note_commit_error(&self, error: &rusqlite::Error) {
+        let code = error.sqlite_error().map(|error| error.extended_code);
+        if let (Some(db), Some(SQLITE_IOERR_FSYNC)) = (&self.db, code) {
+            db.log.note_failed_sync();
+        }
+    }
+
+    #[cfg(test)]
+    pub fn assume_disk(&self, quick: bool) {
+        self.db.as_ref().expect("it is open").log.assume(quick);
+    }
+
+    /// Whether the disk is so quick that a caller may wait for it on its own thread.
+    pub fn has_quick_disk(&self) -> bool {
+        self.db.as_ref().is_some_and(|db| db.log.is_quick())
     }
 }

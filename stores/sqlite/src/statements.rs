@@ -116,7 +116,7 @@ pub(crate) fn journal_mode(sql: &Connection, set: bool) -> rusqlite::Result<Stri
     sql.query_row(if set { "PRAGMA journal_mode=WAL" } else { "PRAGMA journal_mode" }, [], |row| row.get(0))
 }
 
-/// Copies the log into the database: `PASSIVE` as far as other processes allow, or `FULL`. Returns whether no other process kept it from that.
+/// Copies the log into the database: `PASSIVE` as far as other processes allow, `FULL`, or `RESTART`, after which the log begins anew. Returns whether no other process kept it from that.
 pub(crate) fn checkpoint(sql: &Connection, how: &str) -> rusqlite::Result<bool> {
     sql.query_row(&format!("PRAGMA wal_checkpoint({how})"), [], |row| {
         row.get::<_, i64>(0).map(|busy| busy == 0)
@@ -192,8 +192,6 @@ macro_rules! hold_columns {
 pub(crate) const IN_USE: &str = "SELECT EXISTS(SELECT 1 FROM held_name WHERE name = ?2) \
      OR EXISTS(SELECT 1 FROM queue_entry WHERE name = ?2) OR EXISTS(SELECT 1 FROM delay WHERE name = ?2) \
      OR EXISTS(SELECT 1 FROM hold WHERE attempt = ?1) OR EXISTS(SELECT 1 FROM waiter WHERE attempt = ?1)";
-/// A write that changes no lock (SQLite does not write an unchanged row): its commit syncs the log.
-pub(crate) const FORCE_SYNC: &str = "UPDATE state SET ticket = ticket + 1 WHERE id = 1";
 /// Whether an attempt holds its locks, and its ticket if it waits.
 pub(crate) const FIND_ATTEMPT: &str = "SELECT EXISTS(SELECT 1 FROM hold WHERE attempt = ?1), \
      (SELECT ticket FROM waiter WHERE attempt = ?1)";

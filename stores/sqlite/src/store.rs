@@ -10,13 +10,15 @@ use lockkeeper_core::{
     AcquireOutcome, Error, EventStream, Fence, Grant, IgnorePoison, LockName, LockPage, LockRequest,
     LockView, Locks, Page, Profile, ReleaseOutcome, RenewOutcome, RequestKey, Result, limits,
 };
-use lockkeeper_host::log_elsewhere;
+use lockkeeper_host::{Clock, forbid_blocking, log_elsewhere};
 use tokio::sync::oneshot;
 
 use crate::Options;
+use crate::own_grants::OwnGrants;
 use crate::profile::StorageInfo;
 use crate::requests::WriteRequest;
 use crate::serve_waiters::left_queue;
+use crate::shared_worker::SharedWorker;
 use crate::transaction::{Tx, closed};
 use crate::worker::{Worker, WorkerMessage};
 
@@ -27,7 +29,9 @@ use crate::worker::{Worker, WorkerMessage};
 pub struct SqliteStore(Arc<WorkerHandle>);
 
 struct WorkerHandle {
-    messages: mpsc::Sender<WorkerMessage>,
+    worker: Arc<SharedWorker>,
+    own_grants: Arc<OwnGrants>,
+    clock: Arc<dyn Clock>,
     thread: Mutex<Option<JoinHandle<()>>>,
     storage: StorageInfo,
     wakes: Arc<AtomicU64>,
@@ -42,7 +46,7 @@ impl fmt::Debug for SqliteStore {
 
 impl Drop for WorkerHandle {
     fn drop(&mut self) {
-        let _ = self.messages.send(WorkerMessage::Stop);
+        let _ = self.worker.send(WorkerMessage::Stop);
         if let Some(thread) = self.thread.lock().ignore_poison().take() {
             let _ = thread.join();
         }
@@ -65,16 +69,28 @@ impl SqliteStore {
         let (messages, received) = mpsc::channel();
         let path = options.path.clone();
         let wakes = Arc::new(AtomicU64::new(0));
-        let worker = Worker::open(options, messages.clone(), wakes.clone())?;
+        let (own_grants, clock) = (Arc::new(OwnGrants::default()), options.clock.clone());
+        let worker = Worker::open(options, messages.clone(), wakes.clone(), own_grants.clone())?;
         let storage = worker.storage();
+        let worker = Arc::new(SharedWorker::new(worker, messages, own_grants.clone()));
+        let shared = worker.clone();
         let thread = std::thread::Builder::new()
             .name("lockkeeper-sqlite".into())
             .spawn(move || {
                 let _log = log_elsewhere();
-                worker.run(&received);
+                forbid_blocking();
+                shared.run(&received);
             })
             .map_err(|e| Error::Unavailable(format!("no thread can be started: {e}")))?;
-        let inner = WorkerHandle { messages, thread: Mutex::new(Some(thread)), storage, wakes, path };
+        let inner = WorkerHandle {
+            worker,
+            own_grants,
+            clock,
+            thread: Mutex::new(Some(thread)),
+            storage,
+            wakes,
+            path,
+        };
         Ok(SqliteStore(Arc::new(inner)))
     }
 
@@ -83,17 +99,13 @@ impl SqliteStore {
         self.0.wakes.load(Ordering::Relaxed)
     }
 
-    fn request(&self, request: WriteRequest) -> Result<()> {
-        self.0.messages.send(WorkerMessage::Request(request)).map_err(|_| closed())
-    }
-
     /// Sends a change to the worker, which batches it with others. Dropping the future does not cancel the change.
     pub(crate) async fn change<T: Send + 'static>(
         &self,
         work: impl FnMut(&mut Tx<'_>) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let (reply, answer) = oneshot::channel();
-        self.request(WriteRequest::other(work, reply))?;
+        self.0.worker.send(WorkerMessage::Request(WriteRequest::other(work, reply)))?;
         answer.await.unwrap_or_else(|_| Err(closed()))
     }
 
@@ -104,7 +116,7 @@ impl SqliteStore {
     ) -> Result<T> {
         let (reply, answer) = oneshot::channel();
         let call = move |worker: &mut Worker| drop(reply.send(work(worker)));
-        self.0.messages.send(WorkerMessage::Call(Box::new(call))).map_err(|_| closed())?;
+        self.0.worker.send(WorkerMessage::Call(Box::new(call)))?;
         answer.await.unwrap_or_else(|_| Err(closed()))
     }
 }
@@ -118,9 +130,16 @@ impl Locks for SqliteStore {
     async fn acquire(&self, request: &LockRequest) -> Result<AcquireOutcome> {
         request.check()?;
         let (reply, answer) = oneshot::channel();
-        self.request(WriteRequest::Acquire { request: request.clone(), reply })?;
+        let acquire = WriteRequest::Acquire { request: request.clone(), reply };
+        self.0.worker.submit(acquire, &request.key.attempt)?;
         // The worker drops the sender only if the same attempt is sent again or withdrawn, or the store is closed.
-        answer.await.unwrap_or_else(|_| Err(left_queue()))
+        match answer.await.unwrap_or_else(|_| Err(left_queue())) {
+            // A release came between the grant and now, and the next client may have the lock.
+            Ok(AcquireOutcome::Granted(grant)) if !self.0.own_grants.has(&grant.key.attempt) => {
+                Err(left_queue())
+            }
+            other => other,
+        }
     }
 
     async fn renew(&self, grants: &[Grant]) -> Result<Vec<RenewOutcome>> {
@@ -128,12 +147,22 @@ impl Locks for SqliteStore {
             return Ok(Vec::new());
         }
         let attempts: Vec<_> = grants.iter().map(|grant| grant.key.attempt).collect();
-        self.change(move |tx| attempts.iter().map(|attempt| tx.renew(attempt)).collect()).await
+        let sent = self.0.clock.now();
+        let outcomes: Vec<RenewOutcome> =
+            self.change(move |tx| attempts.iter().map(|attempt| tx.renew(attempt)).collect()).await?;
+        for (grant, outcome) in grants.iter().zip(&outcomes) {
+            match outcome {
+                RenewOutcome::Renewed => self.0.own_grants.renew(&grant.key.attempt, sent + grant.ttl),
+                RenewOutcome::Lost => self.0.own_grants.remove(&grant.key.attempt),
+                _ => {}
+            }
+        }
+        Ok(outcomes)
     }
 
     async fn release(&self, key: &RequestKey) -> Result<ReleaseOutcome> {
         let (reply, answer) = oneshot::channel();
-        self.request(WriteRequest::Release { key: key.clone(), reply })?;
+        self.0.worker.submit(WriteRequest::Release { key: key.clone(), reply }, &key.attempt)?;
         answer.await.unwrap_or_else(|_| Err(closed()))
     }
 

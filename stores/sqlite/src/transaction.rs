@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use lockkeeper_core::table::Now;
-use lockkeeper_core::{AcquireOutcome, BootInstant, Error, Fence, LockName, Result};
+use lockkeeper_core::{AcquireOutcome, BootInstant, Error, Fence, LockName, RequestKey, Result};
 use lockkeeper_host::{Liveness, Process};
 use rusqlite::Connection;
 
@@ -26,6 +26,8 @@ pub(crate) struct PostCommit {
     pub events: bool,
     /// Whether the log must be on the disk before the worker answers any caller.
     pub durable: bool,
+    /// The requests that were granted their locks.
+    pub granted: Vec<RequestKey>,
     /// Names whose holders changed: the wake conditions of their waiters are stale.
     pub changed: BTreeSet<LockName>,
 }

@@ -1,5 +1,5 @@
-//! The worker: the one thread of an open store that uses the file. It runs the requests of all callers in batches, one
-//! transaction after another.
+//! The worker: uses the file. It runs the requests of all callers in batches, one transaction after another. Usually it runs on
+//! the worker's thread; see `shared_worker.rs`.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,11 +8,12 @@ use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use lockkeeper_core::{AcquireOutcome, BootInstant, Error, EventStream, LockName, RequestKey, Result};
-use lockkeeper_host::{Timer, while_busy};
+use lockkeeper_host::{BusySection, Timer, while_busy};
+use tokio::sync::oneshot;
 
-use crate::batch_delay::{collect_batch, next_message};
 use crate::config::Options;
 use crate::events::Watchers;
+use crate::own_grants::OwnGrants;
 use crate::pending::PendingWork;
 use crate::profile::StorageInfo;
 use crate::requests::WriteRequest;
@@ -36,8 +37,19 @@ pub(crate) enum WorkerMessage {
     Wake(WakeReport),
     /// A lease, a lock-delay or a wait ends now.
     Timer,
+    /// A caller's thread has left work for the worker's.
+    Continue,
     /// The store is closed.
     Stop,
+}
+
+/// A writing transaction that has begun.
+pub(crate) struct BegunWrite {
+    /// The time before it began.
+    sent: BootInstant,
+    sync_in_commit: bool,
+    /// A process that Ctrl-Z stops inside a transaction would keep the write lock from all other processes.
+    _busy: BusySection,
 }
 
 pub(crate) struct Worker {
@@ -56,6 +68,7 @@ pub(crate) struct Worker {
     unknown: UnknownOutcomes,
     wake_thread: Option<WakeThread>,
     timer: Option<(BootInstant, Timer)>,
+    pub own_grants: Arc<OwnGrants>,
     /// When the worker last checked its waiters.
     pub last_check: BootInstant,
     messages: mpsc::Sender<WorkerMessage>,
@@ -67,6 +80,7 @@ impl Worker {
         options: Options,
         messages: mpsc::Sender<WorkerMessage>,
         wakes: Arc<AtomicU64>,
+        own_grants: Arc<OwnGrants>,
     ) -> Result<Self> {
         Ok(Worker {
             session: FileSession::open(options)?,
@@ -80,6 +94,7 @@ impl Worker {
             unknown: UnknownOutcomes::default(),
             wake_thread: None,
             timer: None,
+            own_grants,
             last_check: BootInstant::default(),
             messages,
             wakes,
@@ -90,32 +105,8 @@ impl Worker {
         self.session.storage()
     }
 
-    pub fn run(mut self, messages: &mpsc::Receiver<WorkerMessage>) {
-        let mut stop = false;
-        while !stop {
-            if self.pending.is_empty() && self.names_to_check.is_empty() {
-                let soon = self.answered > 0;
-                let idle = || self.catch_panic(Worker::reopen_if_files_were_lost);
-                let Some(message) = next_message(messages, soon, idle) else { return };
-                stop |= self.handle_message(message);
-            }
-            let is_complete = |worker: &Worker| worker.pending.len() >= worker.answered;
-            stop |= collect_batch(&mut self, messages, Worker::handle_message, is_complete);
-            self.run_next_batch();
-            self.catch_panic(Worker::check_some_names);
-            if !self.displaced.is_empty() {
-                self.catch_panic(Worker::enqueue_displaced);
-            }
-            self.catch_panic(Worker::refresh_stale);
-        }
-        while !self.pending.is_empty() {
-            self.run_next_batch();
-        }
-        self.catch_panic(Worker::close);
-    }
-
     /// Returns whether the worker has to stop.
-    fn handle_message(&mut self, message: WorkerMessage) -> bool {
+    pub fn handle_message(&mut self, message: WorkerMessage) -> bool {
         match message {
             WorkerMessage::Request(request) => self.pending.push(request, &self.waiters),
             WorkerMessage::Call(call) => self.pending.push_call(call),
@@ -124,14 +115,84 @@ impl Worker {
                 self.timer = None;
                 self.catch_panic(|worker| worker.check_waiters(&[], false));
             }
+            WorkerMessage::Continue => {}
             WorkerMessage::Stop => return true,
         }
         false
     }
 
     /// Runs `work`. A panic is a bug; it costs the callers of this work their answers, and no other caller a lock.
-    fn catch_panic(&mut self, work: impl FnOnce(&mut Worker)) {
+    pub fn catch_panic(&mut self, work: impl FnOnce(&mut Worker)) {
         let _ = catch_unwind(AssertUnwindSafe(|| work(self)));
+    }
+
+    /// Whether it has no work that has come already.
+    pub fn is_idle(&self) -> bool {
+        self.pending.is_empty() && self.names_to_check.is_empty() && !self.session.has_long_log()
+    }
+
+    /// Whether it also has no waiters to look after.
+    pub fn is_at_rest(&self) -> bool {
+        self.is_idle() && self.displaced.is_empty() && self.stale_names.is_empty()
+    }
+
+    /// Whether a request would run alone, and nothing but its caller waits for its end.
+    pub fn is_free_for_caller(&self) -> bool {
+        self.is_at_rest()
+            && self.unknown.is_empty()
+            && self.waiters.is_empty()
+            && !self.watchers.hub.any()
+            && self.session.has_quick_disk()
+    }
+
+    #[cfg(test)]
+    pub fn assume_quick_disk(&self) {
+        self.session.assume_disk(true);
+    }
+
+    #[cfg(test)]
+    pub fn assume_slow_disk(&self) {
+        self.session.assume_disk(false);
+    }
+
+    /// Whether as many requests are pending as the worker has just answered.
+    pub fn has_full_batch(&self) -> bool {
+        self.pending.len() >= self.answered
+    }
+
+    /// Runs the next batch, and what it leaves.
+    pub fn run_pending(&mut self) {
+        self.run_next_batch();
+        self.catch_panic(Worker::check_some_names);
+        if !self.displaced.is_empty() {
+            self.catch_panic(Worker::enqueue_displaced);
+        }
+        self.catch_panic(Worker::refresh_stale);
+        if self.session.has_long_log() {
+            self.session.checkpoint();
+        }
+    }
+
+    /// Runs all that is left before the store is closed.
+    pub fn finish(&mut self) {
+        while !self.pending.is_empty() {
+            self.run_next_batch();
+        }
+        self.catch_panic(Worker::close);
+    }
+
+    /// Runs one request now, unless that would have to wait for another process. Then it returns the request.
+    pub fn run_at_once(&mut self, request: WriteRequest) -> Option<WriteRequest> {
+        let mut request = Some(request);
+        self.answered = 0;
+        self.catch_panic(|worker| {
+            let Some(begun) = worker.begin_write_at_once() else { return };
+            let alone = request.take().into_iter().collect();
+            worker.run_requests(begun, alone);
+        });
+        // The worker's thread need not wait for the next request.
+        self.answered = 0;
+        request
     }
 
     fn run_next_batch(&mut self) {
@@ -169,7 +230,7 @@ impl Worker {
     }
 
     /// Begins a transaction on the file to which the path leads now.
-    fn begin(&mut self, writes: bool) -> Result<()> {
+    pub fn begin(&mut self, writes: bool) -> Result<()> {
         for _ in 0..64 {
             match self.session.begin(writes)? {
                 Begin::Begun => return Ok(()),
@@ -187,7 +248,7 @@ impl Worker {
 
     /// Opens the file again while no caller uses this process, if its log or index was deleted: until then no other process
     /// can open it.
-    fn reopen_if_files_were_lost(&mut self) {
+    pub fn reopen_if_files_were_lost(&mut self) {
         if self.session.has_lost_files() && self.begin(false).is_ok() {
             self.session.rollback();
         }
@@ -205,7 +266,7 @@ impl Worker {
         if !needs_write {
             return Ok(seen);
         }
-        let repaired = self.write(false, |tx| {
+        let repaired = self.write(|tx| {
             work(tx)?;
             tx.grant_waiters()?;
             work(tx)
@@ -216,32 +277,65 @@ impl Worker {
     /// Runs a reading transaction. The second value says whether it found something that only a writing one can do.
     pub fn read<T>(&mut self, work: impl FnOnce(&mut Tx<'_>) -> Result<T>) -> Result<(T, bool)> {
         if !self.session.knows_this_boot() && !self.check_boot()? {
-            self.write(true, |_| Ok(()))?;
+            self.write(|_| Ok(()))?;
         }
         let sent = self.now();
         self.begin(false)?;
         self.session.run_read(&self.waiters, sent, work)
     }
 
-    /// Runs a writing transaction and what follows its commit. `durable`: the commit most likely has to be on the disk
-    /// before the worker answers.
-    pub fn write<T>(&mut self, durable: bool, work: impl FnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
-        let (done, after) = self.commit(durable, work)?;
+    /// Runs a writing transaction and what follows its commit.
+    pub fn write<T>(&mut self, work: impl FnOnce(&mut Tx<'_>) -> Result<T>) -> Result<T> {
+        let begun = self.begin_write(false)?;
+        let (done, after) = self.finish_write(begun, work)?;
         self.finish_commit(after);
         Ok(done)
     }
 
-    pub fn commit<T>(
-        &mut self,
-        durable: bool,
-        work: impl FnOnce(&mut Tx<'_>) -> Result<T>,
-    ) -> Result<(T, PostCommit)> {
-        // A process that Ctrl-Z stops inside a transaction would keep the write lock from all other processes.
+    /// `sync_in_commit`: see [`WriteRequest::syncs_in_commit`].
+    pub fn begin_write(&mut self, sync_in_commit: bool) -> Result<BegunWrite> {
         let _busy = while_busy();
         let sent = self.now();
-        self.session.set_durable(durable)?;
+        self.session.set_sync_in_commit(sync_in_commit)?;
         self.begin(true)?;
-        self.session.run_write(&self.waiters, sent, work)
+        Ok(BegunWrite { sent, sync_in_commit, _busy })
+    }
+
+    /// The same, unless it would have to wait for another process.
+    fn begin_write_at_once(&mut self) -> Option<BegunWrite> {
+        let _busy = while_busy();
+        let sent = self.now();
+        self.session.set_sync_in_commit(false).ok()?;
+        self.session.begin_at_once().then_some(BegunWrite { sent, sync_in_commit: false, _busy })
+    }
+
+    /// Runs `work` in the transaction that has begun, commits it, and waits for the disk if a caller's answer depends on it.
+    pub fn finish_write<T>(
+        &mut self,
+        begun: BegunWrite,
+        work: impl FnOnce(&mut Tx<'_>) -> Result<T>,
+    ) -> Result<(T, PostCommit)> {
+        let (done, after) = self.session.run_write(&self.waiters, begun.sent, work)?;
+        let waits_for_disk = after.durable || begun.sync_in_commit;
+        drop(begun);
+        if waits_for_disk && let Err(error) = self.session.sync() {
+            self.finish_unsynced(after, &error);
+            return Err(error);
+        }
+        self.session.repair_log();
+        Ok((done, after))
+    }
+
+    /// After a commit that may not be on the disk: no caller learns of its grants, so the worker releases them.
+    fn finish_unsynced(&mut self, mut after: PostCommit, error: &Error) {
+        for key in std::mem::take(&mut after.granted) {
+            let (reply, _) = oneshot::channel();
+            self.pending.push(WriteRequest::Release { key, reply }, &self.waiters);
+        }
+        for (_, answer) in &mut after.replies {
+            *answer = Err(error.clone());
+        }
+        self.finish_commit(after);
     }
 
     /// After a commit: wakes other processes, answers waiters of this one, and delivers events.
@@ -259,7 +353,7 @@ impl Worker {
         self.stale_names.extend(after.changed.into_iter().filter(|name| self.waiters.first(name).is_some()));
         if !gone.is_empty() {
             // This transaction also wakes the waiters that were behind the dead ones.
-            let _ = self.write(true, |tx| gone.iter().try_for_each(|peer| tx.remove_dead_peer(peer)));
+            let _ = self.write(|tx| gone.iter().try_for_each(|peer| tx.remove_dead_peer(peer)));
         }
         if after.events && self.watchers.hub.any() {
             self.deliver_events();
@@ -269,8 +363,11 @@ impl Worker {
     /// Answers a lock request. If its caller has gone, the worker releases the grant, so that the next waiter does not
     /// wait for the end of its lease.
     pub fn reply_to_acquire(&mut self, reply: ReplySender, answer: Result<AcquireOutcome>) {
+        if let Ok(AcquireOutcome::Granted(grant)) = &answer {
+            self.own_grants.add(grant.key.attempt, grant.sent_at + grant.lease);
+        }
         if let Err(Ok(AcquireOutcome::Granted(grant))) = reply.send(answer) {
-            let (reply, _) = tokio::sync::oneshot::channel();
+            let (reply, _) = oneshot::channel();
             self.pending.push(WriteRequest::Release { key: grant.key, reply }, &self.waiters);
         }
     }
@@ -282,7 +379,7 @@ impl Worker {
     }
 
     pub fn watch(&mut self, prefix: &str) -> Result<EventStream> {
-        let newest = self.write(false, |tx| tx.start_watching())?;
+        let newest = self.write(|tx| tx.start_watching())?;
         if !self.watchers.hub.any() {
             self.watchers.cursor = newest;
         }
@@ -296,10 +393,10 @@ impl Worker {
         // A transaction would create a deleted file again, and a checkpoint would go by a deleted index.
         if self.session.is_in_place() && self.has_pipe() {
             let peer = self.peer();
-            let _ = self.write(false, |tx| tx.remove_dead_peer(&peer));
+            let _ = self.write(|tx| tx.remove_dead_peer(&peer));
         }
         if self.session.is_in_place() {
-            self.session.checkpoint();
+            self.session.checkpoint_at_end();
         } else if let Err(error) = self.session.save_lost_log() {
             tracing::warn!(%error, "the newest commits of this process are lost: the log was deleted and could not be saved");
         }

@@ -250,10 +250,70 @@ async fn a_disk_that_fails_to_sync_gives_no_grant() {
     // The disk is well again, and nothing is stuck.
     let after = Contender::fence(&client.request("take after"));
     assert!(after > before);
+    // The kernel reports pages that it could not write only once, and the log is read up to the first page that is missing. So the
+    // database has by itself what the failed syncs were for.
+    let alone = rusqlite::Connection::open(dir.path().join("alone.db")).unwrap();
+    fs::copy(dir.db(), dir.path().join("alone.db")).unwrap();
+    let kept = alone.query_row("SELECT count(*) FROM hold WHERE names = 'before'", [], |row| row.get(0));
+    assert_eq!(kept, Ok(1), "the log goes on behind pages that may be missing");
     let granted = answers.iter().filter(|answer| answer.starts_with("granted")).count();
     let store = open(&dir.db());
     let held = store.list("during/", &lockkeeper_core::Page::FIRST).await.unwrap().locks.len();
     assert_eq!(held, granted, "a grant that no caller has seen, or a lost grant");
+}
+
+/// A running `strace`, which is killed when dropped.
+struct Tracer(std::process::Child);
+
+impl Drop for Tracer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A sync inside the commit kept the write lock from all other processes.
+#[tokio::test]
+async fn a_process_that_waits_for_the_disk_keeps_no_other_from_its_locks() {
+    if common::without_root() || common::without("strace", common::has("strace"), "strace") {
+        return;
+    }
+    let dir = Dir::new();
+    let mut slow = Contender::start(&dir.db());
+    Contender::fence(&slow.request("take first"));
+    let strace = std::process::Command::new("strace")
+        .args(["-f", "-p", &slow.pid.to_string(), "-e", "trace=fdatasync"])
+        .args(["-e", "inject=fdatasync:delay_enter=120s"])
+        .stderr(std::process::Stdio::piped())
+        .spawn();
+    let mut strace = Tracer(strace.unwrap());
+    let mut said = BufReader::new(strace.0.stderr.take().unwrap()).lines();
+    assert!(said.by_ref().any(|line| line.unwrap().contains("attached")), "strace did not attach");
+    let store = open(&dir.db());
+    // Every thread is attached once a sync is delayed.
+    let mut delayed = 0;
+    common::until("a sync is delayed", || {
+        delayed += 1;
+        slow.tell(&format!("take delayed/{delayed}"));
+        let end = std::time::Instant::now() + std::time::Duration::from_millis(500);
+        while std::time::Instant::now() < end {
+            if !slow.silent() {
+                return false;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        true
+    });
+    let waits = format!("delayed/{delayed}");
+    while store.inspect(&common::name(&waits)).await.unwrap().is_none() {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    common::refused(&store, &request(&waits)).await;
+    take(&store, &request("another")).await;
+    assert!(slow.silent(), "the other process did not wait for the disk");
+    // First the tracer: the end of the process is reported to it, and it waits for the delay.
+    drop(strace);
+    slow.kill();
 }
 
 #[tokio::test]
