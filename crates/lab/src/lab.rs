@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use lockkeeper::Lockkeeper;
 use lockkeeper_testkit::servers::TempDir;
 
 use crate::half::LabHalf;
@@ -114,6 +115,16 @@ impl Lab {
     /// The store that the user named.
     pub fn store(&self) -> Option<&str> {
         self.setup.store.as_deref()
+    }
+
+    /// Whether the store finds cycles of waiting owners.
+    ///
+    /// # Errors
+    /// If the store of the user cannot be opened.
+    pub fn finds_deadlocks(&self) -> Result<bool, LabError> {
+        let Some(url) = self.store() else { return Ok(true) };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        Ok(runtime.block_on(Lockkeeper::open(url))?.profile().deadlocks)
     }
 
     /// One of two durations, in milliseconds.

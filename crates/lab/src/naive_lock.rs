@@ -13,8 +13,8 @@ use crate::worker::unavailable;
 
 /// The pause of a waiter between two tries.
 const POLL: Duration = Duration::from_millis(20);
-/// The end of a lock without a ttl, in seconds since 1970.
-const NEVER: f64 = 1e18;
+/// The ttl of a lock without one, so that a run that is killed leaves no key in a server of the user. No scenario lasts as long.
+const NEVER: Duration = Duration::from_secs(60 * 60);
 
 /// The naive lock. Its release checks no owner, nothing renews it, and it has no fence.
 #[derive(Debug)]
@@ -40,20 +40,21 @@ impl NaiveLock {
 
     /// Takes the lock if it is free. Without a ttl it is taken until a release.
     pub fn take(&self, name: &str, holder: &str, ttl: Option<Duration>) -> Result<bool> {
+        let ttl = ttl.unwrap_or(NEVER);
         match self {
             NaiveLock::Row(db) => {
                 let now = seconds();
                 let take = "INSERT INTO locks VALUES (?1, ?2, ?3) ON CONFLICT (name)
                     DO UPDATE SET holder = ?2, expires = ?3 WHERE expires < ?4";
-                let until = ttl.map_or(NEVER, |ttl| now + ttl.as_secs_f64());
+                let until = now + ttl.as_secs_f64();
                 let db = db.lock().unwrap_or_else(PoisonError::into_inner);
                 db.execute(take, params![name, holder, until, now]).map(|rows| rows == 1).map_err(unavailable)
             }
             NaiveLock::Redis(addr) => {
-                let ttl = ttl.map(|ttl| ttl.as_millis().to_string());
-                let mut command = vec!["SET", name, holder, "NX"];
-                command.extend(ttl.as_deref().map(|ttl| ["PX", ttl]).into_iter().flatten());
-                redis_call(*addr, &command).map(|answer| answer == "OK").map_err(unavailable)
+                let ttl = ttl.as_millis().to_string();
+                redis_call(*addr, &["SET", name, holder, "NX", "PX", &ttl])
+                    .map(|answer| answer == "OK")
+                    .map_err(unavailable)
             }
         }
     }

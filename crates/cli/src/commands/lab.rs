@@ -139,6 +139,11 @@ impl LabRunArgs {
     async fn execute(self) -> Result<i32, ExitFailure> {
         let scenarios = self.scenarios()?;
         let options = self.options()?;
+        if let Some(path) = &self.html {
+            // A report that cannot be written is known before the run, not after it.
+            let opened = std::fs::File::options().create(true).append(true).open(path);
+            opened.map(drop).map_err(|e| cannot_write(path, &e))?;
+        }
         let (mut report, mut codes) = (HtmlReport::default(), Vec::new());
         for scenario in scenarios {
             let code = match run(scenario, &options).await? {
@@ -257,8 +262,10 @@ fn store_kind(scenario: &Scenario, url: Option<&str>) -> String {
 }
 
 fn write_report(path: &Path, html: &str) -> Result<(), ExitFailure> {
-    std::fs::write(path, html).map_err(|e| {
-        let path = quoted(&path.to_string_lossy());
-        ExitFailure::new(Outcome::Unavailable, format!("the report {path} cannot be written: {e}"))
-    })
+    std::fs::write(path, html).map_err(|e| cannot_write(path, &e))
+}
+
+fn cannot_write(path: &Path, error: &std::io::Error) -> ExitFailure {
+    let path = quoted(&path.to_string_lossy());
+    ExitFailure::new(Outcome::Unavailable, format!("the report {path} cannot be written: {error}"))
 }

@@ -22,7 +22,7 @@ pub fn draw(chart: &LabChart) -> String {
     xs.sort_by(f64::total_cmp);
     xs.dedup();
     let ys = chart.series.iter().flat_map(|series| &series.points).map(|point| point.1);
-    let top = ys.fold(0.0, f64::max).max(1e-9) * 1.1;
+    let top = round_up(ys.fold(0.0, f64::max));
     let x = |value: f64| {
         let place = xs.iter().position(|x| *x == value).unwrap_or(0) as f64;
         LEFT + place / (xs.len().max(2) - 1) as f64 * (WIDTH - LEFT - RIGHT)
@@ -32,13 +32,11 @@ pub fn draw(chart: &LabChart) -> String {
         "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{title}\">\
          <text x=\"{LEFT}\" y=\"16\" fill=\"var(--fg)\" font-weight=\"700\">{title}</text>\
          <text x=\"{:.0}\" y=\"{:.0}\" text-anchor=\"middle\" fill=\"var(--dim)\">{}</text>\
-         <text x=\"{LEFT}\" y=\"{:.0}\" text-anchor=\"end\" fill=\"var(--dim)\">{}</text>",
+",
         (LEFT + WIDTH - RIGHT) / 2.0,
         HEIGHT - 8.0,
         escape(&chart.x),
-        TOP - 4.0,
-        escape(&chart.y),
-        title = escape(&chart.title),
+        title = escape(&format!("{}, {}", chart.title, chart.y)),
     );
     for value in &xs {
         let (at, low) = (x(*value), HEIGHT - BOTTOM + 16.0);
@@ -50,7 +48,7 @@ pub fn draw(chart: &LabChart) -> String {
     for part in 0..=4 {
         let value = top * f64::from(part) / 4.0;
         let (at, right) = (y(value), WIDTH - RIGHT);
-        let places = usize::from(top < 10.0);
+        let places = if top < 4.0 { 2 } else { 0 };
         let _ = write!(
             out,
             "<line x1=\"{LEFT}\" x2=\"{right:.0}\" y1=\"{at:.1}\" y2=\"{at:.1}\" stroke=\"var(--line)\"/>\
@@ -80,4 +78,11 @@ pub fn draw(chart: &LabChart) -> String {
         );
     }
     out + "</svg>\n"
+}
+
+/// A number at or above `value` that four steps divide evenly.
+fn round_up(value: f64) -> f64 {
+    let unit = 10f64.powf(value.max(1e-3).log10().floor());
+    let steps = [1.0, 1.2, 1.6, 2.0, 2.4, 3.2, 4.0, 6.0, 8.0, 10.0];
+    steps.into_iter().map(|step| step * unit).find(|top| *top >= value).unwrap_or(value)
 }

@@ -48,6 +48,7 @@ async fn work(mut worker: LabWorker) -> Result<()> {
         };
         let (mut kept, mut wasted) = (0u32, 0u32);
         let register = keeper.register::<u64>(worker.name(&format!("{KEY}-{count}")));
+        let register = register.ttl(Duration::from_secs(600));
         let begin = Instant::now();
         // A few updates also on a machine that is busy with other things.
         while number <= count && (begin.elapsed() < worker.plan.work || kept < 5) {
