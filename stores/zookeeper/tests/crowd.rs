@@ -11,7 +11,7 @@ use lockkeeper_core::{AcquireOutcome, Mode, RenewOutcome, Store, Wait};
 use lockkeeper_testkit::laws::{
     eventually, give_back, name, owner, request, request_all, set_patience, soon, take, with,
 };
-use lockkeeper_testkit::scenarios::crowd::take_many;
+use lockkeeper_testkit::scenarios::crowd::{an_owner_among_sharers, take_many};
 use lockkeeper_testkit::servers::{self, Server, ZooKeeperOptions};
 
 async fn patient(server: &Server) -> Arc<dyn Store> {
@@ -124,6 +124,12 @@ async fn a_sharer_costs_the_same_however_many_share() {
         // A view reads the first hundred entries.
         assert_eq!((view.held.len() > 100, view.held.len() + view.waiting), (true, 200));
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_owner_is_found_among_many_sharers() {
+    let Ok(server) = servers::zookeeper(ZooKeeperOptions::default()) else { return };
+    an_owner_among_sharers(&patient(&server).await).await;
 }
 
 /// The requests for a permit of four, from its enqueuing to its release, in a queue of this many waiters.

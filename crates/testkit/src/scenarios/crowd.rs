@@ -59,9 +59,11 @@ pub async fn an_owner_among_sharers(store: &Arc<dyn Store>) {
     let exclusive = || request("shared by many");
     let (mine, other) = (owner(), owner());
     let of = |owner, request| with(request, |request| request.owner = Some(owner));
-    let before = take_many(store, 40, shared).await;
+    // A request that does not wait may be refused behind one that is just being granted.
+    let patient = || with(shared(), |request| request.wait = Wait::Forever);
+    let before = take_many(store, 40, patient).await;
     let held = take(store, &of(mine, shared())).await;
-    let after = take_many(store, 40, shared).await;
+    let after = take_many(store, 40, patient).await;
 
     let again = take(store, &of(mine, shared())).await;
     assert_eq!(again.fence, held.fence, "the owner re-enters its hold");
