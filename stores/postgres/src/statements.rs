@@ -6,7 +6,7 @@
 use tokio_postgres::types::Type;
 
 /// The version of the schema. The store refuses a newer one.
-pub(crate) const VERSION: i32 = 8;
+pub(crate) const VERSION: i32 = 9;
 
 /// The tables of this version. The script creates what is missing, so it may run again.
 pub(crate) const TABLES: &str = include_str!("sql/tables.sql");

@@ -65,8 +65,19 @@ async fn rows_of_version_seven_are_read() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rows_of_version_eight_are_read() {
     check_fixture(include_str!("golden/8.sql")).await;
+    check_bucket(include_str!("golden/8.sql")).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rows_of_version_nine_are_read() {
+    check_fixture(include_str!("golden/9.sql")).await;
+    check_bucket(include_str!("golden/9.sql")).await;
+}
+
+/// Reads the bucket that a fixture contains.
+async fn check_bucket(fixture: &str) {
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
-    load_golden(&server, include_str!("golden/8.sql"));
+    load_golden(&server, fixture);
     let keeper = common::keeper(&client_of(&server).await);
     let limit = keeper.limit("mail").rate(1, lockkeeper::limit::PER_HOUR).burst(5);
     assert_eq!(limit.peek().await.unwrap().remaining, 0, "a stored bucket was not read");
@@ -110,7 +121,7 @@ async fn write_rows(store: &Client) -> tokio::task::JoinHandle<()> {
 async fn this_version_writes_the_rows_of_its_fixture() {
     let Ok(fixture) = servers::postgres(PostgresOptions::default()) else { return };
     let Ok(server) = servers::postgres(PostgresOptions::default()) else { return };
-    sql(&fixture, include_str!("golden/8.sql"));
+    sql(&fixture, include_str!("golden/9.sql"));
     let store = client_of(&server).await;
     let waiter = write_rows(&store).await;
     let newest = "SELECT max(version) FROM lockkeeper.migration";

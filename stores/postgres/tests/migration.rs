@@ -40,7 +40,7 @@ async fn a_lock_held_in_version_one_is_held_after_the_upgrade() {
         sql(&server, &format!("CREATE FUNCTION lockkeeper.{function}"));
     }
     let new = client_of(&server).await;
-    assert_eq!(number(&server, "SELECT max(version) FROM lockkeeper.migration"), 8);
+    assert_eq!(number(&server, "SELECT max(version) FROM lockkeeper.migration"), 9);
     assert_eq!(number(&server, "SELECT count(*) FROM lockkeeper.state"), 1, "one row is left of two");
     assert_eq!(
         number(&server, "SELECT count(*) FROM pg_proc WHERE proname = 'look'"),

@@ -61,18 +61,14 @@ fn usable_at(bucket: &LimitBucket, now: u64, stored: Option<u64>) -> u64 {
 
 /// The instant at which the bucket is full after a refund.
 ///
-/// A refund must leave the bucket no fuller than it would be if the tokens had not been taken. Tokens that the bucket has refilled since
-/// then would have been lost to a full bucket, so a refund brings back no more than the part of the cost that is still ahead of `now`. While places
-/// are reserved, an earlier place cannot be given to another caller without two callers using tokens at one instant, so only the last place can be
-/// given back.
+/// Only the last take comes back. A take moves the instant on, and a refund of the last take moves it back to where it was before that take or
+/// to `now`. So while any later take counts, the stored instant is after that of this take. If the two are equal, all later takes have been given
+/// back, and the bucket becomes as full as it would be without this take.
+///
+/// A take with others behind it brings nothing back, because one instant does not tell which of the tokens have refilled since, and because the
+/// callers behind a reserved place have theirs already. An instant that an earlier refund had moved would bring back tokens of others.
 fn after_refund(bucket: &LimitBucket, now: u64, stored: Option<u64>) -> u64 {
     let at = stored.unwrap_or(0).max(now);
-    let cost = bucket.spec.cost_nanos(bucket.tokens);
-    let reserved = at.saturating_sub(bucket.spec.fill_nanos()) > now;
-    let back = match reserved {
-        true if at == bucket.taken => cost,
-        true => 0,
-        false => cost.min(bucket.taken.saturating_sub(now)),
-    };
+    let back = if at == bucket.taken { bucket.spec.cost_nanos(bucket.tokens) } else { 0 };
     at.saturating_sub(back).max(now)
 }

@@ -32,7 +32,8 @@ pub enum LimitOperation {
     Peek,
     /// Fills the buckets.
     Reset,
-    /// Gives tokens back that the caller has taken and has not used: as many as cannot break the limit.
+    /// Gives tokens back that the caller has taken and has not used. Only the last take of a bucket brings tokens back, without those that have
+    /// refilled since; a bucket from which another caller has taken meanwhile stays as it is.
     Refund,
 }
 

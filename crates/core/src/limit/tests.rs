@@ -128,9 +128,14 @@ proptest! {
                     grants.push((at, tokens, outcome.buckets[0].full_at));
                 }
             } else {
-                // A caller that has not used its tokens gives them back: it was dropped, or its work was not needed.
-                let (_, tokens, full_at) = grants.remove(which.index(grants.len()));
-                bucket.refund(&spec, tokens, now, full_at);
+                // A caller that has not used its tokens gives some or all back: it was dropped, or its work was not needed.
+                let which = which.index(grants.len());
+                let (at, had, full_at) = grants.remove(which);
+                let back = tokens.min(had);
+                bucket.refund(&spec, back, now, full_at);
+                if back < had {
+                    grants.insert(which, (at, had - back, full_at - spec.cost_nanos(back)));
+                }
             }
             let uses: Vec<(u64, u64)> = grants.iter().map(|(at, n, _)| (*at, spec.cost_nanos(*n))).collect();
             prop_assert!(keeps_to_the_limit(&spec, &uses), "{grants:?}");
@@ -203,6 +208,35 @@ fn places_are_given_in_order_and_only_the_last_comes_back() {
     bucket.refund(&spec, 1, START, waits[3].buckets[0].full_at);
     bucket.refund(&spec, 1, START, waits[2].buckets[0].full_at);
     assert_eq!(bucket.0, Some(START + 2 * S));
+}
+
+/// Two takes are given back, the earlier one first. The tokens of the later one have refilled by then, and a third caller has taken.
+#[test]
+fn a_refund_after_another_refund_brings_back_no_token_that_has_refilled() {
+    let spec = spec("k", 1, Duration::from_secs(1), 20);
+    let mut bucket = Stored::default();
+    let full_at = |outcome: LimitOutcome| outcome.buckets[0].full_at;
+    let first = full_at(bucket.take(&spec, 5, START, Duration::ZERO));
+    let second = full_at(bucket.take(&spec, 5, START, Duration::ZERO));
+    bucket.refund(&spec, 5, START + S, first);
+    assert!(bucket.take(&spec, 3, START + 6 * S, Duration::ZERO).allowed);
+    bucket.refund(&spec, 5, START + 6 * S, second);
+    let left = bucket.run(&request(LimitOperation::Peek, &spec, 1, 0), START + 6 * S).remaining();
+    assert!(left <= 17, "{left} of 20 are left after a take of 3 at this instant");
+}
+
+#[test]
+fn the_last_take_comes_back_in_parts_and_without_what_has_refilled() {
+    let spec = spec("k", 1, Duration::from_secs(1), 10);
+    let mut bucket = Stored::default();
+    let earlier = bucket.take(&spec, 2, START, Duration::ZERO).buckets[0].full_at;
+    let last = bucket.take(&spec, 4, START, Duration::ZERO).buckets[0].full_at;
+    bucket.refund(&spec, 1, START, last);
+    assert_eq!(bucket.0, Some(START + 5 * S));
+    bucket.refund(&spec, 3, START, last - S);
+    assert_eq!(bucket.0, Some(earlier), "now the take before it is the last one");
+    bucket.refund(&spec, 2, START + S, earlier);
+    assert_eq!(bucket.0, None, "one of the two tokens had refilled");
 }
 
 #[test]

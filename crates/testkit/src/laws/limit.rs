@@ -179,8 +179,8 @@ pub async fn a_refund_brings_back_no_more_than_was_taken<H: Harness>(h: H) {
         return;
     }
     let limit = slow(&keeper, "mail", 10);
-    let mut first = limit.take(4).await.unwrap();
     assert!(takes(&limit, 6).await);
+    let mut first = limit.take(4).await.unwrap();
     for n in [0, 5] {
         assert!(matches!(first.refund(n).await, Err(Error::Invalid(_))), "a refund of {n} of 4");
     }
@@ -198,6 +198,32 @@ pub async fn a_refund_brings_back_no_more_than_was_taken<H: Harness>(h: H) {
     limit.reset().await.unwrap();
     first.refund(10).await.unwrap();
     assert!(takes(&limit, 10).await && !takes(&limit, 1).await);
+}
+
+pub async fn a_refund_brings_nothing_back_once_others_have_taken<H: Harness>(h: H) {
+    let keeper = h.keeper().await;
+    if !has(&keeper).await {
+        return;
+    }
+    let limit = slow(&keeper, "mail", 10);
+    let mut first = limit.take(4).await.unwrap();
+    let mut last = limit.take(6).await.unwrap();
+    first.refund(4).await.unwrap();
+    assert_eq!(left(&limit).await, 0, "a refund brought tokens back after another take");
+    last.refund(6).await.unwrap();
+    assert_eq!(left(&limit).await, 6, "the last take comes back");
+    // Five tokens refill in the pause. If the first refund brought tokens back, the tokens of the second one would have refilled, too.
+    let (limit, clock) = (keeper.limit("fast").rate(2, PER_SECOND).burst(20), h.clock());
+    let mut early = limit.take(5).await.unwrap();
+    let mut late = limit.take(5).await.unwrap();
+    early.refund(5).await.unwrap();
+    h.pass(Duration::from_millis(2600)).await;
+    let start = clock.now();
+    assert!(takes(&limit, 3).await);
+    late.refund(5).await.unwrap();
+    let used = 3 + left(&limit).await;
+    let most = 20 + clock.now().since(start).as_millis() as u64 / 500 + 1;
+    assert!(used <= most, "{used} of {most} tokens are there for one window after two refunds");
 }
 
 pub async fn a_full_bucket_leaves_nothing<H: Harness>(h: H) {

@@ -249,6 +249,7 @@ macro_rules! every_recipe_law {
             limit::two_keys_do_not_share_a_bucket => OneBucketForAll: "was used by another key",
             limit::several_limits_are_all_or_nothing => TakesOneByOne: "a refused take of several took from one of them",
             limit::a_refund_brings_back_no_more_than_was_taken => RefundFills: "a refund brought back another number than was given back",
+            limit::a_refund_brings_nothing_back_once_others_have_taken => RefundFills: "a refund brought tokens back after another take",
             limit::a_full_bucket_leaves_nothing => FullBucketStays: "a full bucket was left behind",
             limit::a_clock_that_goes_back_gives_nothing_twice => ClockBackRefills: "tokens were given twice",
             limit::waits_are_served_in_turn_and_keep_the_limit => WaitsOutOfTurn: "a caller was served before one that came earlier",

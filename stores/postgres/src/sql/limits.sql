@@ -13,7 +13,7 @@ $$;
 CREATE OR REPLACE FUNCTION @S.limit_buckets(_operation int, _wait bigint, _keys text[], _costs bigint[], _fills bigint[], _taken bigint[],
   OUT _allowed bool, OUT _now bigint, OUT _full_at bigint[])
 LANGUAGE plpgsql @PATH AS $$
-DECLARE _lock bigint; _after bigint[]; _at bigint; _back bigint;
+DECLARE _lock bigint; _after bigint[]; _at bigint;
 BEGIN
   PERFORM set_config('synchronous_commit', 'off', true);
   -- In one order for all requests: so they do not deadlock.
@@ -33,10 +33,8 @@ BEGIN
     ELSIF _operation = 2 THEN
       _at := _now;
     ELSE
-      -- While places are reserved, only the last one comes back.
-      _back := CASE WHEN _at - _fills[i] <= _now THEN greatest(0, least(_costs[i], _taken[i] - _now))
-        WHEN _at = _taken[i] THEN _costs[i] ELSE 0 END;
-      _at := greatest(_at - _back, _now);
+      -- Only the last take comes back.
+      IF _at = _taken[i] THEN _at := greatest(_at - _costs[i], _now); END IF;
     END IF;
     _after[i] := _at;
   END LOOP;

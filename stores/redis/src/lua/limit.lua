@@ -62,20 +62,6 @@ local function read_numbers(text)
   count = (count - 1) / 3
 end
 
--- What a refund brings back, for a bucket that is full at the first instant.
-local function refund(s, n, cost_s, cost_n, fill_s, fill_n, taken_s, taken_n)
-  local usable_s, usable_n = minus(s, n, fill_s, fill_n)
-  if later(usable_s, usable_n, now_s, now_n) then
-    -- Places are reserved: only the last one comes back.
-    if taken_s == s and taken_n == n then return cost_s, cost_n end
-  elseif later(taken_s, taken_n, now_s, now_n) then
-    local back_s, back_n = minus(taken_s, taken_n, now_s, now_n)
-    if later(back_s, back_n, cost_s, cost_n) then return cost_s, cost_n end
-    return back_s, back_n
-  end
-  return 0, 0
-end
-
 local replies, changed, is_changed = {}, {}, {}
 local after_s, after_n = {}, {}
 local first = 0
@@ -94,7 +80,8 @@ for request = 1, #ARGV - 1 do
     elseif operation == 'reset' then
       s, n = now_s, now_n
     else
-      s, n = minus(s, n, refund(s, n, term_s[term], term_n[term], term_s[term + 1], term_n[term + 1], term_s[term + 2], term_n[term + 2]))
+      -- A refund: only the last take comes back.
+      if term_s[term + 2] == s and term_n[term + 2] == n then s, n = minus(s, n, term_s[term], term_n[term]) end
       if later(now_s, now_n, s, n) then s, n = now_s, now_n end
     end
     after_s[i], after_n[i] = s, n

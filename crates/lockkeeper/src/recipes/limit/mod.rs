@@ -127,8 +127,8 @@ impl RateLimit {
     /// The store reserves the tokens in the same step, if they will be there in time, and the call returns when they are. So callers take their
     /// turns in the order of their requests, and no caller waits in vain: one that cannot have its tokens within `up_to` is refused at once.
     ///
-    /// Dropping the future before its turn gives the place back, in the background, if no other place is reserved behind it. Otherwise the tokens of
-    /// that place are lost: to move the others up could let two of them through at one instant.
+    /// Dropping the future before its turn gives the place back, in the background, if no other caller has taken tokens or a place since. Otherwise
+    /// the tokens of that place are lost: to move the others up could let two of them through at one instant.
     pub async fn wait_for(&self, n: u64, up_to: Duration) -> Result<TakeOutcome> {
         let operation = LimitOperation::Take { wait: up_to };
         let request = LimitRequest { operation, buckets: vec![self.bucket(n)?] };

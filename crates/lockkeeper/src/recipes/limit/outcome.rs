@@ -113,9 +113,9 @@ impl TakeOutcome {
 
     /// Gives `n` of the taken tokens back, because they were not used. More than were taken, or a second time, is [`Error::Invalid`].
     ///
-    /// The store takes back what cannot break the limit: tokens that the bucket has refilled since the take are no longer missing, and while
-    /// other callers wait for their turns only the last one's tokens come back. If the call fails, the tokens count as given back here, so
-    /// that a refund whose reply was lost is not repeated.
+    /// A refund is best effort: it brings tokens back only if no other caller has taken from the bucket since, or all of those have given theirs
+    /// back. Tokens that the bucket has refilled meanwhile are no longer missing. Of several limits each one decides for itself. If the call
+    /// fails, the tokens count as given back here, so that a refund whose reply was lost is not repeated.
     pub async fn refund(&mut self, n: u64) -> Result<()> {
         let request = self.refund_request(n)?;
         self.keeper.0.store.limit(&request).await.map(drop)

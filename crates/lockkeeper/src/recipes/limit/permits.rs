@@ -100,7 +100,8 @@ impl LimitPass {
         self.guard.release().await
     }
 
-    /// The work was not begun: gives the token back and releases the permit.
+    /// The work was not begun: releases the permit, and gives the token back if no other caller has taken one since, as
+    /// [`TakeOutcome::refund`] does.
     pub async fn cancel(mut self) -> Result<ReleaseOutcome> {
         let refunded = self.taken.refund(1).await;
         let released = self.guard.release().await?;
