@@ -74,8 +74,9 @@ pub struct RecordClient<'a> {
 }
 
 impl RecordLimits {
-    /// Carries out a request. Several limits are taken from one after the other, and given back if a later one refuses: a moment of several
-    /// milliseconds in which other clients find a bucket emptier than it is, and no moment in which a limit is exceeded.
+    /// Carries out a request. Several limits are taken from one after the other, the one with the fewest tokens first, and given back if a later
+    /// one refuses: a moment of several milliseconds in which other clients find a bucket emptier than it is, and no moment in which a limit
+    /// is exceeded. If another client takes from the bucket in that moment, the tokens are lost to it.
     ///
     /// [`Error::Unavailable`], and nothing is taken, if other clients write a bucket during all tries.
     pub async fn limit(&self, client: RecordClient<'_>, request: &LimitRequest) -> Result<LimitOutcome> {
@@ -84,16 +85,25 @@ impl RecordLimits {
         if let [bucket] = &request.buckets[..] {
             return self.one(client, &one(bucket, request.operation)).await;
         }
-        let takes = matches!(request.operation, LimitOperation::Take { .. });
-        if takes {
-            // A request that will be refused should take from no bucket for a while.
-            let peek = LimitRequest { operation: LimitOperation::Peek, buckets: request.buckets.clone() };
-            let seen = self.each(client, &peek).await?;
-            if !seen.allowed {
-                return Ok(seen);
-            }
+        if !matches!(request.operation, LimitOperation::Take { .. }) {
+            return self.each(client, request).await;
         }
-        self.each(client, request).await
+        // A request that will be refused should take from no bucket for a while.
+        let peek = LimitRequest { operation: LimitOperation::Peek, buckets: request.buckets.clone() };
+        let seen = self.each(client, &peek).await?;
+        if !seen.allowed {
+            return Ok(seen);
+        }
+        // The bucket that may refuse because another client is faster comes first: then there is nothing to give back.
+        let mut order: Vec<usize> = (0..request.buckets.len()).collect();
+        order.sort_by_key(|i| seen.buckets[*i].remaining / request.buckets[*i].tokens);
+        let buckets = order.iter().map(|i| request.buckets[*i].clone()).collect();
+        let taken = self.each(client, &LimitRequest { operation: request.operation, buckets }).await?;
+        let mut states = seen.buckets;
+        for (i, state) in order.iter().zip(taken.buckets) {
+            states[*i] = state;
+        }
+        Ok(LimitOutcome { refused: taken.refused.map(|i| order[i]), buckets: states, ..taken })
     }
 
     /// Carries out a request for one bucket after the other.
@@ -136,7 +146,8 @@ impl RecordLimits {
         Ok(LimitOutcome { allowed: true, wait: Duration::ZERO, refused: None, buckets: states })
     }
 
-    /// Gives back what the first buckets have given. If that fails their tokens are lost, and no limit is exceeded.
+    /// Gives back what the first buckets have given. If that fails, or another client has taken since, their tokens are lost, and no limit is
+    /// exceeded.
     async fn give_back(&self, client: RecordClient<'_>, buckets: &[LimitBucket], taken: &[BucketState]) {
         for (bucket, state) in buckets.iter().zip(taken) {
             let bucket = LimitBucket { taken: state.full_at, ..bucket.clone() };

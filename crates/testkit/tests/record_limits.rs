@@ -138,6 +138,7 @@ laws_on_records!(
     two_keys_do_not_share_a_bucket,
     several_limits_are_all_or_nothing,
     a_refund_brings_back_no_more_than_was_taken,
+    a_refund_brings_nothing_back_once_others_have_taken,
     a_full_bucket_leaves_nothing,
     a_clock_that_goes_back_gives_nothing_twice,
     waits_are_served_in_turn_and_keep_the_limit,
@@ -167,4 +168,29 @@ async fn the_newest_clock_that_a_bucket_has_seen_counts() {
     let answer = keeper.limit("foreign").rate(1, hour).take(1).await;
     assert!(matches!(answer, Err(lockkeeper::Error::Invalid(_))), "{answer:?}");
     eventually("the record stays", || async { harness.store.read(&key).await.unwrap().is_some() }).await;
+}
+
+/// Clients race for the last tokens of a tenant. A client that the tenant's bucket refuses takes nothing from the bucket that all share.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refusal_by_the_scarcest_bucket_costs_the_others_nothing() {
+    let harness = OnRecords::start().await.unwrap();
+    let hour = lockkeeper::limit::PER_HOUR;
+    let mut takes = Vec::new();
+    for _ in 0..16 {
+        let keeper = harness.keeper().await;
+        let all = keeper.limit("all").rate(1, hour).burst(100);
+        let tenant = keeper.limit("tenant").rate(1, hour).burst(3);
+        takes.push(tokio::spawn(async move { keeper.limits([all, tenant]).take(1).await.unwrap() }));
+    }
+    let mut allowed = 0;
+    for take in takes {
+        let outcome = take.await.unwrap();
+        allowed += u64::from(outcome.allowed());
+        assert!(outcome.allowed() || outcome.refused() == Some("tenant"), "{outcome:?}");
+        let used: Vec<u64> =
+            outcome.statuses().iter().map(|status| status.burst - status.remaining).collect();
+        assert!(used[0] <= 16 && used[1] <= 3 && (outcome.allowed() || used[1] == 3), "{used:?}");
+    }
+    let left = harness.keeper().await.limit("all").rate(1, hour).burst(100).peek().await.unwrap().remaining;
+    assert_eq!((allowed, left), (3, 97), "a refused take cost tokens of another bucket");
 }
