@@ -20,7 +20,7 @@ use aws_sdk_dynamodb::types::ReturnValuesOnConditionCheckFailure::AllOld;
 use aws_sdk_dynamodb::{Client, Config};
 use lockkeeper_core::{Error, Fence, Result};
 
-use crate::{Fenced, GuardedValue};
+use crate::{Fenced, GuardedValue, count_verdict};
 
 /// The attribute that holds the mark.
 pub const MARK: &str = "lockkeeper_fence";
@@ -131,7 +131,10 @@ pub fn verdict<T, E: Refusal>(
         && let Some(seen) = answer.err().found().and_then(mark)
         && seen > presented
     {
-        return Err(Error::Stale { presented, seen });
+        return count_verdict("dynamodb", Err(Error::Stale { presented, seen }));
+    }
+    if answer.is_ok() {
+        count_verdict("dynamodb", Ok(()))?;
     }
     Ok(answer)
 }

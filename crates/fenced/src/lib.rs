@@ -8,6 +8,9 @@
 //!
 //! Deleting is a write like any other: the mark stays, because a resource that forgets it takes a late writer for a new one.
 //!
+//! Every adapter counts the writes that it refuses in `lockkeeper_fenced_stale_writes_total`, with the label `adapter`, for the recorder
+//! of the crate [`metrics`](https://docs.rs/metrics) that the program has installed.
+//!
 //! # Which adapter do I need?
 //! | the resource | module | feature |
 //! |---|---|---|
@@ -37,11 +40,13 @@ pub mod redis;
 pub mod sql;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+mod stale_counter;
 
 // The parameters and the answers of the adapters: the same types as `lockkeeper::Error` and `lockkeeper::Fence`.
 pub use lockkeeper_core::{Error, Fence, Result};
 
 use async_trait::async_trait;
+use stale_counter::count_verdict;
 
 /// A value that is guarded, and the fence it was last written with.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,8 +73,9 @@ pub trait Fenced: Send + Sync {
 }
 
 /// The verdict on a presented fence, by the mark that the resource answered with.
-pub(crate) fn verdict(presented: Fence, mark: Fence) -> Result<()> {
-    if presented < mark { Err(Error::Stale { presented, seen: mark }) } else { Ok(()) }
+pub(crate) fn verdict(adapter: &'static str, presented: Fence, mark: Fence) -> Result<()> {
+    let is_stale = presented < mark;
+    count_verdict(adapter, if is_stale { Err(Error::Stale { presented, seen: mark }) } else { Ok(()) })
 }
 
 /// The mark that a resource stores. A number that is no fence was written by another program, and no write

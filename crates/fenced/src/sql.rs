@@ -89,7 +89,7 @@ pub fn parameter(fence: Fence) -> i64 {
 /// # Errors
 /// [`Error::Stale`] if a higher fence was seen: roll back. [`Error::Invalid`] if the mark is no fence: another program has written it.
 pub fn check(presented: Fence, mark: i64) -> Result<()> {
-    verdict(presented, fence(mark)?)
+    verdict("sql", presented, fence(mark)?)
 }
 
 #[cfg(test)]

@@ -32,7 +32,7 @@ const READ: &str = "SELECT fence, value FROM lockkeeper_fence WHERE resource = ?
 /// [`Error::Stale`] if a higher fence was seen: roll back. [`Error::Unavailable`] if the database is busy: roll back and try again.
 pub fn apply(tx: &Transaction<'_>, resource: &str, fence: Fence) -> Result<()> {
     let mark = marked(tx, APPLY, (resource, number(fence)))?;
-    verdict(fence, mark)
+    verdict("sqlite", fence, mark)
 }
 
 fn number(fence: Fence) -> i64 {
@@ -100,7 +100,7 @@ impl SqliteFenced {
     async fn write(&self, resource: &str, fence: Fence, value: Option<Vec<u8>>) -> Result<()> {
         let resource = resource.to_owned();
         let mark = self.on(move |sql| marked(sql, PUT, (&resource, number(fence), &value))).await?;
-        verdict(fence, mark)
+        verdict("sqlite", fence, mark)
     }
 }
 

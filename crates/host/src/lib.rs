@@ -19,7 +19,7 @@ mod virtual_clock;
 mod vital_thread;
 
 pub use clock::{Clock, Timer, sleep_until};
-pub use log::log_elsewhere;
+pub use log::{call_elsewhere, log_elsewhere};
 pub use process::{Liveness, Process, boot_id, host_name};
 pub use stop::{BusySection, stop_this_process, while_busy};
 pub use system::SystemClock;

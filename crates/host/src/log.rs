@@ -39,6 +39,12 @@ fn recorder() -> Option<&'static Arc<Recorder>> {
     RECORDER.get_or_try_init(start).ok()
 }
 
+/// Makes a call on the thread that records the log events: for what may block, such as a metrics recorder of the user's. Returns false if
+/// that thread has too much to do already, or cannot be started; then the call is not made.
+pub fn call_elsewhere(call: impl FnOnce() + Send + 'static) -> bool {
+    recorder().is_some_and(|recorder| recorder.add(RelayEntry::Call(Box::new(call))))
+}
+
 /// The subscriber of the threads that must not block.
 struct Relay;
 
@@ -61,7 +67,7 @@ impl Subscriber for Relay {
         let mut noted = Noted { metadata: event.metadata(), fields: Vec::new() };
         event.record(&mut noted);
         if let Some(recorder) = recorder() {
-            recorder.add(noted);
+            recorder.add(RelayEntry::Event(noted));
         }
     }
 
@@ -108,21 +114,30 @@ impl Noted {
     }
 }
 
+/// A piece of work for the thread that may block.
+enum RelayEntry {
+    Event(Noted),
+    Call(Box<dyn FnOnce() + Send>),
+}
+
 #[derive(Default)]
 struct Recorder {
-    queue: Mutex<(VecDeque<Noted>, u64)>,
+    /// The work in order, and the number of log events that were dropped.
+    queue: Mutex<(VecDeque<RelayEntry>, u64)>,
     added: Condvar,
 }
 
 impl Recorder {
-    fn add(&self, noted: Noted) {
+    fn add(&self, entry: RelayEntry) -> bool {
         let mut queue = self.queue.lock().ignore_poison();
-        if queue.0.len() < CAPACITY {
-            queue.0.push_back(noted);
+        let fits = queue.0.len() < CAPACITY;
+        if fits {
+            queue.0.push_back(entry);
             self.added.notify_one();
         } else {
-            queue.1 += 1;
+            queue.1 += u64::from(matches!(entry, RelayEntry::Event(_)));
         }
+        fits
     }
 
     fn run(&self) {
@@ -131,12 +146,14 @@ impl Recorder {
             while queue.0.is_empty() {
                 queue = self.added.wait(queue).ignore_poison();
             }
-            let (noted, dropped) = (queue.0.pop_front(), std::mem::take(&mut queue.1));
+            let (entry, dropped) = (queue.0.pop_front(), std::mem::take(&mut queue.1));
             drop(queue);
             // A subscriber's panic is its own.
             let record = std::panic::AssertUnwindSafe(|| {
-                if let Some(noted) = noted {
-                    noted.record();
+                match entry {
+                    Some(RelayEntry::Event(noted)) => noted.record(),
+                    Some(RelayEntry::Call(call)) => call(),
+                    None => {}
                 }
                 if dropped > 0 {
                     tracing::warn!(

@@ -1,6 +1,7 @@
 //! The request for a lock: [`LockBuilder`], its options, and the retries of a request whose outcome is
 //! unknown.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +14,7 @@ use lockkeeper_host::{random_128, sleep_until};
 
 use crate::guard::Guard;
 use crate::keeper::Lockkeeper;
+use crate::metrics::{MetricsPattern, RequestEnd, RequestTimer};
 
 /// The first pause before a request whose outcome is unknown is sent again.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -43,6 +45,7 @@ pub struct LockBuilder {
     purpose: Purpose,
     label: Option<String>,
     attempt: Option<Attempt>,
+    pattern: Option<Result<MetricsPattern>>,
 }
 
 impl LockBuilder {
@@ -61,6 +64,7 @@ impl LockBuilder {
             purpose: Purpose::Efficiency,
             label: None,
             attempt: None,
+            pattern: None,
         }
     }
 
@@ -161,6 +165,14 @@ impl LockBuilder {
         self
     }
 
+    /// The label `pattern` of the metrics of this request and its guard, instead of the one by the rules of the keeper: see
+    /// [`crate::metrics`]. It is a text for many locks, such as `orders/*`. The call that acquires reports a pattern that is
+    /// empty, longer than [`PATTERN_BYTES`](crate::metrics::PATTERN_BYTES), or has control characters.
+    pub fn metrics_pattern(mut self, pattern: impl AsRef<str>) -> Self {
+        self.pattern = Some(MetricsPattern::new(pattern.as_ref()));
+        self
+    }
+
     /// Requests the lock, waits in the queue, and returns the guard. [`Error::Busy`] when the wait is over.
     ///
     /// Dropping the future removes the request from the queue and releases what was granted meanwhile.
@@ -241,13 +253,27 @@ impl LockBuilder {
             progress_within: self.progress_within,
             jitter: request.key.attempt.as_bytes()[0],
         };
+        let name = request.key.names.first();
+        let pattern = self.pattern.transpose()?;
+        let mut timer = RequestTimer::start(inner.metrics.of(pattern.as_ref(), name), &self.keeper);
         let mut unconfirmed = UnconfirmedRequest { keeper: &self.keeper, request: &request, open: true };
-        match unconfirmed.send_until_answered().await? {
+        let outcome = {
+            let look = pin!(timer.look_at_queue(name));
+            tokio::select! {
+                biased;
+                outcome = unconfirmed.send_until_answered() => outcome,
+                never = look => never,
+            }
+        };
+        let outcome = outcome.inspect_err(|error| _ = timer.end(error.outcome()))?;
+        match outcome {
             AcquireOutcome::Granted(grant) => {
-                check_grant(&request, &grant)?;
-                let guard = Guard::new(self.keeper.clone(), grant, terms);
+                check_grant(&request, &grant).inspect_err(|error| _ = timer.end(error.outcome()))?;
+                let mut guard = Guard::new(self.keeper.clone(), grant, terms, timer.metrics.clone());
                 unconfirmed.open = false;
                 if let LeaseState::Lost(why) = guard.state() {
+                    timer.end(RequestEnd::Unavailable);
+                    guard.hold_nothing();
                     return Err(Error::Unavailable(match why {
                         LossReason::Abandoned => format!("{why}: open the store anew"),
                         _ => format!(
@@ -256,10 +282,13 @@ impl LockBuilder {
                         ),
                     }));
                 }
+                guard.held_since(timer.end(RequestEnd::Granted));
                 Ok(Ok(guard))
             }
             AcquireOutcome::Busy(busy) => {
                 unconfirmed.open = false;
+                timer.end(RequestEnd::Busy);
+                timer.metrics.record_queue(busy.waiting);
                 Ok(Err(busy))
             }
         }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use lockkeeper_core::lease::{Lease, LeaseState, LossReason, Terms};
@@ -11,10 +12,16 @@ use lockkeeper_host::sleep_until;
 use tokio::sync::watch;
 
 use crate::keeper::Lockkeeper;
+use crate::metrics::PatternMetrics;
 
 /// The state of one lease. The driver's thread writes it, the guard reads it.
 #[derive(Debug)]
-pub(crate) struct GuardState(watch::Sender<LeaseSnapshot>);
+pub(crate) struct GuardState {
+    snapshot: watch::Sender<LeaseSnapshot>,
+    pub metrics: Arc<PatternMetrics>,
+    /// Whether the end of the guard is counted, as a loss or otherwise.
+    counted: AtomicBool,
+}
 
 /// The lease of a lock at one moment.
 #[derive(Clone, Debug)]
@@ -27,13 +34,14 @@ struct LeaseSnapshot {
 }
 
 impl GuardState {
-    fn new(lease: &Lease) -> Self {
+    fn new(lease: &Lease, metrics: Arc<PatternMetrics>) -> Self {
         let (deadline, at_deadline) = (lease.deadline(), lease.why_at_deadline());
-        GuardState(watch::Sender::new(LeaseSnapshot { state: LeaseState::Valid, deadline, at_deadline }))
+        let snapshot = LeaseSnapshot { state: LeaseState::Valid, deadline, at_deadline };
+        GuardState { snapshot: watch::Sender::new(snapshot), metrics, counted: AtomicBool::new(false) }
     }
 
     pub fn set_deadline(&self, lease: &Lease) {
-        self.0.send_if_modified(|now| {
+        self.snapshot.send_if_modified(|now| {
             (now.deadline, now.at_deadline) = (lease.deadline(), lease.why_at_deadline());
             // Readers compare the clock with the deadline themselves, so they need no notification.
             false
@@ -42,7 +50,7 @@ impl GuardState {
 
     pub fn set_state(&self, state: LeaseState) {
         // A lease that is lost stays lost: a late renewal must not revive it.
-        self.0.send_if_modified(|now| {
+        self.snapshot.send_if_modified(|now| {
             let changed = now.state != state && !matches!(now.state, LeaseState::Lost(_));
             if changed {
                 now.state = state;
@@ -51,8 +59,24 @@ impl GuardState {
         });
     }
 
+    /// Reports a state that the lease has come to, and counts it if it is a loss.
+    pub fn report(&self, state: LeaseState) {
+        let loss = if let LeaseState::Lost(why) = &state { Some(why.clone()) } else { None };
+        self.set_state(state);
+        self.count_loss(loss.as_ref());
+    }
+
+    /// Counts a loss, once: the driver may see it first, or the guard.
+    fn count_loss(&self, loss: Option<&LossReason>) {
+        if let Some(why) = loss
+            && !self.counted.swap(true, Ordering::Relaxed)
+        {
+            self.metrics.count_loss(why);
+        }
+    }
+
     fn snapshot(&self) -> LeaseSnapshot {
-        self.0.borrow().clone()
+        self.snapshot.borrow().clone()
     }
 }
 
@@ -71,6 +95,7 @@ pub struct Guard {
     first_deadline: BootInstant,
     id: u64,
     released: bool,
+    hold: HoldTime,
 }
 
 impl fmt::Debug for Guard {
@@ -81,18 +106,50 @@ impl fmt::Debug for Guard {
 }
 
 impl Guard {
-    pub(crate) fn new(keeper: Lockkeeper, grant: Grant, terms: Terms) -> Self {
+    pub(crate) fn new(keeper: Lockkeeper, grant: Grant, terms: Terms, metrics: Arc<PatternMetrics>) -> Self {
         let lease = Lease::new(grant.sent_at, grant.lease, terms);
         let first_deadline = lease.deadline();
-        let shared = Arc::new(GuardState::new(&lease));
+        let shared = Arc::new(GuardState::new(&lease, metrics));
         let id = match keeper.0.driver() {
             Ok(driver) => driver.add(grant.clone(), lease, shared.clone()),
             Err(_) => {
-                shared.set_state(LeaseState::Lost(LossReason::Abandoned));
+                shared.report(LeaseState::Lost(LossReason::Abandoned));
                 0
             }
         };
-        Guard { keeper, grant, shared, first_deadline, id, released: false }
+        Guard { keeper, grant, shared, first_deadline, id, released: false, hold: HoldTime::NotRecorded }
+    }
+
+    /// The moment from which the metrics count the hold.
+    pub(crate) fn held_since(&mut self, granted: BootInstant) {
+        self.hold = HoldTime::Since(granted);
+    }
+
+    /// Records no hold and no loss: the grant came too late for its holder.
+    pub(crate) fn hold_nothing(&self) {
+        self.shared.counted.store(true, Ordering::Relaxed);
+    }
+
+    /// Measures the end of the hold, and counts it if it is a loss. Call it before the driver forgets the guard. Returns whether the
+    /// lock was held until now.
+    fn end_hold(&mut self) -> bool {
+        // In a fork the recorder is that of the parent, and a thread of the parent may have had its lock.
+        let HoldTime::Since(since) = self.hold else { return false };
+        if self.keeper.0.forked() {
+            self.hold = HoldTime::NotRecorded;
+            return false;
+        }
+        let snapshot = self.shared.snapshot();
+        let now = self.keeper.0.clock.now();
+        self.hold = HoldTime::Ended(now.min(snapshot.deadline).since(since));
+        let loss = match snapshot.state {
+            LeaseState::Lost(why) => Some(why),
+            _ => (now >= snapshot.deadline).then_some(snapshot.at_deadline),
+        };
+        self.shared.count_loss(loss.as_ref());
+        // The driver may come to the deadline before it reads that the guard is gone: that is no loss.
+        self.shared.counted.store(true, Ordering::Relaxed);
+        loss.is_none()
     }
 
     /// The fence (the fencing token): the number to send with every write. It stays the same for as long as
@@ -181,7 +238,7 @@ impl Guard {
         if let LeaseState::Lost(why) = self.state() {
             return Error::Lost(why.to_string());
         }
-        let mut changes = self.shared.0.subscribe();
+        let mut changes = self.shared.snapshot.subscribe();
         loop {
             if let LeaseState::Lost(why) = self.state() {
                 return Error::Lost(why.to_string());
@@ -270,12 +327,16 @@ impl Guard {
         if self.keeper.0.forked() {
             return Err(Error::Lost(LossReason::Forked.to_string()));
         }
+        let was_held = self.end_hold();
         // First end the hold here, then release it in the store.
         if let Ok(driver) = self.keeper.0.driver() {
             driver.remove(self.id);
         }
         let answer = self.keeper.0.store.release(&self.grant.key).await;
         self.released = answer.is_ok();
+        if let (Ok(ReleaseOutcome::AlreadyGone), true) = (&answer, was_held) {
+            self.shared.metrics.count_already_gone();
+        }
         answer
     }
 
@@ -284,12 +345,22 @@ impl Guard {
     ///
     /// The `sqlite:` store frees the locks of a process that has ended, so there the process has to stay until then.
     pub fn let_expire(mut self) {
+        self.end_hold();
         if let Ok(driver) = self.keeper.0.driver() {
             driver.remove(self.id);
         }
         // Dropping it releases nothing.
         self.released = true;
     }
+}
+
+/// The time for which a lock was held, for the metrics: it is recorded when the guard is dropped.
+#[derive(Clone, Copy)]
+enum HoldTime {
+    /// The holder never had the grant, or is a fork.
+    NotRecorded,
+    Since(BootInstant),
+    Ended(Duration),
 }
 
 /// The means to end a hold whose guard belongs to another task. The lock itself stays taken until that task drops the guard, or until
@@ -304,7 +375,7 @@ pub(crate) struct GuardRevoker {
 impl GuardRevoker {
     /// Marks the guard as lost, and stops its renewals.
     pub fn end(&self, why: LossReason) {
-        self.shared.set_state(LeaseState::Lost(why));
+        self.shared.report(LeaseState::Lost(why));
         if let Ok(driver) = self.keeper.0.driver() {
             driver.remove(self.id);
         }
@@ -313,10 +384,15 @@ impl GuardRevoker {
 
 impl Drop for Guard {
     fn drop(&mut self) {
+        self.end_hold();
         // A fork has no driver, and the lock belongs to the parent process.
         if let (false, Ok(driver)) = (self.released, self.keeper.0.driver()) {
             driver.remove(self.id);
             driver.release_later(self.grant.key.clone(), self.grant.ttl);
+        }
+        // A recorder is code of the user's: nothing that a lock depends on comes after it.
+        if let HoldTime::Ended(held) = self.hold {
+            self.shared.metrics.record_hold(held);
         }
     }
 }

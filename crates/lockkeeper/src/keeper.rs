@@ -12,6 +12,7 @@ use lockkeeper_core::{
 use lockkeeper_host::{Clock, SystemClock, host_name, random_128};
 
 use crate::builder::LockBuilder;
+use crate::metrics::KeeperMetrics;
 use crate::open;
 use crate::own_process::{self, OwnProcess};
 use crate::renewal::RenewalDriver;
@@ -36,6 +37,7 @@ pub(crate) struct KeeperState {
     /// The process that opened the store.
     pid: u32,
     driver: Result<RenewalDriver>,
+    pub metrics: KeeperMetrics,
 }
 
 impl KeeperState {
@@ -121,6 +123,7 @@ impl KeeperState {
             postgres: None,
             pid: std::process::id(),
             driver,
+            metrics: KeeperMetrics::default(),
         }
     }
 }
@@ -189,7 +192,10 @@ impl Lockkeeper {
     /// is left.
     pub async fn revoke(&self, name: impl AsRef<str>, reason: &str) -> Result<Fence> {
         limits::check_reason(reason)?;
-        self.0.store.revoke(&LockName::new(name)?, reason).await
+        let name = LockName::new(name)?;
+        let fence = self.0.store.revoke(&name, reason).await?;
+        self.0.metrics.of(None, &name).count_break(true);
+        Ok(fence)
     }
 
     /// Takes a lock away from its holders, and grants it to the next waiter at once. Returns a fence that
@@ -197,7 +203,10 @@ impl Lockkeeper {
     /// beside the new holder until then; only a resource that checks the fence is safe from its writes.
     pub async fn break_lock(&self, name: impl AsRef<str>, reason: &str) -> Result<Fence> {
         limits::check_reason(reason)?;
-        self.0.store.break_lock(&LockName::new(name)?, reason).await
+        let name = LockName::new(name)?;
+        let fence = self.0.store.break_lock(&name, reason).await?;
+        self.0.metrics.of(None, &name).count_break(false);
+        Ok(fence)
     }
 
     /// Waits until the releases that run in the background at the time of the call are done, such as those of

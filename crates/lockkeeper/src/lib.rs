@@ -36,6 +36,7 @@
 //! | split work among many processes, without a lock per item | [`partitions`] |
 //! | limit how often all processes together do something | [`limit`] |
 //! | let a resource ask whether a grant still holds | [`Sequencer`] |
+//! | see how long requests wait and locks are held | [`metrics`] |
 //! | have a resource refuse late writes | an adapter of the crate [`lockkeeper-fenced`](https://docs.rs/lockkeeper-fenced), in the table below |
 #![cfg_attr(
     feature = "tower",
@@ -109,6 +110,7 @@ pub mod idempotency;
 #[cfg(feature = "postgres")]
 pub mod jobs;
 mod keeper;
+pub mod metrics;
 mod open;
 mod own_process;
 #[cfg(feature = "postgres")]

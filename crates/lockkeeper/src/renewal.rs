@@ -21,6 +21,7 @@ use crate::background_releases::{
     BackgroundRelease, BackgroundReleases, release_for_ttl, release_until_done,
 };
 use crate::guard::GuardState;
+use crate::metrics::RenewalFailure;
 
 /// The handle to the driver's thread. The thread ends when the handle is dropped and the background
 /// releases are done.
@@ -163,7 +164,7 @@ impl RenewalDriver {
 
 /// A batch of renewals: the guards, when it was sent, and the outcomes; or the store's error; or
 /// `Err(None)` without a reply.
-type RenewedBatch = (Vec<u64>, BootInstant, Result<Vec<RenewOutcome>, Option<Arc<str>>>);
+type RenewedBatch = (Vec<u64>, BootInstant, Result<Vec<RenewOutcome>, Option<(RenewalFailure, Arc<str>)>>);
 
 struct RenewalLoop {
     store: Arc<dyn Store>,
@@ -271,7 +272,7 @@ impl RenewalLoop {
         while let Some(effect) = tracked.lease.poll_effect() {
             match effect {
                 LeaseEffect::SendRenew => renew = true,
-                LeaseEffect::Tell(state) => tracked.shared.set_state(state),
+                LeaseEffect::Tell(state) => tracked.shared.report(state),
             }
         }
         let due = tracked.lease.poll_timeout();
@@ -327,7 +328,7 @@ impl RenewalLoop {
                 }
                 Err(error) => {
                     tracing::warn!(%error, guards = ids.len(), "renewal failed; the guards stay valid until their deadlines and the renewal is retried");
-                    (ids, sent_at, Err(Some(error.to_string().into())))
+                    (ids, sent_at, Err(Some((error.outcome().into(), error.to_string().into()))))
                 }
             }
         }));
@@ -335,9 +336,13 @@ impl RenewalLoop {
 
     fn handle_replies(&mut self, (ids, sent_at, answers): RenewedBatch) {
         for (i, id) in ids.into_iter().enumerate() {
+            if let (Err(error), Some(tracked)) = (&answers, self.guards.get(&id)) {
+                let failure = error.as_ref().map_or(RenewalFailure::Unknown, |(failure, _)| *failure);
+                tracked.shared.metrics.count_renewal_failure(failure);
+            }
             self.update_lease(id, |lease, now| match &answers {
                 Ok(all) => lease.handle_renewal(sent_at, now, Some(all[i].clone())),
-                Err(Some(error)) => lease.handle_failure(now, error.clone()),
+                Err(Some((_, why))) => lease.handle_failure(now, why.clone()),
                 Err(None) => lease.handle_renewal(sent_at, now, None),
             });
         }

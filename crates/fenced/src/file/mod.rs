@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 use lockkeeper_core::{Error, Fence, Result};
 
-use crate::GuardedValue;
+use crate::{GuardedValue, count_verdict};
 use mark::FileMark;
 use paths::FilePaths;
 use temp::TempFile;
@@ -60,7 +60,7 @@ impl FencedFile {
     pub fn write_from(&self, fence: Fence, mut contents: impl Read) -> Result<u64> {
         let paths = FilePaths::find(&self.path)?;
         // A writer that is stale already need not send the rest. Marks never go down, so the answer stays right.
-        check(mark::read_unlocked(&paths)?, fence)?;
+        count_verdict("file", check(mark::read_unlocked(&paths)?, fence))?;
         let mut temp =
             TempFile::new(&paths).map_err(|e| paths.error("a file beside it cannot be made", &e))?;
         let length =
@@ -129,7 +129,7 @@ fn check(seen: Option<Fence>, presented: Fence) -> Result<()> {
 /// result is dropped.
 fn raise(paths: &FilePaths, fence: Fence) -> Result<FileMark> {
     let mut mark = FileMark::exclusive(paths)?;
-    check(mark.seen(), fence)?;
+    count_verdict("file", check(mark.seen(), fence))?;
     if mark.seen() == Some(fence) {
         // The mark of a write that crashed may have been renamed and not synced.
         return paths.sync().map(|()| mark).map_err(|e| paths.error("its directory cannot be synced", &e));

@@ -15,6 +15,7 @@ use super::in_flight::{InFlightRequests, WriteAdmission};
 use super::marks::HttpMarks;
 use super::problem::Problem;
 use super::service::Checked;
+use crate::stale_counter::stale_counter;
 
 /// Refuses stale fences, as the [module](super) says. Clones share everything.
 #[derive(Clone)]
@@ -71,6 +72,8 @@ impl FenceLayer {
             )));
         }
         let in_flight = InFlightRequests::default();
+        // From now on the counter exists, also if no write is ever refused.
+        stale_counter("http").increment(0);
         Ok(FenceLayer(Arc::new(FenceRules {
             marks: HttpMarks::new(keeper, "http".into(), in_flight.clone()),
             in_flight,
@@ -187,7 +190,7 @@ impl FenceRules {
     /// A request counts as under way from now on: it must before its mark is looked at.
     pub fn enter(&self, fence: Fence, resource: &str) -> std::result::Result<WriteAdmission, Problem> {
         let key = self.marks.key(resource).map_err(|_| Problem::NoResource)?;
-        let stale = |seen| Problem::Stale { presented: fence, seen };
+        let stale = |seen| stale(fence, seen);
         // A late one is refused at once, and never counts.
         if let Some((_, seen)) = self.marks.known(&key).filter(|(_, seen)| *seen > fence) {
             return Err(stale(seen));
@@ -228,13 +231,19 @@ impl FenceRules {
     async fn raise(&self, key: &LockName, fence: Fence) -> std::result::Result<GrantId, Problem> {
         match self.marks.raise(key, fence).await {
             Ok(under) => Ok(under),
-            Err(Error::Stale { presented, seen }) => Err(Problem::Stale { presented, seen }),
+            Err(Error::Stale { presented, seen }) => Err(stale(presented, seen)),
             Err(error) => {
                 tracing::warn!(%error, "a fence cannot be checked");
                 Err(Problem::Unavailable)
             }
         }
     }
+}
+
+/// The refusal of a stale fence, which is counted.
+fn stale(presented: Fence, seen: Fence) -> Problem {
+    stale_counter("http").increment(1);
+    Problem::Stale { presented, seen }
 }
 
 /// Whether a request changes nothing: its method does not, and no header asks the service to take it for another one.

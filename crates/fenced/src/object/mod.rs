@@ -154,7 +154,7 @@ impl ObjectFenced {
 }
 
 fn check(fence: Fence, found: &FoundObject) -> Result<()> {
-    body::mark(&found.bytes)?.map_or(Ok(()), |mark| verdict(fence, mark))
+    body::mark(&found.bytes)?.map_or(Ok(()), |mark| verdict("object", fence, mark))
 }
 
 /// The look after a write that was refused has failed: the write may have been done by a try before the one that was refused.

@@ -3,6 +3,8 @@
 use lockkeeper_core::{Error, Fence};
 use tokio_postgres::error::{DbError, Severity};
 
+use crate::count_verdict;
+
 /// The SQLSTATE of a guarded table for a stale writer.
 pub(super) const STALE: &str = "LK065";
 /// The SQLSTATE for a writer that presents no fence, or a malformed one.
@@ -20,7 +22,8 @@ fn from_db_error(error: &DbError) -> Option<Error> {
             let mut numbers = error.detail()?.split_whitespace().filter_map(|word| word.split_once('='));
             let mut next = |key: &str| numbers.find(|(k, _)| *k == key).and_then(|(_, n)| n.parse().ok());
             let (presented, seen) = (next("presented")?, next("seen")?);
-            Some(Error::Stale { presented: Fence::new(presented).ok()?, seen: Fence::new(seen).ok()? })
+            let (presented, seen) = (Fence::new(presented).ok()?, Fence::new(seen).ok()?);
+            count_verdict("postgres_table", Err::<(), _>(Error::Stale { presented, seen })).err()
         }
         UNFENCED => {
             Some(Error::invalid(format!("{}: {}", error.message(), error.hint().unwrap_or_default())))

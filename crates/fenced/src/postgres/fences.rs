@@ -99,7 +99,7 @@ impl Fences {
             }
         };
         let rows = rows.map_err(|e| self.missing(to_error(&e, false)))?;
-        verdict(fence, mark(&rows)?)
+        verdict("postgres", fence, mark(&rows)?)
     }
 
     /// Says what to do about a table that is not there.

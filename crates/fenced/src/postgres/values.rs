@@ -40,7 +40,7 @@ impl PostgresFenced {
             [(&resource, Type::TEXT), (&number, Type::INT8), (&value, Type::BYTEA)];
         let rows = self.client.query_typed(&self.put, &params).await;
         let rows = rows.map_err(|e| self.fences.missing(to_error(&e, true)))?;
-        verdict(fence, mark(&rows)?)
+        verdict("postgres", fence, mark(&rows)?)
     }
 }
 

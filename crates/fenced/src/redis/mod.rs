@@ -111,7 +111,7 @@ impl<C: ConnectionLike + Clone + Send + Sync> RedisFenced<C> {
         let mark =
             redis::from_redis_value(mark).map_err(|e| Error::Unknown(format!("Redis gave no mark: {e}")))?;
         match parsed(mark)? {
-            Some(mark) => verdict(fence, mark),
+            Some(mark) => verdict("redis", fence, mark),
             None => Err(Error::Unknown("Redis gave no mark".into())),
         }
     }
