@@ -13,6 +13,7 @@ use crate::child::job::{self, CommandJob};
 use crate::commands::CliCommand;
 use crate::duration;
 use crate::exit::ExitFailure;
+use crate::job_metrics::JobMetrics;
 use crate::report::{EventOutput, Report};
 use crate::store::{self, StoreSource};
 
@@ -164,6 +165,26 @@ impl JobArgs {
             watchdog: None,
             pipes: None,
         }
+    }
+}
+
+/// The numbers of a job, for node-exporter: the options of run, once, elect and cron.
+#[derive(Args, Debug)]
+pub struct JobMetricsArgs {
+    /// Write the numbers of this job to FILE, for node-exporter's textfile collector; one file per job
+    #[arg(long, value_name = "FILE")]
+    pub metrics: Option<PathBuf>,
+    /// The label `lock` of these numbers [default: the name]
+    #[arg(long, value_name = "TEXT", requires = "metrics", value_parser = utf8("label"))]
+    pub metrics_name: Option<String>,
+}
+
+impl JobMetricsArgs {
+    /// The messages of the job, which also keep its numbers if a file is given.
+    pub fn keep(&self, report: Report, kind: &'static str, name: &LockName) -> Report {
+        let Some(file) = &self.metrics else { return report };
+        let label = self.metrics_name.clone().unwrap_or_else(|| name.to_string());
+        report.with_metrics(JobMetrics::new(file.clone(), kind, label))
     }
 }
 

@@ -1,11 +1,14 @@
 //! The progress messages of `run`, `hold` and the other jobs: lines for people, or JSON lines for programs.
 
+use std::cell::RefCell;
 use std::io::IsTerminal;
 use std::time::Duration;
 
 use lockkeeper::{Clock, Guard, LockName, LockView, SystemClock};
 use serde_json::{Value, json};
 
+use crate::exit::ExitFailure;
+use crate::job_metrics::JobMetrics;
 use crate::text::{self, plain, quoted};
 use crate::{duration, message_writer};
 
@@ -22,6 +25,7 @@ pub struct Report {
     json: Option<EventOutput>,
     quiet: bool,
     names: Vec<LockName>,
+    metrics: Option<RefCell<JobMetrics>>,
 }
 
 impl Report {
@@ -31,7 +35,36 @@ impl Report {
         quiet: bool,
         events: EventOutput,
     ) -> Self {
-        Report { json: json.then_some(events), quiet, names: names.cloned().collect() }
+        Report { json: json.then_some(events), quiet, names: names.cloned().collect(), metrics: None }
+    }
+
+    /// Keeps the numbers of the job, too.
+    pub fn with_metrics(self, metrics: JobMetrics) -> Self {
+        Report { metrics: Some(RefCell::new(metrics)), ..self }
+    }
+
+    /// Passes an event of the job on to its numbers, if they are kept.
+    pub fn measure(&self, event: impl FnOnce(&mut JobMetrics)) {
+        if let Some(metrics) = &self.metrics {
+            let mut metrics = metrics.borrow_mut();
+            event(&mut metrics);
+            self.warn_of_metrics(metrics.failure());
+        }
+    }
+
+    /// Writes the numbers of a call that has ended to their file. A file that cannot be written fails no job.
+    pub fn finish(&self, result: Result<i32, ExitFailure>) -> Result<i32, ExitFailure> {
+        if let Some(metrics) = &self.metrics {
+            self.warn_of_metrics(metrics.borrow_mut().finish(&result));
+        }
+        result
+    }
+
+    fn warn_of_metrics(&self, failure: Option<String>) {
+        if let Some(why) = failure {
+            self.say(&format!("warning: {why}"));
+            self.event("warning", json!({ "why": why }));
+        }
     }
 
     /// Whether a person watches: a spinner makes sense.
@@ -100,6 +133,7 @@ impl Report {
     }
 
     pub fn granted(&self, guard: &Guard) {
+        self.measure(|job| job.granted(guard));
         let left = guard.remaining();
         let deadline = SystemClock.wall().as_micros() + u64::try_from(left.as_micros()).unwrap_or(0);
         let more = json!({

@@ -3,7 +3,7 @@
 mod common;
 use common::*;
 
-const COMMANDS: [&str; 45] = [
+const COMMANDS: [&str; 46] = [
     "",
     "run",
     "hold",
@@ -11,6 +11,7 @@ const COMMANDS: [&str; 45] = [
     "show",
     "status",
     "watch",
+    "metrics",
     "break",
     "cron",
     "elect",

@@ -13,6 +13,7 @@ use super::supervisor::{self, CommandEnd, Finish, LeadTimes, Supervisor};
 use super::watchdog::Watchdog;
 use super::{CommandProcess, CommandUnusable, find};
 use crate::exit::{self, ExitFailure};
+use crate::job_metrics::JobMetrics;
 use crate::message_writer;
 use crate::report::{Report, millis};
 use crate::signals::SignalStream;
@@ -76,6 +77,7 @@ impl<'a> CommandJob<'a> {
         let child =
             CommandProcess::start(self.command, &env, self.pipes.as_ref(), watchdog, report.is_json())
                 .map_err(cannot)?;
+        report.measure(JobMetrics::command_started);
         // Closed here, so that the readers see the end of file when the command closes its copies.
         drop(self.pipes);
         let lease = LockLease { guard, name: self.name };
@@ -84,7 +86,9 @@ impl<'a> CommandJob<'a> {
             report.event("lost", json!({ "fence": guard.fence(), "why": why }));
             report.say(&format!("losing the lock on {}: {why}. Ending the command", report.what()));
         };
-        Ok(watch.until_end(signals, report_loss).await)
+        let end = watch.until_end(signals, report_loss).await;
+        report.measure(|job| job.command_ended(&end));
+        Ok(end)
     }
 }
 

@@ -7,10 +7,11 @@ use jiff::Timestamp;
 use lockkeeper::{Clock, Guard, LockName, Lockkeeper, Outcome, SystemClock};
 use serde_json::json;
 
-use crate::args::{JobArgs, LeaseArgs, NameArgs, utf8};
+use crate::args::{JobArgs, JobMetricsArgs, LeaseArgs, NameArgs, utf8};
 use crate::child::job::{self, ExpiringHold};
 use crate::child::supervisor::CommandEnd;
 use crate::exit::{self, ExitFailure};
+use crate::job_metrics::JobMetrics;
 use crate::missed_windows::MissedWindows;
 use crate::report::Report;
 use crate::schedule::{self, Schedule};
@@ -41,6 +42,8 @@ pub struct CronArgs {
     pub retry_failed: Option<u32>,
     #[command(flatten)]
     pub lease: LeaseArgs,
+    #[command(flatten)]
+    pub metrics: JobMetricsArgs,
     #[command(flatten)]
     pub job: JobArgs,
 }
@@ -82,11 +85,16 @@ impl CronArgs {
     }
 
     pub async fn execute(self) -> Result<i32, ExitFailure> {
+        let report = self.job.report(std::iter::once(self.name()));
+        let report = self.metrics.keep(report, "cron", self.name());
+        report.finish(self.run_schedule(&report).await)
+    }
+
+    async fn run_schedule(&self, report: &Report) -> Result<i32, ExitFailure> {
         let schedule = self.schedule()?;
         self.job.check()?;
-        let report = self.job.report(std::iter::once(self.name()));
         let source = self.job.common.source()?;
-        store::warn_of_one_host(&source, &report);
+        store::warn_of_one_host(&source, report);
         let keeper = Lockkeeper::open(source.url.expose()).await?;
         keeper.windows(self.name().as_str()).check()?;
         let mut signals = SignalStream::forwarded()?;
@@ -98,7 +106,8 @@ impl CronArgs {
             report.event("next", json!({ "window": windows::shown(ms(due)) }));
             let next_run = async {
                 until(due).await;
-                self.acquire(&keeper, &report, due, &schedule).await
+                report.measure(JobMetrics::wait_begins);
+                self.acquire(&keeper, report, due, &schedule).await
             };
             let guard = tokio::select! {
                 biased;
@@ -108,17 +117,19 @@ impl CronArgs {
                 guard = next_run => guard?,
             };
             if let Some(guard) = guard {
+                report.measure(|job| job.granted(&guard));
                 let (next, all_gone) =
-                    self.run(&keeper, &source, &guard, due, &schedule, &mut signals, &report).await?;
+                    self.run(&keeper, &source, &guard, due, &schedule, &mut signals, report).await?;
                 if !all_gone {
                     let hold = ExpiringHold::of(&guard);
                     guard.let_expire();
-                    hold.outlast(&keeper, &mut signals, &report).await;
+                    hold.outlast(&keeper, &mut signals, report).await;
                 } else if let AfterRun::End(_) = next {
                     let _ = signals.race(tokio::time::timeout(RELEASE, guard.release())).await;
                 } else {
                     drop(guard);
                 }
+                report.measure(JobMetrics::hold_ended);
                 match next {
                     AfterRun::End(code) => return Ok(code),
                     // This host queues behind the waiting hosts: the next one to run it is another host.
@@ -207,6 +218,9 @@ impl CronArgs {
         };
         let ran = windows.run(guard, ms(due), between, signals, work).await;
         let all_gone = ran.as_ref().map_or(true, WindowsOutcome::is_all_gone);
+        if !matches!(ran, Ok(WindowsOutcome::NotBegun(_))) {
+            report.measure(|job| job.turn_ended(ran.as_ref().err()));
+        }
         let next = match ran {
             Ok(WindowsOutcome::NotBegun(error)) => {
                 report.say(&format!("{error}; trying again"));

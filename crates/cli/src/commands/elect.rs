@@ -10,11 +10,12 @@ use lockkeeper::{LockName, Lockkeeper, Outcome};
 use lockkeeper_host::host_name;
 use serde_json::json;
 
-use crate::args::{JobArgs, LeaseArgs, NameArgs, utf8};
+use crate::args::{JobArgs, JobMetricsArgs, LeaseArgs, NameArgs, utf8};
 use crate::attempt_file::AttemptFile;
 use crate::child::job::ExpiringHold;
 use crate::child::supervisor::CommandEnd;
 use crate::exit::{self, ExitFailure, OK};
+use crate::job_metrics::JobMetrics;
 use crate::output;
 use crate::report::Report;
 use crate::signals::SignalStream;
@@ -35,13 +36,15 @@ pub struct ElectArgs {
     #[arg(long, value_name = "TEXT", value_parser = utf8("value"))]
     pub value: Option<String>,
     /// Print the leaders as they change instead, until Ctrl-C
-    #[arg(long, conflicts_with_all = ["value", "resume", "command"])]
+    #[arg(long, conflicts_with_all = ["value", "resume", "metrics", "command"])]
     pub observe: bool,
     /// Keep the proof of leadership in this file: a leader that is restarted within the ttl continues its term
     #[arg(long, value_name = "FILE")]
     pub resume: Option<PathBuf>,
     #[command(flatten)]
     pub lease: LeaseArgs,
+    #[command(flatten)]
+    pub metrics: JobMetricsArgs,
     #[command(flatten)]
     pub job: JobArgs,
 }
@@ -70,18 +73,24 @@ impl ElectArgs {
         if self.observe {
             return self.print_leaders().await;
         }
-        self.job.check()?;
         let report = self.job.report(std::iter::once(self.name()));
+        let report = self.metrics.keep(report, "elect", self.name());
+        report.finish(self.lead_terms(&report).await)
+    }
+
+    async fn lead_terms(&self, report: &Report) -> Result<i32, ExitFailure> {
+        self.job.check()?;
         let mut resume = self.resume.as_deref().map(AttemptFile::open).transpose()?;
         let source = self.job.common.source()?;
-        store::warn_of_one_host(&source, &report);
+        store::warn_of_one_host(&source, report);
         let keeper = Lockkeeper::open(source.url.expose()).await?;
         let mut signals = SignalStream::forwarded()?;
         loop {
-            let leader = self.campaign(&keeper, resume.as_mut(), &mut signals, &report).await?;
+            let leader = self.campaign(&keeper, resume.as_mut(), &mut signals, report).await?;
+            report.measure(|job| job.granted(leader.guard()));
             report.event("elected", json!({ "term": leader.term() }));
             report.say(&format!("elected for {}, term {}", report.what(), leader.term()));
-            let led = self.lead(&leader, &source, &mut signals, &report).await;
+            let led = self.lead(&leader, &source, &mut signals, report).await;
             match led {
                 Err(failure) => {
                     drop(leader);
@@ -89,7 +98,7 @@ impl ElectArgs {
                     return Err(failure);
                 }
                 Ok(CommandEnd::Itself { code, .. }) => {
-                    resign(leader, &mut signals, &report).await;
+                    resign(leader, &mut signals, report).await;
                     signals.settle(&keeper).await;
                     if let Some(resume) = resume {
                         resume.remove();
@@ -104,8 +113,9 @@ impl ElectArgs {
                     } else {
                         let hold = ExpiringHold::of(leader.guard());
                         leader.let_expire();
-                        hold.outlast(&keeper, &mut signals, &report).await;
+                        hold.outlast(&keeper, &mut signals, report).await;
                     }
+                    report.measure(JobMetrics::hold_ended);
                     // The signal also ends this process, even if the term was lost meanwhile.
                     if let Some(signal) = asked {
                         report
@@ -116,6 +126,7 @@ impl ElectArgs {
                         return Ok(signals.flush_releases(&keeper, signal).await);
                     }
                     report.say(&format!("the term is over ({why}); campaigning again"));
+                    report.measure(JobMetrics::wait_begins);
                     resume.as_mut().map_or(Ok(()), AttemptFile::renew)?;
                 }
             }

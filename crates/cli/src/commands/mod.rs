@@ -21,6 +21,7 @@ pub mod lab;
 pub mod limit;
 pub mod ls;
 pub mod man;
+pub mod metrics;
 pub mod once;
 pub mod partitions;
 pub mod record;
@@ -56,6 +57,8 @@ pub enum CliCommand {
     Status(status::StatusArgs),
     /// Print the events of locks as they happen
     Watch(watch::WatchArgs),
+    /// Print the numbers of a store for Prometheus, or serve them
+    Metrics(metrics::MetricsArgs),
     /// Take a lock away from its holder
     Break(break_lock::BreakArgs),
     /// Run a command on a schedule, each time on one of many hosts
@@ -107,6 +110,7 @@ impl CliCommand {
             CliCommand::Show(show) => show.common.json,
             CliCommand::Status(status) => status.common.json,
             CliCommand::Watch(watch) => watch.common.json,
+            CliCommand::Metrics(metrics) => metrics.common.json,
             CliCommand::Break(break_lock) => break_lock.common.json,
             CliCommand::Cron(cron) => cron.job.common.json,
             CliCommand::Elect(elect) => elect.job.common.json,
@@ -200,6 +204,7 @@ pub fn run(command: CliCommand) -> i32 {
         CliCommand::Show(show) => block_on(show.execute()),
         CliCommand::Status(status) => block_on(status.execute()),
         CliCommand::Watch(watch) => block_on(watch.execute()),
+        CliCommand::Metrics(metrics) => block_on(metrics.execute()),
         CliCommand::Break(break_lock) => block_on(break_lock.execute()),
         CliCommand::Cron(cron) => block_on(signals::stoppable(cron.execute())),
         CliCommand::Elect(elect) => block_on(signals::stoppable(elect.execute())),

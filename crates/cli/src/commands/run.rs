@@ -7,12 +7,13 @@ use clap::Args;
 use lockkeeper::{BootInstant, Clock, Guard, Lockkeeper, Outcome, ReleaseOutcome, SystemClock};
 use serde_json::json;
 
-use crate::args::{JobArgs, LockArgs, utf8};
+use crate::args::{JobArgs, JobMetricsArgs, LockArgs, utf8};
 use crate::child::job::{self, CommandJob, ExpiringHold};
 use crate::child::supervisor::CommandEnd;
 use crate::child::watchdog::Watchdog;
 use crate::commands::cron::{ms, now, of_ms};
 use crate::exit::ExitFailure;
+use crate::job_metrics::JobMetrics;
 use crate::missed_windows::MissedWindows;
 use crate::report::{Report, millis};
 use crate::schedule::{self, DayWindows};
@@ -44,6 +45,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "N", requires = "window", value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub retry_failed: Option<u32>,
     #[command(flatten)]
+    pub metrics: JobMetricsArgs,
+    #[command(flatten)]
     pub job: JobArgs,
 }
 
@@ -72,17 +75,22 @@ support this.";
 impl RunArgs {
     pub async fn execute(self) -> Result<i32, ExitFailure> {
         let report = self.job.report(self.request.names());
+        let report = self.metrics.keep(report, "run", self.request.name());
+        report.finish(self.run(&report).await)
+    }
+
+    async fn run(&self, report: &Report) -> Result<i32, ExitFailure> {
         self.request.check()?;
         self.job.check()?;
         let days = self.days()?;
         let source = self.job.common.source()?;
         if self.window.is_some() {
-            store::warn_of_one_host(&source, &report);
+            store::warn_of_one_host(&source, report);
         }
         // A program start beside the requests to the store. Not where most calls run nothing.
         let is_likely_to_run = self.window.is_none() && !self.request.skip;
         let mut early = is_likely_to_run.then(Watchdog::start_early).and_then(Result::ok);
-        let (keeper, mut wait) = store::open(source.url.expose(), self.request.wait, &report).await?;
+        let (keeper, mut wait) = store::open(source.url.expose(), self.request.wait, report).await?;
         if self.window.is_some() {
             keeper.windows(self.request.name().as_str()).check()?;
         }
@@ -109,7 +117,7 @@ impl RunArgs {
                     label.clone(),
                     wait,
                     is_repeated,
-                    &report,
+                    report,
                     &mut signals
                 ));
                 tokio::select! {
@@ -141,18 +149,19 @@ impl RunArgs {
                     end_of_wait,
                     early.take(),
                     &mut signals,
-                    &report,
+                    report,
                 )
                 .await;
             let released = match &ran {
                 Ok(ran) if !ran.is_all_gone() => {
                     let hold = ExpiringHold::of(&guard);
                     guard.let_expire();
-                    hold.outlast(&keeper, &mut signals, &report).await;
+                    hold.outlast(&keeper, &mut signals, report).await;
                     None
                 }
-                _ => release(&keeper, guard, &mut signals, &report).await,
+                _ => release(&keeper, guard, &mut signals, report).await,
             };
+            report.measure(JobMetrics::hold_ended);
             match ran? {
                 WindowsOutcome::NotBegun(error) => {
                     let is_over = end_of_wait.is_some_and(|end| SystemClock.now() >= end);
@@ -174,8 +183,9 @@ impl RunArgs {
                         .say(&format!("{}: the window failed with {code}, and is run again", report.what()));
                     report.event("again", json!({ "exit_code": code }));
                     failed = Some(code);
+                    report.measure(JobMetrics::wait_begins);
                 }
-                WindowsOutcome::Ended { end, .. } => return ended(end, released, &report),
+                WindowsOutcome::Ended { end, .. } => return ended(end, released, report),
             }
         }
     }

@@ -1,17 +1,19 @@
 //! `lockkeeper show`: everything about one lock.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
-use lockkeeper::{LockName, LockView, Mode, Profile, Purpose};
+use futures_util::StreamExt;
+use lockkeeper::{EventKind, LockName, LockView, Lockkeeper, Mode, Profile, Purpose};
 use serde_json::json;
 
 use super::status;
 use crate::args::{CommonArgs, lock_name};
+use crate::contention::{Contention, ContentionMeter};
 use crate::duration;
 use crate::exit::{ExitFailure, OK};
 use crate::output::{self, bold};
-use crate::text::{ago, columns, plain, quoted, rfc3339};
+use crate::text::{ago, columns, plain, quoted, rfc3339, shell};
 
 /// Show everything about one lock: who holds it, who waits, what the store promises.
 #[derive(Args, Debug)]
@@ -20,6 +22,9 @@ pub struct ShowArgs {
     /// Which lock
     #[arg(value_parser = lock_name())]
     pub name: LockName,
+    /// Watch the lock for this long, and say whether waiting or holding is the problem, and what to do
+    #[arg(long = "for", value_name = "DURATION", value_parser = duration::parse_up_to_a_day, allow_hyphen_values = true)]
+    pub look: Option<Duration>,
     #[command(flatten)]
     pub common: CommonArgs,
 }
@@ -27,6 +32,7 @@ pub struct ShowArgs {
 const EXAMPLES: &str = "\
 Examples:
   lockkeeper show nightly
+  lockkeeper show orders --for 10s                wait and hold times, measured from the events
   lockkeeper show nightly --json | jq '.lock.held[0].fence'
 
 A free lock is no error: the exit code is 0 and the JSON has \"lock\": null.";
@@ -34,14 +40,21 @@ A free lock is no error: the exit code is 0 and the JSON has \"lock\": null.";
 impl ShowArgs {
     pub async fn execute(self) -> Result<i32, ExitFailure> {
         let keeper = self.common.open().await?;
+        let measured = match self.look {
+            Some(look) => Some(measure(&keeper, &self.name, look).await?),
+            None => None,
+        };
         let (view, window) = status::look(&keeper, &self.name).await?;
         let profile = keeper.profile();
         let correctness = profile.allows(Purpose::Correctness).map_err(|error| error.to_string());
         if self.common.json {
             let good = json!({ "good": correctness.is_ok(), "why": correctness.err() });
-            let all = json!({
+            let mut all = json!({
                 "name": self.name, "lock": view, "window": window.as_ref().map(|(record, _)| record), "store": profile, "correctness": good,
             });
+            if let Some(measured) = &measured {
+                all["measured"] = measured.json();
+            }
             output::line(&all.to_string())?;
             return Ok(OK);
         }
@@ -49,6 +62,16 @@ impl ShowArgs {
         match &view {
             None => output::line(&format!("{shown} is free"))?,
             Some(view) => lock(&shown, view)?,
+        }
+        match &measured {
+            Some(measured) => measured.lines().iter().try_for_each(|line| output::line(line))?,
+            None if view.as_ref().is_some_and(|view| view.waiting > 0) && profile.watch => {
+                let name = shell(self.name.as_str());
+                output::line(&format!(
+                    "is waiting or holding the problem? lockkeeper show --for 10s {name}"
+                ))?;
+            }
+            None => {}
         }
         if let Some((window, running)) = &window {
             if let Some(text) = status::unfinished(window, *running) {
@@ -65,6 +88,27 @@ impl ShowArgs {
         })?;
         Ok(OK)
     }
+}
+
+/// Watches the lock for a while. That costs the store one watch, and nothing for the holders and waiters.
+async fn measure(keeper: &Lockkeeper, name: &LockName, look: Duration) -> Result<Contention, ExitFailure> {
+    // First watch, then look: an event in between is seen twice rather than never.
+    let mut events = keeper.watch(name.as_str()).await?;
+    let view = keeper.inspect(name).await?;
+    let (mut meter, began) = (ContentionMeter::new(view.as_ref()), Instant::now());
+    let watch = async {
+        while let Some(event) = events.next().await {
+            let event = event?;
+            if event.name == *name || event.kind == EventKind::Missed {
+                meter.add(&event, began.elapsed());
+            }
+        }
+        Ok::<_, ExitFailure>(())
+    };
+    if let Ok(ended) = tokio::time::timeout(look, watch).await {
+        ended?;
+    }
+    Ok(meter.end(began.elapsed()))
 }
 
 fn lock(shown: &str, view: &LockView) -> Result<(), ExitFailure> {

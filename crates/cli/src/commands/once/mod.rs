@@ -14,7 +14,7 @@ use rustix::process::Signal;
 use serde_json::json;
 use stored_output::StoredOutput;
 
-use crate::args::{JobArgs, LeaseArgs, NameArgs, utf8};
+use crate::args::{JobArgs, JobMetricsArgs, LeaseArgs, NameArgs, utf8};
 use crate::child::capture::OutputCapture;
 use crate::child::job::{self, CommandJob, ExpiringHold};
 use crate::child::supervisor::CommandEnd;
@@ -52,6 +52,8 @@ pub struct OnceArgs {
     #[command(flatten)]
     pub lease: LeaseArgs,
     #[command(flatten)]
+    pub metrics: JobMetricsArgs,
+    #[command(flatten)]
     pub job: JobArgs,
 }
 
@@ -79,20 +81,25 @@ impl OnceArgs {
     }
 
     pub async fn execute(self) -> Result<i32, ExitFailure> {
+        let report = self.job.report(std::iter::once(self.key()));
+        let report = self.metrics.keep(report, "once", self.key());
+        report.finish(self.run_once(&report).await)
+    }
+
+    async fn run_once(&self, report: &Report) -> Result<i32, ExitFailure> {
         self.job.check()?;
         self.named.check_key()?;
-        let report = self.job.report(std::iter::once(self.key()));
         let source = self.job.common.source()?;
-        let (keeper, wait) = store::open(source.url.expose(), self.wait, &report).await?;
+        let (keeper, wait) = store::open(source.url.expose(), self.wait, report).await?;
         let mut signals = SignalStream::forwarded()?;
         match signals.race(check_nested(&keeper, &source, "once", self.key())).await {
             Ok(nested) => nested?,
             Err(signal) => return Ok(exit::by_signal(signal.as_raw())),
         }
-        match self.claim(&keeper, wait, &mut signals, &report).await? {
-            OnceStart::Done(done) => self.replay(&done, &mut signals, &report).await,
+        match self.claim(&keeper, wait, &mut signals, report).await? {
+            OnceStart::Done(done) => self.replay(&done, &mut signals, report).await,
             OnceStart::Run(permit) => {
-                let ended = self.run(*permit, &keeper, &source, &mut signals, &report).await;
+                let ended = self.run(*permit, &keeper, &source, &mut signals, report).await;
                 signals.settle(&keeper).await;
                 ended
             }
