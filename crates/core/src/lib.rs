@@ -5,7 +5,7 @@
 //!
 //! - Types: [`LockName`], [`Fence`] (the fencing token), [`Attempt`], [`Owner`], [`Holder`], [`LockRequest`], [`Grant`], [`Profile`].
 //! - Answers: [`AcquireOutcome`], [`RenewOutcome`], [`ReleaseOutcome`], and [`Error`] with one table of [`Outcome`]s.
-//! - Traits: [`Locks`], [`Records`] and [`Limits`], which every store implements.
+//! - Traits: [`Locks`], [`Records`], [`Limits`] and [`Examine`], which every store implements.
 //! - State machines: [`table::Table`], the reference for every store, [`lease::Lease`], which decides whether a guard is valid, and
 //!   [`limit::decide`], which decides about rate limits.
 //! - [`faults`]: what each store is declared to keep under which fault.
@@ -16,6 +16,7 @@ pub mod admission;
 pub mod assignment;
 pub mod deadlock;
 mod error;
+mod examine;
 pub mod faults;
 mod fence;
 mod finding;
@@ -36,6 +37,7 @@ mod view;
 pub mod vote;
 
 pub use error::{Error, Outcome, Result};
+pub use examine::{ClockReading, Examination, Examine, ServerReport};
 pub use fence::Fence;
 pub use finding::{Finding, Promise, SettingChange, Severity};
 pub use id::{Attempt, Holder, Owner};

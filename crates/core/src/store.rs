@@ -8,8 +8,9 @@ use futures_core::Stream;
 
 use crate::limit::{LimitOutcome, LimitRequest};
 use crate::{
-    AcquireOutcome, DeleteOutcome, Event, Expect, Fence, Grant, LockName, LockPage, LockRequest, LockView,
-    Page, Profile, Record, RecordPage, ReleaseOutcome, RenewOutcome, RequestKey, Result, WriteOutcome,
+    AcquireOutcome, DeleteOutcome, Event, Examine, Expect, Fence, Grant, LockName, LockPage, LockRequest,
+    LockView, Page, Profile, Record, RecordPage, ReleaseOutcome, RenewOutcome, RequestKey, Result,
+    WriteOutcome,
 };
 
 /// The events of a store. The stream ends only with the store.
@@ -100,7 +101,7 @@ pub trait Limits: Send + Sync {
     async fn limit(&self, request: &LimitRequest) -> Result<LimitOutcome>;
 }
 
-/// Locks, records and rate limits: enough to build every recipe without knowing the store.
-pub trait Store: Locks + Records + Limits {}
+/// Locks, records and rate limits: enough to build every recipe without knowing the store. And its examination, for `doctor`.
+pub trait Store: Locks + Records + Limits + Examine {}
 
-impl<S: Locks + Records + Limits + ?Sized> Store for S {}
+impl<S: Locks + Records + Limits + Examine + ?Sized> Store for S {}

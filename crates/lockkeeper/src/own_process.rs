@@ -6,9 +6,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lockkeeper_core::limit::{LimitOutcome, LimitRequest};
 use lockkeeper_core::{
-    AcquireOutcome, DeleteOutcome, Error, EventStream, Expect, Fence, Grant, Limits, LockName, LockPage,
-    LockRequest, LockView, Locks, Page, Profile, Record, RecordPage, Records, ReleaseOutcome, RenewOutcome,
-    RequestKey, Result, Store, WriteOutcome,
+    AcquireOutcome, ClockReading, DeleteOutcome, Error, EventStream, Examination, Examine, Expect, Fence,
+    Grant, Limits, LockName, LockPage, LockRequest, LockView, Locks, Page, Profile, Record, RecordPage,
+    Records, ReleaseOutcome, RenewOutcome, RequestKey, Result, Store, WriteOutcome,
 };
 
 /// A fork copies the memory of a store, but neither its threads nor its connections: in the child a call
@@ -96,5 +96,15 @@ impl Records for OwnProcess {
 impl Limits for OwnProcess {
     async fn limit(&self, request: &LimitRequest) -> Result<LimitOutcome> {
         self.store()?.limit(request).await
+    }
+}
+
+#[async_trait]
+impl Examine for OwnProcess {
+    async fn examine(&self) -> Result<Examination> {
+        self.store()?.examine().await
+    }
+    async fn read_clocks(&self) -> Result<Vec<ClockReading>> {
+        self.store()?.read_clocks().await
     }
 }

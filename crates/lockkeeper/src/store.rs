@@ -1,7 +1,7 @@
 //! Everything that the author of a store needs, in one place: the traits, their types, the shared rules and the clock.
 //!
-//! A store implements [`Locks`], [`Records`] and [`Limits`], and [`Lockkeeper::with_store`](crate::Lockkeeper::with_store) makes a keeper
-//! of it. It declares its guarantees in a [`Profile`]; the laws of the crate `lockkeeper-testkit` test each declared one.
+//! A store implements [`Locks`], [`Records`], [`Limits`] and [`Examine`], and [`Lockkeeper::with_store`](crate::Lockkeeper::with_store)
+//! makes a keeper of it. It declares its guarantees in a [`Profile`]; the laws of the crate `lockkeeper-testkit` test each declared one.
 //! Calls for what it does not declare return [`Error::Unsupported`].
 //!
 //! | a store that | uses |
@@ -17,10 +17,11 @@
 //! the reply, because the holder counts its deadline from it.
 
 pub use lockkeeper_core::{
-    AcquireOutcome, Attempt, BootInstant, Busy, DeleteOutcome, Error, Event, EventKind, EventStream, Expect,
-    Fence, Grant, Guarantee, Holder, HolderView, LimitSupport, Limits, LockName, LockPage, LockRequest,
-    LockView, Locks, Mode, Names, Owner, Page, Profile, Purpose, Record, RecordPage, Records, ReleaseOutcome,
-    RenewOutcome, RequestKey, Result, Secret, Store, StoreUrl, Version, Wait, WaitOrder, WaiterView,
+    AcquireOutcome, Attempt, BootInstant, Busy, ClockReading, DeleteOutcome, Error, Event, EventKind,
+    EventStream, Examination, Examine, Expect, Fence, Finding, Grant, Guarantee, Holder, HolderView,
+    LimitSupport, Limits, LockName, LockPage, LockRequest, LockView, Locks, Mode, Names, Owner, Page,
+    Profile, Promise, Purpose, Record, RecordPage, Records, ReleaseOutcome, RenewOutcome, RequestKey, Result,
+    Secret, ServerReport, SettingChange, Severity, Store, StoreUrl, Version, Wait, WaitOrder, WaiterView,
     WallTime, WriteOutcome, admission, deadlock, limit, limits, table, vote,
 };
 pub use lockkeeper_host::{Clock, SystemClock, Timer, VirtualClock, random_128, sleep_until};

@@ -65,6 +65,8 @@ lockkeeper_testkit::forward_records!(ChangingStore, {
     }
 });
 
+lockkeeper_testkit::forward_examine!(ChangingStore);
+
 #[async_trait]
 impl lockkeeper_core::Limits for ChangingStore {
     async fn limit(

@@ -10,6 +10,7 @@
 //! | [`SingleFlight`] | lets one of many tasks create the value that all of them need |
 //! | [`hash_attempt`], [`hash_owner`], with the feature `hash` | stand for secrets that other clients may read |
 //! | [`RecentSet`] | remembers hints that may be forgotten |
+//! | [`read_clock`] | reads the clock of a server, with the bounds of the moment |
 //! | [`CancelSignal`] | connects a running acquire call with the release that cancels it |
 //! | [`EventHub`] | passes events on to the watchers of this process |
 //! | [`WaiterTtls`] | finds the shortest ttl of the waiters of this process |
@@ -35,6 +36,7 @@ pub mod admission;
 mod batch_delay;
 mod batch_loop;
 mod cancel_signal;
+mod clock_reading;
 mod event_hub;
 mod hold_registry;
 mod in_flight;
@@ -54,6 +56,7 @@ mod waiter_ttls;
 
 pub use batch_loop::{BatchRule, run_batches};
 pub use cancel_signal::CancelSignal;
+pub use clock_reading::read_clock;
 pub use event_hub::EventHub;
 pub use hold_registry::{
     EndOutcome, HoldRegistry, HoldTable, KnownGrant, OwnHold, RegisteredCall, UnfinishedRelease,

@@ -32,6 +32,8 @@ impl Limits for RecordsOnly {
     }
 }
 
+lockkeeper_testkit::forward_examine!(RecordsOnly);
+
 #[async_trait]
 impl Locks for RecordsOnly {
     fn profile(&self) -> Profile {

@@ -17,6 +17,7 @@ mod codec;
 mod config;
 mod connection;
 mod error;
+mod examine;
 mod keys;
 mod limits;
 mod profile;

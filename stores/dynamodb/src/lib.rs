@@ -25,6 +25,7 @@ mod config;
 mod connection;
 mod create_table;
 mod error;
+mod examine;
 mod inspect;
 mod keys;
 mod limits;

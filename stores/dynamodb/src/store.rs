@@ -19,6 +19,7 @@ use crate::record_store::RecordStore;
 use crate::release::Releaser;
 use crate::renew::Renewer;
 use crate::server_clock::DynamoClock;
+use crate::statements::TableClient;
 use crate::{connection, profile};
 
 /// Locks and records in DynamoDB. Clones share everything.
@@ -32,6 +33,7 @@ pub struct DynamoStore {
 /// The parts of a store, one for each concern. Each has the others that it needs.
 pub(crate) struct DynamoInner {
     pub options: Options,
+    pub table: TableClient,
     locks: Arc<LockTable>,
     acquirer: Acquirer,
     renewer: Renewer,
@@ -86,7 +88,8 @@ impl DynamoStore {
             releaser,
             breaker: LockBreaker { locks: locks.clone() },
             locks,
-            records: RecordStore::new(options.clone(), client, clock),
+            records: RecordStore::new(options.clone(), client.clone(), clock),
+            table: client,
             limits: RecordLimits::default(),
             options,
             profile,

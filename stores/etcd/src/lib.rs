@@ -24,6 +24,7 @@ mod config;
 mod connection;
 mod error;
 mod events;
+mod examine;
 mod fence_base;
 mod hold_registry;
 mod inspect;

@@ -5,6 +5,8 @@ use prost::{Message, Oneof};
 
 #[derive(Clone, PartialEq, Message)]
 pub struct Header {
+    #[prost(uint64, tag = "2")]
+    pub member_id: u64,
     #[prost(int64, tag = "3")]
     pub revision: i64,
 }
@@ -267,8 +269,24 @@ pub struct StatusRequest {}
 
 #[derive(Clone, PartialEq, Message)]
 pub struct StatusResponse {
+    #[prost(message, optional, tag = "1")]
+    pub header: Option<Header>,
     #[prost(string, tag = "2")]
     pub version: String,
+    #[prost(int64, tag = "3")]
+    pub db_size: i64,
+    #[prost(uint64, tag = "4")]
+    pub leader: u64,
+    #[prost(uint64, tag = "6")]
+    pub raft_term: u64,
+    /// Alarms of the cluster, such as NOSPACE.
+    #[prost(string, repeated, tag = "8")]
+    pub errors: Vec<String>,
+    #[prost(bool, tag = "10")]
+    pub is_learner: bool,
+    /// Since 3.6; zero before.
+    #[prost(int64, tag = "12")]
+    pub db_size_quota: i64,
 }
 
 #[derive(Clone, PartialEq, Message)]

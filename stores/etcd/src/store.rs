@@ -147,6 +147,10 @@ impl EtcdStore {
         Ok(())
     }
 
+    pub(crate) fn options(&self) -> &Options {
+        &self.shared.options
+    }
+
     /// Runs a future with the sockets and timers of the store's own thread. Dropping it cancels the work.
     pub(crate) async fn run<T>(&self, work: impl Future<Output = T>) -> T {
         self.io_thread.0.lend(work).await

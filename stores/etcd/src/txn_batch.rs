@@ -209,7 +209,7 @@ mod tests {
                 let txn = TxnResponse { header: None, succeeded: true, responses };
                 ResponseOp { response: Some(Response::Txn(txn)) }
             };
-            let header = Some(crate::proto::Header { revision: 7 });
+            let header = Some(crate::proto::Header { revision: 7, ..Default::default() });
             let responses = vec![apart(Response::Range(Default::default())), apart(writes)];
             let (read, revision_read) = oneshot::channel();
             let (write, encoded) = oneshot::channel();

@@ -203,7 +203,7 @@ mod tests {
         let create = WatchCreate { start_revision, watch_id: 1, ..WatchCreate::default() };
         let events = mpsc::unbounded_channel().0;
         let mut watches = HashMap::from([(1, ActiveWatch { create, events })]);
-        let header = Some(Header { revision: 3000 });
+        let header = Some(Header { revision: 3000, ..Header::default() });
         deliver(&mut watches, WatchResponse { header, watch_id: 1, ..reply });
         watches[&1].create.start_revision
     }

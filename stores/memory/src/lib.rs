@@ -5,6 +5,7 @@
 #![deny(missing_docs)]
 
 mod bucket_table;
+mod examine;
 mod limits;
 mod record_index;
 mod records;

@@ -19,6 +19,7 @@ mod dial;
 mod driver;
 mod error;
 mod events;
+mod examine;
 mod inspect;
 mod limits;
 mod listener;

@@ -16,6 +16,7 @@ mod config;
 mod connection;
 mod error;
 mod events;
+mod examine;
 mod fenced_values;
 mod inspect;
 mod keys;
@@ -42,6 +43,7 @@ pub use connection::{
     ConnectHandshake, ConnectOptions, Connection, Endpoint, HandshakeHandler, Listener, PushEvent,
 };
 pub use error::Failure;
+pub use examine::{info_findings, read_info, read_time, server_report, silent_server};
 pub use fenced_values::FencedValues;
 pub use store::RedisStore;
 pub use tls::Tls;

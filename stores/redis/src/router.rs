@@ -224,6 +224,14 @@ impl Router {
         Ok(self.serving().iter().map(|endpoint| self.connection_to(endpoint)).collect())
     }
 
+    /// Sends PING to each sentinel.
+    pub async fn ping_sentinels(&self) -> Vec<(Endpoint, Result<Value, Failure>)> {
+        let ping = &cmd("PING");
+        let all = self.sentinels.iter();
+        join_all(all.map(|sentinel| async move { (sentinel.endpoint().clone(), sentinel.call(ping).await) }))
+            .await
+    }
+
     /// Sends one command to the server of `slot`.
     pub async fn call(&self, slot: u16, command: &Cmd) -> Result<Value, Failure> {
         self.call_when(slot, command, OnSplitKeys::Retry).await

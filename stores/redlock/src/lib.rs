@@ -13,6 +13,7 @@ mod config;
 mod connection;
 mod counters;
 mod error;
+mod examine;
 mod inspect;
 mod keys;
 mod limits;

@@ -106,6 +106,12 @@ impl RedlockStore {
     }
 }
 
+impl RedlockStore {
+    pub(crate) fn quorum(&self) -> &Quorum {
+        &self.inner.viewer.quorum
+    }
+}
+
 /// The nodes, each with a connection that hands its messages to the waiters.
 fn open_nodes(options: &Options, io_thread: &Handle, waiters: &Weak<Waiters>) -> Vec<Arc<RedlockNode>> {
     let access = Arc::new(options.access.clone());

@@ -22,6 +22,7 @@ mod deadlock;
 mod deliver_events;
 mod error;
 mod events;
+mod examine;
 mod fence_floor;
 mod file_version;
 mod holds;

@@ -99,6 +99,10 @@ impl SqliteStore {
         self.0.wakes.load(Ordering::Relaxed)
     }
 
+    pub(crate) fn path(&self) -> &std::path::Path {
+        &self.0.path
+    }
+
     /// Sends a change to the worker, which batches it with others. Dropping the future does not cancel the change.
     pub(crate) async fn change<T: Send + 'static>(
         &self,

@@ -28,6 +28,7 @@ mod diagnose;
 mod error;
 mod event_log;
 mod events;
+mod examine;
 mod fence_base;
 mod four_letter;
 mod hold_back;

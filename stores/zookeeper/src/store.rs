@@ -103,6 +103,10 @@ impl ZooKeeperStore {
         Ok(store)
     }
 
+    pub(crate) fn options(&self) -> &Options {
+        &self.shared.options
+    }
+
     /// Runs a future with the sockets and timers of the store's own thread. Dropping the returned future cancels it.
     pub(crate) async fn run<T>(&self, work: impl Future<Output = T>) -> T {
         self.io_thread.0.lend(work).await

@@ -120,6 +120,8 @@ impl Locks for Shaky {
     }
 }
 
+lockkeeper_testkit::forward_examine!(Shaky);
+
 #[async_trait]
 impl Limits for Shaky {
     async fn limit(&self, request: &LimitRequest) -> Result<LimitOutcome> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lockkeeper_core::limit::{BucketSpec, LimitBucket, LimitOperation, LimitOutcome, LimitRequest, Rate};
-use lockkeeper_core::{Expect, Limits, LockName, Result, WallTime};
+use lockkeeper_core::{ClockReading, Examination, Examine, Expect, Limits, LockName, Result, WallTime};
 
 use super::{Bug, Bugged};
 
@@ -123,5 +123,17 @@ impl Limits for Bugged {
             }
         }
         Ok(outcome)
+    }
+}
+
+/// No bug is planted in the examination.
+#[async_trait]
+impl Examine for Bugged {
+    async fn examine(&self) -> Result<Examination> {
+        self.store().examine().await
+    }
+
+    async fn read_clocks(&self) -> Result<Vec<ClockReading>> {
+        self.store().read_clocks().await
     }
 }

@@ -165,8 +165,8 @@ macro_rules! forward_locks {
     };
 }
 
-/// Implements [`lockkeeper_core::Locks`] for a type with a field `store` by passing everything on, but for `acquire`,
-/// `renew` and `release`, which are given.
+/// Implements [`lockkeeper_core::Locks`] and [`lockkeeper_core::Examine`] for a type with a field `store` by passing everything on, but
+/// for `acquire`, `renew` and `release`, which are given.
 #[macro_export]
 macro_rules! forward_calls {
     ($type:ty, { $($given:tt)* }) => {
@@ -205,6 +205,23 @@ macro_rules! forward_calls {
                 reason: &str,
             ) -> lockkeeper_core::Result<lockkeeper_core::Fence> {
                 self.store.break_lock(name, reason).await
+            }
+        }
+        $crate::forward_examine!($type);
+    };
+}
+
+/// Implements [`lockkeeper_core::Examine`] for a type with a field `store` by passing everything on.
+#[macro_export]
+macro_rules! forward_examine {
+    ($type:ty) => {
+        #[async_trait::async_trait]
+        impl lockkeeper_core::Examine for $type {
+            async fn examine(&self) -> lockkeeper_core::Result<lockkeeper_core::Examination> {
+                self.store.examine().await
+            }
+            async fn read_clocks(&self) -> lockkeeper_core::Result<Vec<lockkeeper_core::ClockReading>> {
+                self.store.read_clocks().await
             }
         }
     };

@@ -172,6 +172,8 @@ impl Limits for RetryingStore {
     }
 }
 
+crate::forward_examine!(RetryingStore);
+
 /// Calls a macro with every law in which several clients contend, all of them with leases that outlast a fault. Laws marked
 /// `(long)` are much like others, and run in the long suites only.
 #[macro_export]

@@ -251,3 +251,5 @@ impl Limits for PrivateStore {
         Err(self.store.profile().lacks("rate limits in a verification"))
     }
 }
+
+crate::forward_examine!(PrivateStore);

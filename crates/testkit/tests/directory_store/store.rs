@@ -6,8 +6,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use lockkeeper_core::limit::{LimitOutcome, LimitRequest};
 use lockkeeper_core::{
-    AcquireOutcome, EventStream, Fence, Grant, Limits, LockName, LockPage, LockRequest, LockView, Locks,
-    Page, Profile, ReleaseOutcome, RenewOutcome, RequestKey, Result, limits,
+    AcquireOutcome, ClockReading, EventStream, Examination, Examine, Fence, Grant, Limits, LockName,
+    LockPage, LockRequest, LockView, Locks, Page, Profile, ReleaseOutcome, RenewOutcome, RequestKey, Result,
+    limits,
 };
 use lockkeeper_host::{Clock, boot_id};
 use lockkeeper_store_kit::{PendingRequests, no_records};
@@ -41,6 +42,17 @@ no_records!(DirectoryStore, profile().lacks("records"));
 impl Limits for DirectoryStore {
     async fn limit(&self, _: &LimitRequest) -> Result<LimitOutcome> {
         Err(profile().lacks("rate limits"))
+    }
+}
+
+#[async_trait]
+impl Examine for DirectoryStore {
+    async fn examine(&self) -> Result<Examination> {
+        Ok(Examination::default())
+    }
+
+    async fn read_clocks(&self) -> Result<Vec<ClockReading>> {
+        Ok(Vec::new())
     }
 }
 
