@@ -82,6 +82,16 @@ pub fn rough(span: Duration) -> String {
     }
 }
 
+/// A measured duration, with two or three digits: `0.3ms`, `12ms`, `1.9s`.
+pub fn measured(span: Duration) -> String {
+    match span.as_micros() {
+        0..10_000 => format!("{:.1}ms", span.as_secs_f64() * 1e3),
+        10_000..1_000_000 => format!("{}ms", span.as_millis()),
+        1_000_000..60_000_000 => format!("{:.1}s", span.as_secs_f64()),
+        _ => rough(span),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -124,5 +134,8 @@ mod tests {
             assert_eq!(exact(parse_up_to_a_day(text).unwrap()), text);
         }
         assert_eq!(rough(Duration::from_secs(200)), "3m 20s");
+        for (us, text) in [(340, "0.3ms"), (12_400, "12ms"), (1_940_000, "1.9s"), (200_000_000, "3m 20s")] {
+            assert_eq!(measured(Duration::from_micros(us)), text);
+        }
     }
 }

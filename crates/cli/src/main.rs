@@ -3,12 +3,14 @@
 //! One file per subcommand in [`commands`]; every exit code in [`exit`]; everything about child processes in [`child`].
 
 mod acquire;
+mod advice;
 mod args;
 mod attempt_file;
 mod child;
 mod commands;
 mod contention;
 mod daily_warnings;
+mod doctor;
 mod duration;
 mod exit;
 mod exporter;

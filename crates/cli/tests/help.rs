@@ -3,7 +3,7 @@
 mod common;
 use common::*;
 
-const COMMANDS: [&str; 46] = [
+const COMMANDS: [&str; 48] = [
     "",
     "run",
     "hold",
@@ -12,6 +12,8 @@ const COMMANDS: [&str; 46] = [
     "status",
     "watch",
     "metrics",
+    "doctor",
+    "advise",
     "break",
     "cron",
     "elect",

@@ -276,3 +276,25 @@ fn an_empty_list_says_so() {
     let (code, seen) = screen.end();
     assert_eq!((code, seen.trim()), (0, "no locks are held"));
 }
+
+/// A person is asked one question after the other, and a wrong answer is asked for again.
+#[test]
+fn advise_asks_what_no_option_answers() {
+    let place = Place::new("advise_asks");
+    let line = format!("{PROGRAM} advise --purpose correctness --running postgres");
+    let Some(mut screen) = Screen::new(&place, &line) else { return };
+    screen.until("What is to be protected?");
+    screen.press("seats\n");
+    screen.until("a number from 1 to");
+    screen.press("stock\n");
+    screen.until("On how many hosts");
+    screen.press("2\n");
+    screen.until("How often");
+    screen.press("often\n");
+    screen.until("How long does the work take?");
+    screen.press("20\n");
+    screen.until("add a unit");
+    screen.press("20ms\n");
+    screen.until("one conditional UPDATE");
+    assert_eq!(screen.end().0, 0);
+}

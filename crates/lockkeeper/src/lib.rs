@@ -146,6 +146,8 @@ mod readme {}
 /// Compiles and runs the Rust of the guides and of the pages of the recipes.
 #[cfg(all(doctest, feature = "memory"))]
 mod pages {
+    #[doc = include_str!("../../../docs/guide/choosing.md")]
+    mod choosing {}
     #[doc = include_str!("../../../docs/guide/choosing-a-store.md")]
     mod choosing_a_store {}
     #[doc = include_str!("../../../docs/claim.md")]

@@ -1,10 +1,12 @@
 //! One file per subcommand, and the one place that picks among them.
 
+pub mod advise;
 pub mod break_lock;
 pub mod cached;
 pub mod claim;
 pub mod completions;
 pub mod cron;
+pub mod doctor;
 pub mod elect;
 pub mod fence;
 pub mod fence_check;
@@ -59,6 +61,10 @@ pub enum CliCommand {
     Watch(watch::WatchArgs),
     /// Print the numbers of a store for Prometheus, or serve them
     Metrics(metrics::MetricsArgs),
+    /// Examine a store: one verdict for each promise, and every setting to change
+    Doctor(doctor::DoctorArgs),
+    /// Say what to use for a task: a lock or something better, which store, which ttl
+    Advise(advise::AdviseArgs),
     /// Take a lock away from its holder
     Break(break_lock::BreakArgs),
     /// Run a command on a schedule, each time on one of many hosts
@@ -111,6 +117,8 @@ impl CliCommand {
             CliCommand::Status(status) => status.common.json,
             CliCommand::Watch(watch) => watch.common.json,
             CliCommand::Metrics(metrics) => metrics.common.json,
+            CliCommand::Doctor(doctor) => doctor.common.json,
+            CliCommand::Advise(advise) => advise.json,
             CliCommand::Break(break_lock) => break_lock.common.json,
             CliCommand::Cron(cron) => cron.job.common.json,
             CliCommand::Elect(elect) => elect.job.common.json,
@@ -205,6 +213,8 @@ pub fn run(command: CliCommand) -> i32 {
         CliCommand::Status(status) => block_on(status.execute()),
         CliCommand::Watch(watch) => block_on(watch.execute()),
         CliCommand::Metrics(metrics) => block_on(metrics.execute()),
+        CliCommand::Doctor(doctor) => block_on(doctor.execute()),
+        CliCommand::Advise(advise) => advise.execute(),
         CliCommand::Break(break_lock) => block_on(break_lock.execute()),
         CliCommand::Cron(cron) => block_on(signals::stoppable(cron.execute())),
         CliCommand::Elect(elect) => block_on(signals::stoppable(elect.execute())),
