@@ -386,7 +386,7 @@ impl LabHalf {
         lines[lines.len().saturating_sub(5)..].join(" | ")
     }
 
-    /// Counts something that is harm if there is any. `words`: see [`choose`](crate::outcome::choose).
+    /// Counts something that is harm if there is any. `words` are those of [`LabCount::new`](crate::LabCount::new).
     pub fn harm(&mut self, key: &'static str, number: impl Into<f64>, words: impl Into<String>) {
         self.counts.push(LabCount::new(key, number.into(), &words.into(), true));
     }

@@ -19,7 +19,7 @@ pub struct LabCount {
 }
 
 impl LabCount {
-    /// A count. `words`: see [`choose`].
+    /// A count. `words` are those after the number: of `{write|writes}`, the first form for 1, and the second one for all others.
     pub fn new(key: &'static str, number: f64, words: &str, harm: bool) -> LabCount {
         // An empty sum is a negative zero.
         let number = number + 0.0;
