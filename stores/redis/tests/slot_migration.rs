@@ -434,6 +434,11 @@ async fn a_release_without_a_node_for_its_first_step_is_unavailable() {
     cluster.node_mut(to).kill9();
     let left = soon("a release ends", store.release(&waits.key)).await;
     assert!(matches!(left, Err(Error::Unavailable(_))), "{left:?}");
+    let queue = tell(cluster.addrs()[from], &["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "1000"]);
+    assert!(
+        queue.lines().any(|key| key.contains(":queue:")),
+        "the release has removed its queue entry: {queue}"
+    );
     let released = soon("a release ends", store.release(&free.key)).await;
     assert!(matches!(released, Err(Error::Unavailable(_))), "{released:?}");
     waiter.abort();
